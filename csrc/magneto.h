@@ -1,0 +1,40 @@
+/* Declarations shared by the C files of magneto._C.
+ *
+ * Every csrc/<file>.c offers `int mg_<file>_init(PyObject *module)`: 0, or -1 with an exception set. module.c calls them in
+ * order. Only public CPython API is used here; what differs between versions (and what is private) lives in compat.h.
+ */
+#ifndef MAGNETO_H
+#define MAGNETO_H
+
+#ifndef PY_SSIZE_T_CLEAN
+#define PY_SSIZE_T_CLEAN
+#endif
+#include <Python.h>
+
+#define MG_HOT __attribute__((hot))
+#define MG_COLD __attribute__((cold, noinline))
+#define MG_LIKELY(x) __builtin_expect(!!(x), 1)
+#define MG_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* What a guard may look at: the state of one frame at an entry point. Everything is borrowed and stays alive during the check.
+ * An unbound slot is NULL. At offset 0 free-variable slots are NULL too (the prologue has not copied them); `closure`
+ * (a tuple of cells, or NULL) holds them: the free variables are the last PyTuple_GET_SIZE(closure) slots of localsplus. */
+typedef struct {
+    PyObject **localsplus;
+    int nlocalsplus;
+    PyObject **stack;
+    int nstack;
+    PyObject *globals, *builtins, *closure;
+    PyCodeObject *code;
+} mg_frame_view;
+
+/* guards.c. 1 = hit, 0 = miss; never raises. Weak, so that the extension links while a room is not there yet. */
+__attribute__((weak)) int mg_guard_check(PyObject *program, const mg_frame_view *view);
+
+/* The init functions; guards and plan are weak for the same reason. */
+int mg_resume_init(PyObject *module);
+int mg_eval_frame_init(PyObject *module);
+__attribute__((weak)) int mg_guards_init(PyObject *module);
+__attribute__((weak)) int mg_plan_init(PyObject *module);
+
+#endif

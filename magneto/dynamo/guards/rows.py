@@ -1,0 +1,79 @@
+"""Guard rows: what must hold for a region to be used again. A GuardSet is an ordered, deduplicated list of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from magneto.dynamo.guards.source import Source
+
+
+class Kind(Enum):
+    """Each kind: what the payload is, and what is compared."""
+
+    TYPE_IS = "payload: type; type(value) is payload"
+    ID_IS = "payload: object held strongly; value is payload"
+    EQUALS = "payload: constant; same type and equal, nested tuples/frozensets compared element by element, floats by bit pattern"
+    TENSOR = "payload: TensorRow; exact type, dtype, device, shape, strides, requires_grad, plain (strided, no conj/neg bit, not inference)"
+    LENGTH = "payload: int; len of an exact list, tuple, dict, set, deque"
+    KEYS = "payload: tuple of keys in order; keys of an exact dict (or OrderedDict) are these"
+    KEY_ABSENT = "payload: key; the dict does not hold it"
+    ABSENT = "payload: None; the slot or cell is unbound, or the attribute (payload: name) is not set"
+    SAME = "payload: Source; both sources give the identical object"
+    DISTINCT = "payload: tuple[Source, ...]; source and all of these give pairwise different objects (tensors: also not overlapping in memory)"
+    TYPE_VERSION = "payload: type; the class (and its bases) has not been modified since capture; source is Held(type)"
+    STATE = "payload: (name, callable, args, expected); callable(*args) == expected: grad mode, autocast, default dtype...; source None"
+    INT_RANGE = "payload: (low, high); value is an exact int within the closed range (None = open): dynamic sizes and ints"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """Expected metadata; a None entry in shape or strides is dynamic; requires_grad None is not looked at."""
+
+    cls: type
+    dtype: Any
+    device: Any
+    shape: tuple[int | None, ...]
+    strides: tuple[int | None, ...] | None
+    requires_grad: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One guard. `user_line` ("file:line") says which line of the program made it necessary."""
+
+    kind: Kind
+    source: Source | None
+    payload: Any
+    user_line: str = ""
+
+    def key(self) -> tuple[Any, ...]:
+        """Identity of the row for deduplication (payloads that are unhashable or mutable count by identity)."""
+        payload = self.payload if self.kind is not Kind.ID_IS else id(self.payload)
+        try:
+            hash(payload)
+        except TypeError:
+            payload = id(self.payload)
+        return (self.kind, self.source, type(self.payload), repr(payload) if isinstance(payload, float) else payload)
+
+
+@dataclass(slots=True)
+class GuardSet:
+    """Rows in the order of capture: a row's source is only evaluated after the rows of its base have held."""
+
+    rows: list[Row] = field(default_factory=list)
+    seen: set[Any] = field(default_factory=set)
+
+    def add(self, row: Row) -> None:
+        key = row.key()
+        if key not in self.seen:
+            self.seen.add(key)
+            self.rows.append(row)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)

@@ -1,0 +1,121 @@
+"""Sources: where a tracked value is found again on the next call.
+
+A source is a path from the frame's real state (a local slot, the value stack, the globals) or from an object that the region holds strongly
+(`Held`) to a value. Evaluating a source never runs user code: attributes are read from instance dictionaries or slots, items from
+exact built-in containers. `text()` is Python that a person can read; `emit` is what generated region code uses.
+
+    source ::= Local(slot, name) | Stack(index) | Global(name) | Held(name, obj)
+             | Cell(source)                 contents of a cell object
+             | InstanceDict(source)         obj.__dict__
+             | Attr(source, name)           slot / C member / function attribute read without user code
+             | Item(source, key)            exact list, tuple, dict (constant key)
+             | KeyAt(source, index)         the index-th key of a dict (non-constant keys)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Base of all sources; frozen and hashable."""
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+    def base(self) -> Source | None:
+        """The source this one is read from, None for a root."""
+        return getattr(self, "of", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Source):
+    """Slot of localsplus (argument, local, cell or free variable; a cell slot yields the cell object, see `Cell`)."""
+
+    slot: int
+    name: str
+
+    def text(self) -> str:
+        return f"L[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(Source):
+    """Entry of the frame's value stack, counted from the bottom."""
+
+    index: int
+
+    def text(self) -> str:
+        return f"S[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Source):
+    """A name in the frame's globals dictionary (not its builtins: those are `Held` after a KEY_ABSENT row)."""
+
+    name: str
+
+    def text(self) -> str:
+        return f"G[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held(Source):
+    """An object that the region holds strongly: a class, a module's globals, a function. Compared by identity."""
+
+    name: str
+    obj: Any
+
+    def text(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and other.obj is self.obj
+
+    def __hash__(self) -> int:
+        return hash((Held, id(self.obj)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell(Source):
+    of: Source
+
+    def text(self) -> str:
+        return f"{self.of.text()}.cell_contents"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDict(Source):
+    of: Source
+
+    def text(self) -> str:
+        return f"{self.of.text()}.__dict__"
+
+
+@dataclass(frozen=True, slots=True)
+class Attr(Source):
+    of: Source
+    name: str
+
+    def text(self) -> str:
+        return f"{self.of.text()}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Source):
+    of: Source
+    key: Any
+
+    def text(self) -> str:
+        return f"{self.of.text()}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAt(Source):
+    of: Source
+    index: int
+
+    def text(self) -> str:
+        return f"list({self.of.text()})[{self.index}]"

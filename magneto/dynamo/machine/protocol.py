@@ -1,0 +1,81 @@
+"""What trackers and dispatch rules see of the machine, and of the emitter. The machine room implements both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Source
+from magneto.dynamo.trackers.base import Tracker
+
+
+class Emitter(Protocol):
+    """Writes the body of the generated region function."""
+
+    def value(self, tracker: Tracker) -> str:
+        """Expression (normally a name) of the tracker's final value; memoised by tracker identity."""
+
+    def source(self, source: Source) -> str:
+        """Expression that reads a source (arguments of the region function for Local/Stack; held objects by name)."""
+
+    def const(self, obj: Any, hint: str = "c") -> str:
+        """A literal when exact (int, str, None, tuple of such ...), otherwise a name bound to the object in the function's namespace."""
+
+    def line(self, text: str) -> None:
+        """Append one statement."""
+
+    def fresh(self, hint: str) -> str:
+        """A new local name."""
+
+    def assign(self, hint: str, expr: str, tracker: Tracker | None = None) -> str:
+        """`name = expr`; returns the name; with `tracker` memoises it at once (for cycles: create empty, assign, then fill)."""
+
+
+class Machine(Protocol):
+    """The symbolic machine."""
+
+    # -- values
+    def wrap(self, obj: Any, source: Source) -> Tracker:
+        """Tracker of an existing object, memoised by id(obj); adds the type/identity guards its kind needs."""
+
+    def const(self, value: Any) -> Tracker:
+        """Tracker of a constant made inside the region (ConstTracker, or a tuple of such)."""
+
+    def guard(self, kind: Kind, source: Source | None, payload: Any) -> None:
+        """Add a guard row (deduplicated, with the current user line)."""
+
+    # -- behaviour: every Python operation goes through these
+    def apply(self, fn: Callable[..., Any], *args: Tracker, **kwargs: Tracker) -> Tracker:
+        """Meaning of the real callable `fn` (operator.add, getattr, len, iter, next, torch.relu ...) on trackers: the dispatch table."""
+
+    def call(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+        """Call a tracked callable: user function (inlined), builtin, class, bound method, module, object with __call__."""
+
+    def inline(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+        """Inline a FunctionTracker symbolically (arguments already include a bound self)."""
+
+    def truth(self, value: Tracker) -> bool:
+        """Truth value when capture knows it; otherwise a graph break (data-dependent)."""
+
+    def iterate(self, value: Tracker) -> list[Tracker]:
+        """All items of an iterable that capture can exhaust; otherwise a graph break."""
+
+    # -- the graph
+    def node(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: bool = False) -> Tracker:
+        """Record a torch-level call: `target` a callable, or a method name with method=True. Arguments are trackers or nested lists/tuples/dicts/slices of
+        trackers and constants. Propagates TensorMeta through graph.fake; returns the tracker of the result (tensor, tuple of tensors, constant)."""
+
+    # -- effects and ends
+    def effect(self, text: str, *operands: Tracker) -> None:
+        """Log a side effect replayed at the region's end, in order. `text` is a statement template with {0} {1} ... for the operands, e.g.
+        "{0}.append({1})". Existing objects only: changes to values made inside the region need no log."""
+
+    def graph_break(self, id: str, **fields: Any) -> NoReturn:
+        """Capture ends here; the catalogue row `id` (Bnnn) gives the reason and hint."""
+
+    def raise_exception(self, exc: BaseException | Tracker) -> NoReturn:
+        """The traced program raises: handled by the frame's own handlers (symbolically) or ends the region at this instruction."""
+
+    def user_line(self) -> str:
+        """file:line being executed, for rows and breaks."""

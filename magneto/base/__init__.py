@@ -1,0 +1,1 @@
+"""What every layer uses: flags, the error catalogue, events, logs, the pass runner, text. Imports nothing of ours."""

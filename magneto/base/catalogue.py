@@ -1,0 +1,234 @@
+"""Every message a user can meet, as rows: id, template, explanation, hint.
+
+How to add one: append a row to the section of your room, with the next free number of its range, and use it by id
+(`GraphBreak("B012", stack, ...)`, `warn_once("W003", ...)`). The names in braces are the fields the raiser must pass. Ids are stable:
+never renumber, never reuse. `docs/errors.md` is generated from this table (`make docs`), and a test compares the two.
+
+- template: one line, lower case, says what happened with the user's names in it.
+- explanation: why magneto cannot do better here. May be empty for plain mistakes.
+- hint: the edit that mends it; may be empty.
+
+Ranges: B0xx control flow and bytecode (machine), B1xx calls and values (trackers), B2xx limits and policy; U0xx public functions,
+U1xx flags, U2xx backends; W0xx environment and compilers, W1xx capture, W2xx stores; I0xx base, I1xx capture, I2xx graphs,
+I3xx inductor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEntry:
+    """One row: `template.format(**fields)` is the message."""
+
+    id: str
+    template: str
+    explanation: str = ""
+    hint: str = ""
+
+
+ROWS: tuple[ErrorEntry, ...] = (
+    # ---- B0xx: control flow and bytecode (machine) -------------------------------------------------------------------
+    ErrorEntry(
+        "B001",
+        "unsupported instruction {opname}: {phrase}",
+        "The symbolic interpreter has no rule for this bytecode instruction; CPython executes it between two graphs.",
+        "Move the construct out of the optimised function if it runs often.",
+    ),
+    ErrorEntry(
+        "B002",
+        "explicit graph break",
+        "The program called graph_break().",
+        "Remove the call to capture both parts as one graph.",
+    ),
+    ErrorEntry(
+        "B012",
+        "data-dependent branch on {value}",
+        "The branch taken depends on numbers inside a tensor, known only when the program runs. Both sides are compiled when first reached.",
+        "If both sides are cheap, torch.where(condition, a, b) keeps one graph.",
+    ),
+    ErrorEntry(
+        "B013",
+        "data-dependent assertion on {value}",
+        "An assert statement reads a tensor's value.",
+        "Use torch._assert_async, or check outside of the optimised function.",
+    ),
+    ErrorEntry(
+        "B014",
+        "iteration over {value} has no length known in advance",
+        "The loop is driven by an object whose elements cannot be computed while capturing.",
+        "Build a list first, or loop over range().",
+    ),
+    ErrorEntry(
+        "B015",
+        "with-block of an unsupported context manager: {value}",
+        "Entering and leaving this object cannot be captured; the block's body is compiled separately.",
+        "",
+    ),
+    ErrorEntry(
+        "B016",
+        "exception handling that cannot be followed: {reason}",
+        "Which handler runs is decided while the program runs.",
+        "",
+    ),
+    # ---- B1xx: calls and values (trackers) ---------------------------------------------------------------------------
+    ErrorEntry(
+        "B101",
+        "call of {callee}: {reason}",
+        "This callable is not Python code that magneto can follow, and no rule describes it. It is called as usual between two graphs.",
+        "If it is a pure function of tensors, magneto.allow_in_graph(fn) keeps it inside the graph.",
+    ),
+    ErrorEntry(
+        "B102",
+        "value of a tensor needed in Python: {operation}",
+        "The operation turns tensor data into a Python value, which is known only when the program runs.",
+        "Keep the value as a tensor where possible.",
+    ),
+    ErrorEntry(
+        "B103",
+        "attribute {attribute!r} of {value} cannot be captured",
+        "The attribute is computed by code that magneto cannot follow.",
+        "",
+    ),
+    ErrorEntry(
+        "B104",
+        "operation {operation} on {value} is not supported",
+        "No rule describes this operation for this kind of value.",
+        "",
+    ),
+    ErrorEntry(
+        "B105",
+        "output shape of {operation} depends on data",
+        "How many elements the operation returns depends on the numbers in its input.",
+        "Masking with torch.where keeps the shape.",
+    ),
+    ErrorEntry(
+        "B106",
+        "call of {callee}, which was marked not to be captured",
+        "magneto.disable, magneto.disallow_in_graph, torch.compiler.disable or a skipped file says so.",
+        "",
+    ),
+    ErrorEntry(
+        "B107",
+        "mutation of {value} cannot be replayed: {reason}",
+        "A side effect must be applied in order, exactly once; this one cannot be postponed to the end of the graph.",
+        "",
+    ),
+    ErrorEntry(
+        "B108",
+        "generator or coroutine {value}",
+        "Frames that suspend are left to CPython; what they call is captured.",
+        "Use a list where laziness is not needed.",
+    ),
+    ErrorEntry(
+        "B109",
+        "tensor subclass or unusual tensor {value}",
+        "Only plain dense tensors and parameters are captured.",
+        "",
+    ),
+    # ---- B2xx: limits and policy -------------------------------------------------------------------------------------
+    ErrorEntry(
+        "B201",
+        "inlining stopped at depth {depth} in {callee}",
+        "Calls are inlined up to the flag `inline_depth`; recursion without a known end stops there.",
+        "Raise config.inline_depth if the recursion is meant to be captured.",
+    ),
+    ErrorEntry(
+        "B202",
+        "graph reached {nodes} nodes",
+        "The flag `max_graph_nodes` bounds the size of one graph; capture goes on in a new one.",
+        "Raise config.max_graph_nodes, or move the loop out of the optimised function.",
+    ),
+    ErrorEntry(
+        "B203",
+        "fake propagation failed in {operation}: {error}",
+        "The shape of the result could not be computed without running the operation. It runs between two graphs.",
+        "",
+    ),
+    # ---- U0xx: public functions --------------------------------------------------------------------------------------
+    ErrorEntry("U001", "{function}() expects {expected}, got {got}", "", ""),
+    ErrorEntry(
+        "U002",
+        "unknown backend {name!r}{suggestion}",
+        "",
+        "magneto.list_backends() shows the names; a callable (GraphModule, example_inputs) -> callable is accepted too.",
+    ),
+    ErrorEntry("U003", "unknown {what} {name!r}{suggestion}", "", ""),
+    ErrorEntry(
+        "U004",
+        "export needs one graph, but {function} breaks: {reason}",
+        "export, like fullgraph=True, cannot leave anything to Python.",
+        "See the reason's own id for the edit that mends it.",
+    ),
+    ErrorEntry("U005", "backend {name} returned {got}, which is not callable", "", "Return gm.forward, or another callable on the inputs."),
+    ErrorEntry("U006", "{function}(): {reason}", "", ""),
+    # ---- U1xx: flags -------------------------------------------------------------------------------------------------
+    ErrorEntry("U101", "unknown flag {name!r}{suggestion}", "", "docs/flags.md lists all flags."),
+    ErrorEntry("U102", "flag {name} expects {expected}, got {got}", "", "docs/flags.md lists all flags."),
+    # ---- U2xx: backends ----------------------------------------------------------------------------------------------
+    ErrorEntry("U201", "backend {name} is not available: {reason}", "", ""),
+    # ---- W0xx: environment and compilers -----------------------------------------------------------------------------
+    ErrorEntry(
+        "W001",
+        "Python {version} is not supported: programs run in eager",
+        "Capture knows the frames of CPython 3.11, 3.12 and 3.13.",
+        "Use one of these versions.",
+    ),
+    ErrorEntry(
+        "W002",
+        "no C++ compiler found: graphs run in eager",
+        "Kernels for the CPU are compiled with the system's C++ compiler.",
+        "Install gcc or clang, or point the flag `compiler` (MAGNETO_COMPILER) to one.",
+    ),
+    ErrorEntry(
+        "W003",
+        "the C++ compiler failed on a kernel, its operations run in eager: {error}",
+        "",
+        "MAGNETO_DUMP=dir keeps the source of the kernel; please report it.",
+    ),
+    ErrorEntry(
+        "W004",
+        "the extension magneto._C cannot be loaded ({error}): programs run in eager",
+        "",
+        "Reinstall with pip install . in the environment's own Python.",
+    ),
+    # ---- W1xx: capture -----------------------------------------------------------------------------------------------
+    ErrorEntry(
+        "W101",
+        "{function} was compiled {limit} times and keeps changing ({reason}): further variants run in eager",
+        "Each set of guards is one compiled variant; the flag `recompile_limit` bounds them.",
+        "Make the changing value a tensor, mark its size dynamic (magneto.mark_dynamic), or raise config.recompile_limit.",
+    ),
+    ErrorEntry(
+        "W102",
+        "backend {backend} failed on a graph of {function}, it runs in eager: {error}",
+        "With suppress_errors (the default) an error inside the compiler never stops the program.",
+        "magneto.config.suppress_errors = False shows the whole traceback.",
+    ),
+    ErrorEntry(
+        "W103",
+        "internal error while capturing {function}, it runs in eager: {error}",
+        "With suppress_errors (the default) an error inside the compiler never stops the program.",
+        "Please report it with the output of MAGNETO_LOG=1.",
+    ),
+    # ---- W2xx: stores ------------------------------------------------------------------------------------------------
+    ErrorEntry(
+        "W201",
+        "cache entry {path} is damaged and was ignored: {error}",
+        "",
+        "python -m magneto cache --clear removes the whole cache.",
+    ),
+    ErrorEntry("W202", "cache directory {path} cannot be used ({error}): nothing is kept on disk", "", "Set MAGNETO_CACHE_DIR."),
+    # ---- I0xx: base --------------------------------------------------------------------------------------------------
+    ErrorEntry("I001", "{what}", "An invariant of magneto itself does not hold.", "Please report it."),
+    ErrorEntry("I002", "pass {name} produced an invalid program: {error}", "", "Please report it."),
+    # ---- I1xx: capture -----------------------------------------------------------------------------------------------
+    ErrorEntry("I101", "the symbolic machine lost track at {where}: {what}", "", "Please report it."),
+    # ---- I2xx: graphs ------------------------------------------------------------------------------------------------
+    ErrorEntry("I201", "malformed graph: {what}", "", "Please report it."),
+    # ---- I3xx: inductor ----------------------------------------------------------------------------------------------
+    ErrorEntry("I301", "{stage} cannot handle {what}", "", "Please report it."),
+)
+
+CATALOGUE: dict[str, ErrorEntry] = {row.id: row for row in ROWS}

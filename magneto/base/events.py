@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 KEPT = 20_000  # events remembered; older ones are dropped, counts per kind are not
 
@@ -47,7 +47,7 @@ class Timing:
 class _Stream:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
     kinds: dict[str, int] = field(default_factory=dict)
-    counters: dict[str, int | float] = field(default_factory=dict)
+    counters: dict[str, float] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
 
 
@@ -78,13 +78,13 @@ def count(kind: str) -> int:
     return _stream.kinds.get(kind, 0)
 
 
-def counter(name: str, n: int | float = 1) -> None:
+def counter(name: str, n: float = 1) -> None:
     """Add `n` to the counter `name`."""
     with _lock:
         _stream.counters[name] = _stream.counters.get(name, 0) + n
 
 
-def counters() -> dict[str, int | float]:
+def counters() -> dict[str, float]:
     """All counters, by name."""
     with _lock:
         return dict(sorted(_stream.counters.items()))
@@ -98,7 +98,7 @@ class timer:
     def __init__(self, stage: str) -> None:
         self.stage = stage
 
-    def __enter__(self) -> timer:
+    def __enter__(self) -> Self:
         stack = _running.__dict__.setdefault("stack", [])
         stack.append(self)
         self.inner = 0.0

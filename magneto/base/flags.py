@@ -61,9 +61,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("frame_cache", bool, True, "keep captured regions on disk, so that a later process need not trace"),
     # Numbers
     Flag(
-        "numerics", str, "eager",
-        "eager: results as close to float64 as eager's; fast: allow reassociation and approximate functions", True, ("eager", "fast"),
-    ),  # fmt: skip
+        "numerics",
+        str,
+        "eager",
+        "eager: results as close to float64 as eager's; fast: allow reassociation and approximate functions",
+        True,
+        ("eager", "fast"),
+    ),
     Flag("fallback_ops", str, "", "comma-separated ATen operations (aten.gelu.default) that are never decomposed", True),
     # Kernels
     Flag("fusion", bool, True, "fuse loops", True),
@@ -112,7 +116,8 @@ def checked(flag: Flag, value: Any) -> Any:
     """`value` if it suits the flag (an int suits a float flag), else UserError."""
     if flag.type is float and type(value) is int:
         value = float(value)
-    if type(value) is not flag.type or (flag.choices and value not in flag.choices) or (flag.low is not None and value < flag.low):
+    wrong = type(value) is not flag.type or (flag.choices and value not in flag.choices)
+    if wrong or (flag.low is not None and value < flag.low):
         raise UserError("U102", name=flag.name, expected=flag.expected, got=repr(value))
     return value
 

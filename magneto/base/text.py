@@ -33,11 +33,9 @@ def plural(n: int, noun: str, nouns: str | None = None) -> str:
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str] = ()) -> str:
     """A plain-text table: columns padded to their widest cell, numbers to the right, two blanks between columns."""
+    rows = [list(row) for row in rows]
+    numeric = [all(isinstance(value, (int, float)) or value is None for value in column) for column in zip(*rows, strict=False)]
     body = [[_cell(value) for value in row] for row in rows]
-    numeric = [
-        bool(body) and all(isinstance(value, (int, float)) or value is None for value in column)
-        for column in zip(*rows, strict=False)
-    ] if isinstance(rows, Sequence) else []  # fmt: skip
     lines = [list(map(str, headers))] if headers else []
     lines += body
     if not lines:

@@ -55,3 +55,11 @@ class Tracker:
 
     def __repr__(self) -> str:
         return self.show()
+
+
+class CannotEmit(Exception):
+    """A value that cannot be rebuilt outside the region; capture starts again and breaks at the instruction that made it (`tracker.born`)."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(tracker.show())
+        self.tracker = tracker

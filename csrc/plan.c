@@ -1,0 +1,741 @@
+/* Plan: the executor of compiled graphs.
+ *
+ * A plan is a list of instructions over registers that hold Python objects. Registers are numbered: inputs first, then what
+ * instructions define. The program is data made by `magneto/inductor/codegen/plan.py`:
+ *
+ *   ("CONST",  dst, object)                          once, when the plan is built
+ *   ("ALLOC",  dst, callable, args, kwargs, keep)    callable(*args, **kwargs) with constant arguments
+ *   ("VIEW",   dst, src, callable, args, keep)       callable(src, *args)
+ *   ("KERNEL", address, registers, release_gil)      void f(void *const *data): pointers of the registers' tensors
+ *   ("CALL",   dst, callable, registers, kwnames)    the last len(kwnames) registers are keyword arguments; dst -1 drops the result
+ *   ("LIST",   dst, registers)
+ *   ("UNPACK", src, dsts)                            dst -1 skips an element
+ *   ("FREE",   registers)
+ *
+ * `keep` marks what survives the call. A kept ALLOC belongs to a *workspace*: a set of registers that one call at a time
+ * owns and that the next call finds filled. Concurrent calls each have a workspace of their own; one idle workspace is
+ * remembered. A kept VIEW of an input is remembered together with the input object and its data pointer, and made again when
+ * either differs (parameters may be given new storage behind the same object).
+ *
+ * Ownership: registers of inputs and constants are borrowed, all others owned. Everything runs under the GIL, except kernels
+ * that ask for its release, whose data stay alive because the registers own them.
+ */
+#include <Python.h>
+#include <stddef.h>
+#include <string.h>
+#include "dlpack.h"
+
+typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_CALL, OP_LIST, OP_UNPACK, OP_FREE } PlanOp;
+typedef void (*PlanKernel)(void *const *data);
+
+typedef struct {
+    PlanOp op;
+    int dst, src;
+    int n;             /* number of registers */
+    int flag;          /* keep, or release_gil */
+    int slot;          /* kept VIEW: index into the workspace's remembered sources */
+    int *regs;         /* owned */
+    PlanKernel kernel;
+    PyObject *callable, *args, *kwargs; /* owned; kwargs is a dict (ALLOC) or a tuple of names (CALL) */
+} PlanInstr;
+
+typedef struct {
+    PyObject **regs;      /* n_registers */
+    void **data;          /* data pointer of the tensor in the register once asked for, else NULL */
+    PyObject **view_of;   /* n_views remembered sources of kept views, owned */
+    void **view_data;
+} Workspace;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PlanInstr *code;
+    Py_ssize_t n_code;
+    int n_registers, n_inputs, n_outputs, n_views, max_regs, no_grad;
+    int *outputs;
+    char *kind;           /* per register: see REG_* */
+    PyObject *constants;  /* list of (register, object) kept alive */
+    PyObject **constant_objs; /* n_registers, borrowed from `constants`, NULL elsewhere */
+    Workspace *idle;
+    PyObject *source;     /* the instruction tuples, for people */
+    uint64_t calls;
+} PlanObject;
+
+enum { REG_TEMP = 0, REG_INPUT = 1, REG_CONST = 2, REG_KEPT = 3 };
+
+static const MgDLExchangeAPI *dlpack;
+static PyObject *is_grad_enabled, *set_grad_enabled, *str_data_ptr;
+
+/* Finds the torch functions that every plan needs. 0, or -1 with an exception. */
+static int
+plan_bind_torch(void)
+{
+    if (set_grad_enabled != NULL) return 0;
+    PyObject *c = PyImport_ImportModule("torch._C"), *torch = PyImport_ImportModule("torch");
+    int result = -1;
+    if (c == NULL || torch == NULL) goto done;
+    PyObject *tensor = PyObject_GetAttrString(torch, "Tensor");
+    if (tensor == NULL) goto done;
+    PyObject *capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
+    Py_DECREF(tensor);
+    if (capsule == NULL) PyErr_Clear(); /* torch before 2.10: data_ptr() is called instead */
+    else {
+        const MgDLHeader *header = PyCapsule_GetPointer(capsule, MG_DLPACK_CAPSULE); /* the table is static: it outlives the capsule */
+        Py_DECREF(capsule);
+        if (header == NULL) goto done;
+        while (header != NULL && header->major != MG_DLPACK_MAJOR) header = header->previous;
+        dlpack = (const MgDLExchangeAPI *)header;
+        if (dlpack != NULL && dlpack->dltensor_from_py_object_no_sync == NULL) dlpack = NULL;
+    }
+    if (str_data_ptr == NULL && (str_data_ptr = PyUnicode_InternFromString("data_ptr")) == NULL) goto done;
+    if (is_grad_enabled == NULL && (is_grad_enabled = PyObject_GetAttrString(c, "is_grad_enabled")) == NULL) {
+        PyErr_Clear();
+        if ((is_grad_enabled = PyObject_GetAttrString(torch, "is_grad_enabled")) == NULL) goto done;
+    }
+    if ((set_grad_enabled = PyObject_GetAttrString(c, "_set_grad_enabled")) == NULL) goto done;
+    result = 0;
+done:
+    Py_XDECREF(c);
+    Py_XDECREF(torch);
+    return result;
+}
+
+/* The address of the first element of `tensor`. 0, or -1 with an exception. Empty tensors give NULL. */
+static int
+plan_data(PyObject *tensor, void **out)
+{
+    if (dlpack != NULL) {
+        MgDLTensor view;
+        if (dlpack->dltensor_from_py_object_no_sync(tensor, &view) == 0) {
+            *out = (char *)view.data + view.byte_offset;
+            return 0;
+        }
+        PyErr_Clear(); /* what the protocol refuses has an address all the same */
+    }
+    PyObject *address = PyObject_CallMethodNoArgs(tensor, str_data_ptr);
+    if (address == NULL) return -1;
+    *out = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    return *out == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+/* ---- workspaces ---- */
+
+static void
+workspace_free(PlanObject *plan, Workspace *ws)
+{
+    if (ws == NULL) return;
+    for (int r = 0; r < plan->n_registers; r++)
+        if (plan->kind[r] == REG_KEPT || plan->kind[r] == REG_TEMP) Py_XDECREF(ws->regs[r]);
+    for (int v = 0; v < plan->n_views; v++) Py_XDECREF(ws->view_of[v]);
+    PyMem_Free(ws);
+}
+
+static Workspace *
+workspace_acquire(PlanObject *plan)
+{
+    Workspace *ws = plan->idle;
+    if (ws != NULL) {
+        plan->idle = NULL;
+        return ws;
+    }
+    size_t n = (size_t)plan->n_registers, v = (size_t)plan->n_views;
+    ws = PyMem_Calloc(1, sizeof(Workspace) + (2 * n + 2 * v) * sizeof(void *));
+    if (ws == NULL) return (Workspace *)PyErr_NoMemory();
+    ws->regs = (PyObject **)(ws + 1);
+    ws->data = (void **)(ws->regs + n);
+    ws->view_of = (PyObject **)(ws->data + n);
+    ws->view_data = (void **)(ws->view_of + v);
+    for (size_t r = 0; r < n; r++) ws->regs[r] = plan->constant_objs[r];
+    return ws;
+}
+
+/* Drops what this call put into the registers and remembers the workspace for the next call. */
+static void
+workspace_release(PlanObject *plan, Workspace *ws)
+{
+    for (int r = 0; r < plan->n_registers; r++) {
+        if (plan->kind[r] == REG_TEMP && ws->regs[r] != NULL) {
+            PyObject *obj = ws->regs[r];
+            ws->regs[r] = NULL;
+            ws->data[r] = NULL;
+            Py_DECREF(obj);
+        }
+        else if (plan->kind[r] == REG_INPUT) {
+            ws->regs[r] = NULL;
+            ws->data[r] = NULL;
+        }
+    }
+    if (plan->idle == NULL) plan->idle = ws;
+    else workspace_free(plan, ws); /* a concurrent call was faster */
+}
+
+/* ---- instructions: each returns 0, or -1 with an exception ---- */
+
+static void
+plan_set(Workspace *ws, int dst, PyObject *value)
+{
+    if (dst < 0) {
+        Py_DECREF(value);
+        return;
+    }
+    PyObject *old = ws->regs[dst];
+    ws->regs[dst] = value;
+    ws->data[dst] = NULL;
+    Py_XDECREF(old);
+}
+
+static int
+plan_pointer(Workspace *ws, int reg, void **out)
+{
+    void *p = ws->data[reg];
+    if (p == NULL) {
+        if (plan_data(ws->regs[reg], &p) < 0) return -1;
+        ws->data[reg] = p;
+    }
+    *out = p;
+    return 0;
+}
+
+static int
+run_alloc(const PlanInstr *in, Workspace *ws)
+{
+    if (in->flag && ws->regs[in->dst] != NULL) return 0;
+    PyObject *value = PyObject_Call(in->callable, in->args, in->kwargs);
+    if (value == NULL) return -1;
+    plan_set(ws, in->dst, value);
+    return 0;
+}
+
+static int
+run_view(const PlanInstr *in, Workspace *ws)
+{
+    PyObject *src = ws->regs[in->src];
+    void *data = NULL;
+    if (in->flag) {
+        if (plan_pointer(ws, in->src, &data) < 0) return -1;
+        if (ws->regs[in->dst] != NULL && ws->view_of[in->slot] == src && ws->view_data[in->slot] == data) return 0;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(in->args);
+    PyObject *stack[12];
+    if (n > 10) {
+        PyErr_SetString(PyExc_ValueError, "VIEW takes at most ten constant arguments");
+        return -1;
+    }
+    stack[1] = src;
+    for (Py_ssize_t i = 0; i < n; i++) stack[2 + i] = PyTuple_GET_ITEM(in->args, i);
+    PyObject *value = PyObject_Vectorcall(in->callable, stack + 1, (size_t)(n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    if (value == NULL) return -1;
+    plan_set(ws, in->dst, value);
+    if (in->flag) {
+        Py_INCREF(src);
+        Py_XSETREF(ws->view_of[in->slot], src);
+        ws->view_data[in->slot] = data;
+    }
+    return 0;
+}
+
+static int
+run_kernel(const PlanInstr *in, Workspace *ws, void **pointers)
+{
+    for (int i = 0; i < in->n; i++)
+        if (plan_pointer(ws, in->regs[i], &pointers[i]) < 0) return -1;
+    if (in->flag) {
+        Py_BEGIN_ALLOW_THREADS
+        in->kernel((void *const *)pointers);
+        Py_END_ALLOW_THREADS
+    }
+    else in->kernel((void *const *)pointers);
+    return 0;
+}
+
+static int
+run_call(const PlanInstr *in, Workspace *ws, void **stack)
+{
+    PyObject **args = (PyObject **)stack + 1;
+    Py_ssize_t n_kw = in->kwargs == NULL ? 0 : PyTuple_GET_SIZE(in->kwargs);
+    for (int i = 0; i < in->n; i++) args[i] = ws->regs[in->regs[i]];
+    size_t nargsf = (size_t)(in->n - n_kw) | PY_VECTORCALL_ARGUMENTS_OFFSET;
+    PyObject *value = PyObject_Vectorcall(in->callable, args, nargsf, in->kwargs);
+    if (value == NULL) return -1;
+    plan_set(ws, in->dst, value);
+    return 0;
+}
+
+static int
+run_list(const PlanInstr *in, Workspace *ws)
+{
+    PyObject *list = PyList_New(in->n);
+    if (list == NULL) return -1;
+    for (int i = 0; i < in->n; i++) {
+        PyObject *item = ws->regs[in->regs[i]];
+        Py_INCREF(item);
+        PyList_SET_ITEM(list, i, item);
+    }
+    plan_set(ws, in->dst, list);
+    return 0;
+}
+
+static int
+run_unpack(const PlanInstr *in, Workspace *ws)
+{
+    PyObject *items = PySequence_Fast(ws->regs[in->src], "a library call returned no sequence");
+    if (items == NULL) return -1;
+    if (PySequence_Fast_GET_SIZE(items) < in->n) {
+        PyErr_Format(PyExc_RuntimeError, "a library call returned %zd values, expected %d", PySequence_Fast_GET_SIZE(items), in->n);
+        Py_DECREF(items);
+        return -1;
+    }
+    for (int i = 0; i < in->n; i++) {
+        if (in->regs[i] < 0) continue;
+        PyObject *item = PySequence_Fast_GET_ITEM(items, i);
+        Py_INCREF(item);
+        plan_set(ws, in->regs[i], item);
+    }
+    Py_DECREF(items);
+    return 0;
+}
+
+static void
+run_free(const PlanInstr *in, Workspace *ws)
+{
+    for (int i = 0; i < in->n; i++) {
+        PyObject *obj = ws->regs[in->regs[i]];
+        ws->regs[in->regs[i]] = NULL;
+        ws->data[in->regs[i]] = NULL;
+        Py_XDECREF(obj);
+    }
+}
+
+static int
+plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
+{
+    for (const PlanInstr *in = plan->code, *end = in + plan->n_code; in < end; in++) {
+        int failed = 0;
+        switch (in->op) {
+        case OP_KERNEL: failed = run_kernel(in, ws, scratch); break;
+        case OP_CALL: failed = run_call(in, ws, scratch); break;
+        case OP_ALLOC: failed = run_alloc(in, ws); break;
+        case OP_VIEW: failed = run_view(in, ws); break;
+        case OP_FREE: run_free(in, ws); break;
+        case OP_UNPACK: failed = run_unpack(in, ws); break;
+        case OP_LIST: failed = run_list(in, ws); break;
+        }
+        if (failed) return -1;
+    }
+    return 0;
+}
+
+static int
+plan_set_grad(int enabled)
+{
+    PyObject *r = PyObject_CallOneArg(set_grad_enabled, enabled ? Py_True : Py_False);
+    if (r == NULL) return -1;
+    Py_DECREF(r);
+    return 0;
+}
+
+static PyObject *
+plan_outputs(PlanObject *plan, Workspace *ws)
+{
+    PyObject *result = PyTuple_New(plan->n_outputs);
+    if (result == NULL) return NULL;
+    for (int i = 0; i < plan->n_outputs; i++) {
+        PyObject *obj = ws->regs[plan->outputs[i]];
+        Py_INCREF(obj);
+        PyTuple_SET_ITEM(result, i, obj);
+    }
+    return result;
+}
+
+static PyObject *
+plan_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    PlanObject *plan = (PlanObject *)self;
+    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+    if (nargs != plan->n_inputs || (kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0)) {
+        PyErr_Format(PyExc_TypeError, "this plan takes %d positional inputs, got %zd", plan->n_inputs, nargs);
+        return NULL;
+    }
+    void *small[64], **scratch = small;
+    PyObject *result = NULL;
+    int restore = 0;
+    Workspace *ws = workspace_acquire(plan);
+    if (ws == NULL) return NULL;
+    Py_INCREF(self); /* a callee may drop the last reference to the plan */
+    plan->calls++;
+    if (plan->max_regs + 1 > 64 && (scratch = PyMem_Malloc((size_t)(plan->max_regs + 1) * sizeof(void *))) == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < nargs; i++) ws->regs[i] = args[i];
+    if (plan->no_grad) {
+        PyObject *grad = PyObject_CallNoArgs(is_grad_enabled);
+        if (grad == NULL) goto done;
+        restore = grad == Py_True;
+        Py_DECREF(grad);
+        if (restore && plan_set_grad(0) < 0) goto done;
+    }
+    if (plan_execute(plan, ws, scratch) == 0) result = plan_outputs(plan, ws);
+    if (restore) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        if (plan_set_grad(1) < 0) Py_CLEAR(result);
+        else PyErr_Restore(type, value, trace);
+    }
+done:
+    if (scratch != small) PyMem_Free(scratch);
+    workspace_release(plan, ws);
+    Py_DECREF(self);
+    return result;
+}
+
+/* ---- construction ---- */
+
+static int
+parse_regs(PlanObject *plan, PyObject *tuple, int **out, int *n, int lowest)
+{
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "registers must be a tuple");
+        return -1;
+    }
+    *n = (int)PyTuple_GET_SIZE(tuple);
+    *out = PyMem_Malloc(sizeof(int) * (size_t)(*n + 1));
+    if (*out == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (*n > plan->max_regs) plan->max_regs = *n;
+    for (int i = 0; i < *n; i++) {
+        long r = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
+        if (r == -1 && PyErr_Occurred()) return -1;
+        if (r < lowest || r >= plan->n_registers) {
+            PyErr_Format(PyExc_ValueError, "register %ld out of range", r);
+            return -1;
+        }
+        (*out)[i] = (int)r;
+    }
+    return 0;
+}
+
+static int
+check_reg(PlanObject *plan, int reg, int lowest)
+{
+    if (reg >= lowest && reg < plan->n_registers) return 0;
+    PyErr_Format(PyExc_ValueError, "register %d out of range", reg);
+    return -1;
+}
+
+static int
+check_dst(PlanObject *plan, int reg, int lowest)
+{
+    if (check_reg(plan, reg, lowest) < 0) return -1;
+    if (reg < 0 || (plan->kind[reg] != REG_INPUT && plan->kind[reg] != REG_CONST)) return 0;
+    PyErr_Format(PyExc_ValueError, "register %d is an input or a constant: not a destination", reg);
+    return -1;
+}
+
+static int
+parse_const(PlanObject *plan, PyObject *t)
+{
+    const char *op;
+    int dst;
+    PyObject *obj;
+    if (!PyArg_ParseTuple(t, "siO", &op, &dst, &obj) || check_dst(plan, dst, 0) < 0) return -1;
+    if (PyList_Append(plan->constants, obj) < 0) return -1;
+    plan->kind[dst] = REG_CONST;
+    plan->constant_objs[dst] = obj;
+    return 0;
+}
+
+static int
+parse_kernel(PlanObject *plan, PyObject *t, PlanInstr *in)
+{
+    const char *op;
+    PyObject *address, *regs;
+    if (!PyArg_ParseTuple(t, "sOOp", &op, &address, &regs, &in->flag)) return -1;
+    in->op = OP_KERNEL;
+    *(void **)&in->kernel = PyLong_AsVoidPtr(address);
+    if (in->kernel == NULL) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "KERNEL needs an address");
+        return -1;
+    }
+    return parse_regs(plan, regs, &in->regs, &in->n, 0);
+}
+
+static int
+parse_alloc(PlanObject *plan, PyObject *t, PlanInstr *in)
+{
+    const char *op;
+    PyObject *callable, *args, *kwargs;
+    if (!PyArg_ParseTuple(t, "siOO!O!p", &op, &in->dst, &callable, &PyTuple_Type, &args, &PyDict_Type, &kwargs, &in->flag)) return -1;
+    in->op = OP_ALLOC;
+    in->callable = Py_NewRef(callable);
+    in->args = Py_NewRef(args);
+    in->kwargs = Py_NewRef(kwargs);
+    if (check_dst(plan, in->dst, 0) < 0) return -1;
+    if (in->flag) plan->kind[in->dst] = REG_KEPT;
+    return 0;
+}
+
+static int
+parse_view(PlanObject *plan, PyObject *t, PlanInstr *in)
+{
+    const char *op;
+    PyObject *callable, *args;
+    if (!PyArg_ParseTuple(t, "siiOO!p", &op, &in->dst, &in->src, &callable, &PyTuple_Type, &args, &in->flag)) return -1;
+    in->op = OP_VIEW;
+    in->callable = Py_NewRef(callable);
+    in->args = Py_NewRef(args);
+    if (check_dst(plan, in->dst, 0) < 0 || check_reg(plan, in->src, 0) < 0) return -1;
+    if (in->flag) {
+        plan->kind[in->dst] = REG_KEPT;
+        in->slot = plan->n_views++;
+    }
+    return 0;
+}
+
+static int
+parse_call(PlanObject *plan, PyObject *t, PlanInstr *in)
+{
+    const char *op;
+    PyObject *callable, *regs, *kwnames;
+    if (!PyArg_ParseTuple(t, "siOOO!", &op, &in->dst, &callable, &regs, &PyTuple_Type, &kwnames)) return -1;
+    in->op = OP_CALL;
+    in->callable = Py_NewRef(callable);
+    if (PyTuple_GET_SIZE(kwnames) > 0) in->kwargs = Py_NewRef(kwnames);
+    if (check_dst(plan, in->dst, -1) < 0 || parse_regs(plan, regs, &in->regs, &in->n, 0) < 0) return -1;
+    if (PyTuple_GET_SIZE(kwnames) > in->n) {
+        PyErr_SetString(PyExc_ValueError, "CALL has more keyword names than registers");
+        return -1;
+    }
+    return 0;
+}
+
+static int
+parse_rest(PlanObject *plan, const char *op, PyObject *t, PlanInstr *in)
+{
+    PyObject *regs;
+    const char *ignored;
+    if (strcmp(op, "LIST") == 0) {
+        in->op = OP_LIST;
+        if (!PyArg_ParseTuple(t, "siO", &ignored, &in->dst, &regs) || check_dst(plan, in->dst, 0) < 0) return -1;
+        return parse_regs(plan, regs, &in->regs, &in->n, 0);
+    }
+    if (strcmp(op, "UNPACK") == 0) {
+        in->op = OP_UNPACK;
+        if (!PyArg_ParseTuple(t, "siO", &ignored, &in->src, &regs) || check_reg(plan, in->src, 0) < 0) return -1;
+        if (parse_regs(plan, regs, &in->regs, &in->n, -1) < 0) return -1;
+        for (int i = 0; i < in->n; i++)
+            if (check_dst(plan, in->regs[i], -1) < 0) return -1;
+        return 0;
+    }
+    if (strcmp(op, "FREE") == 0) {
+        in->op = OP_FREE;
+        if (!PyArg_ParseTuple(t, "sO", &ignored, &regs) || parse_regs(plan, regs, &in->regs, &in->n, 0) < 0) return -1;
+        for (int i = 0; i < in->n; i++)
+            if (check_dst(plan, in->regs[i], 0) < 0) return -1;
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "unknown plan instruction %s", op);
+    return -1;
+}
+
+static int
+parse_instruction(PlanObject *plan, PyObject *t)
+{
+    if (!PyTuple_Check(t) || PyTuple_GET_SIZE(t) < 2 || !PyUnicode_Check(PyTuple_GET_ITEM(t, 0))) {
+        PyErr_SetString(PyExc_TypeError, "an instruction is a tuple that starts with its name");
+        return -1;
+    }
+    const char *op = PyUnicode_AsUTF8(PyTuple_GET_ITEM(t, 0));
+    if (op == NULL) return -1;
+    if (strcmp(op, "CONST") == 0) return parse_const(plan, t);
+    PlanInstr *in = &plan->code[plan->n_code++];
+    if (strcmp(op, "KERNEL") == 0) return parse_kernel(plan, t, in);
+    if (strcmp(op, "ALLOC") == 0) return parse_alloc(plan, t, in);
+    if (strcmp(op, "VIEW") == 0) return parse_view(plan, t, in);
+    if (strcmp(op, "CALL") == 0) return parse_call(plan, t, in);
+    return parse_rest(plan, op, t, in);
+}
+
+/* Every register is defined before it is used, and kept registers are never freed. 0, or -1 with ValueError. */
+static int
+plan_verify(PlanObject *plan)
+{
+    char *defined = PyMem_Calloc((size_t)plan->n_registers + 1, 1);
+    int result = -1;
+    if (defined == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int r = 0; r < plan->n_registers; r++) defined[r] = plan->kind[r] == REG_INPUT || plan->kind[r] == REG_CONST;
+    for (Py_ssize_t i = 0; i < plan->n_code; i++) {
+        PlanInstr *in = &plan->code[i];
+        int bad = -1, reads = in->op == OP_KERNEL || in->op == OP_CALL || in->op == OP_LIST || in->op == OP_FREE;
+        if ((in->op == OP_VIEW || in->op == OP_UNPACK) && !defined[in->src]) bad = in->src;
+        for (int k = 0; reads && k < in->n; k++) {
+            if (!defined[in->regs[k]] || (in->op == OP_FREE && plan->kind[in->regs[k]] == REG_KEPT)) bad = in->regs[k];
+            if (in->op == OP_FREE) defined[in->regs[k]] = 0;
+        }
+        if (bad >= 0) {
+            PyErr_Format(PyExc_ValueError, "instruction %zd uses register %d, which holds nothing there", i, bad);
+            goto done;
+        }
+        if (in->op == OP_UNPACK) {
+            for (int k = 0; k < in->n; k++)
+                if (in->regs[k] >= 0) defined[in->regs[k]] = 1;
+        }
+        else if (in->op != OP_KERNEL && in->op != OP_FREE && in->dst >= 0) defined[in->dst] = 1;
+    }
+    for (int i = 0; i < plan->n_outputs; i++)
+        if (!defined[plan->outputs[i]]) {
+            PyErr_Format(PyExc_ValueError, "output register %d holds nothing", plan->outputs[i]);
+            goto done;
+        }
+    result = 0;
+done:
+    PyMem_Free(defined);
+    return result;
+}
+
+static PyObject *
+plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"instructions", "n_registers", "n_inputs", "output_registers", "no_grad", NULL};
+    PyObject *instructions, *outputs;
+    int n_registers, n_inputs, no_grad = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!|p", names, &PyTuple_Type, &instructions, &n_registers, &n_inputs,
+                                     &PyTuple_Type, &outputs, &no_grad)) return NULL;
+    if (n_inputs < 0 || n_registers < n_inputs) {
+        PyErr_SetString(PyExc_ValueError, "a plan has at least as many registers as inputs");
+        return NULL;
+    }
+    if (plan_bind_torch() < 0) return NULL;
+    PlanObject *plan = (PlanObject *)type->tp_alloc(type, 0);
+    if (plan == NULL) return NULL;
+    plan->vectorcall = plan_vectorcall;
+    plan->n_registers = n_registers;
+    plan->n_inputs = n_inputs;
+    plan->no_grad = no_grad;
+    plan->source = Py_NewRef(instructions);
+    plan->constants = PyList_New(0);
+    plan->code = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(PlanInstr));
+    plan->kind = PyMem_Calloc((size_t)n_registers + 1, 1);
+    plan->constant_objs = PyMem_Calloc((size_t)n_registers + 1, sizeof(PyObject *));
+    if (plan->constants == NULL || plan->code == NULL || plan->kind == NULL || plan->constant_objs == NULL) {
+        if (!PyErr_Occurred()) PyErr_NoMemory();
+        goto fail;
+    }
+    memset(plan->kind, REG_INPUT, (size_t)n_inputs);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(instructions); i++)
+        if (parse_instruction(plan, PyTuple_GET_ITEM(instructions, i)) < 0) goto fail;
+    if (parse_regs(plan, outputs, &plan->outputs, &plan->n_outputs, 0) < 0 || plan_verify(plan) < 0) goto fail;
+    return (PyObject *)plan;
+fail:
+    Py_DECREF(plan);
+    return NULL;
+}
+
+/* ---- the type ---- */
+
+static int
+plan_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    PlanObject *plan = (PlanObject *)self;
+    Py_VISIT(plan->source);
+    Py_VISIT(plan->constants);
+    for (Py_ssize_t i = 0; i < plan->n_code; i++) {
+        Py_VISIT(plan->code[i].callable);
+        Py_VISIT(plan->code[i].args);
+        Py_VISIT(plan->code[i].kwargs);
+    }
+    return 0;
+}
+
+static int
+plan_clear(PyObject *self)
+{
+    PlanObject *plan = (PlanObject *)self;
+    Workspace *ws = plan->idle;
+    plan->idle = NULL;
+    workspace_free(plan, ws);
+    return 0;
+}
+
+static void
+plan_dealloc(PyObject *self)
+{
+    PlanObject *plan = (PlanObject *)self;
+    PyObject_GC_UnTrack(self);
+    plan_clear(self);
+    for (Py_ssize_t i = 0; i < plan->n_code; i++) {
+        PlanInstr *in = &plan->code[i];
+        PyMem_Free(in->regs);
+        Py_XDECREF(in->callable);
+        Py_XDECREF(in->args);
+        Py_XDECREF(in->kwargs);
+    }
+    PyMem_Free(plan->code);
+    PyMem_Free(plan->kind);
+    PyMem_Free(plan->constant_objs);
+    PyMem_Free(plan->outputs);
+    Py_XDECREF(plan->constants);
+    Py_XDECREF(plan->source);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *
+plan_release_workspace(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    plan_clear(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+plan_get_instructions(PyObject *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(((PlanObject *)self)->source);
+}
+
+static PyObject *
+plan_get_calls(PyObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(((PlanObject *)self)->calls);
+}
+
+static PyMethodDef plan_methods[] = {
+    {"release_workspace", plan_release_workspace, METH_NOARGS, "Free the idle workspace; the next call allocates a fresh one."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef plan_getset[] = {
+    {"instructions", plan_get_instructions, NULL, "The instruction tuples this plan was built from.", NULL},
+    {"calls", plan_get_calls, NULL, "How often the plan was called.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject Plan_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "magneto._C.Plan",
+    .tp_doc = "Plan(instructions, n_registers, n_inputs, output_registers, no_grad=True): plan(*inputs) -> tuple",
+    .tp_basicsize = sizeof(PlanObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(PlanObject, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = plan_new,
+    .tp_traverse = plan_traverse,
+    .tp_clear = plan_clear,
+    .tp_dealloc = plan_dealloc,
+    .tp_methods = plan_methods,
+    .tp_getset = plan_getset,
+};
+
+int mg_plan_init(PyObject *module);
+
+int
+mg_plan_init(PyObject *module)
+{
+    if (PyType_Ready(&Plan_Type) < 0) return -1;
+    return PyModule_AddObjectRef(module, "Plan", (PyObject *)&Plan_Type);
+}

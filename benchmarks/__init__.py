@@ -1,0 +1,1 @@
+"""Measurements against eager and torch.compile: `python -m benchmarks.run`, `.overhead`, `.demo`."""

@@ -20,7 +20,7 @@
  * Ownership: registers of inputs and constants are borrowed, all others owned. Everything runs under the GIL, except kernels
  * that ask for its release, whose data stay alive because the registers own them.
  */
-#include <Python.h>
+#include "magneto.h"
 #include <stddef.h>
 #include <string.h>
 #include "dlpack.h"
@@ -63,7 +63,7 @@ typedef struct {
 
 enum { REG_TEMP = 0, REG_INPUT = 1, REG_CONST = 2, REG_KEPT = 3 };
 
-static const MgDLExchangeAPI *dlpack;
+static const mg_dlpack_api *dlpack;
 static PyObject *is_grad_enabled, *set_grad_enabled, *str_data_ptr;
 
 /* Finds the torch functions that every plan needs. 0, or -1 with an exception. */
@@ -80,12 +80,12 @@ plan_bind_torch(void)
     Py_DECREF(tensor);
     if (capsule == NULL) PyErr_Clear(); /* torch before 2.10: data_ptr() is called instead */
     else {
-        const MgDLHeader *header = PyCapsule_GetPointer(capsule, MG_DLPACK_CAPSULE); /* the table is static: it outlives the capsule */
+        const mg_dlpack_header *header = PyCapsule_GetPointer(capsule, MG_DLPACK_CAPSULE); /* the table is static: it outlives the capsule */
         Py_DECREF(capsule);
         if (header == NULL) goto done;
-        while (header != NULL && header->major != MG_DLPACK_MAJOR) header = header->previous;
-        dlpack = (const MgDLExchangeAPI *)header;
-        if (dlpack != NULL && dlpack->dltensor_from_py_object_no_sync == NULL) dlpack = NULL;
+        while (header != NULL && header->version.major != MG_DLPACK_MAJOR) header = header->prev_api;
+        dlpack = (const mg_dlpack_api *)header;
+        if (dlpack != NULL && dlpack->view_of == NULL) dlpack = NULL;
     }
     if (str_data_ptr == NULL && (str_data_ptr = PyUnicode_InternFromString("data_ptr")) == NULL) goto done;
     if (is_grad_enabled == NULL && (is_grad_enabled = PyObject_GetAttrString(c, "is_grad_enabled")) == NULL) {
@@ -105,8 +105,8 @@ static int
 plan_data(PyObject *tensor, void **out)
 {
     if (dlpack != NULL) {
-        MgDLTensor view;
-        if (dlpack->dltensor_from_py_object_no_sync(tensor, &view) == 0) {
+        mg_dltensor view;
+        if (dlpack->view_of(tensor, &view) == 0) {
             *out = (char *)view.data + view.byte_offset;
             return 0;
         }
@@ -730,8 +730,6 @@ static PyTypeObject Plan_Type = {
     .tp_methods = plan_methods,
     .tp_getset = plan_getset,
 };
-
-int mg_plan_init(PyObject *module);
 
 int
 mg_plan_init(PyObject *module)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 import torch.nn as nn
 
 import magneto

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 import magneto as dynamo
 from magneto.base.errors import Unsupported
 from tests.compare import Capturing, same

@@ -8,7 +8,7 @@ never renumber, never reuse. `docs/errors.md` is generated from this table (`mak
 - explanation: why magneto cannot do better here. May be empty for plain mistakes.
 - hint: the edit that mends it; may be empty.
 
-Ranges: B0xx control flow and bytecode (machine), B1xx calls and values (trackers), B2xx limits and policy; U0xx public functions,
+Ranges: B0xx control flow and bytecode (machine), B1xx calls and values (trackers); U0xx public functions,
 U1xx flags, U2xx backends; W0xx environment and compilers, W1xx capture, W2xx stores; I0xx base, I1xx capture, I2xx graphs,
 I3xx inductor.
 """
@@ -32,15 +32,27 @@ ROWS: tuple[ErrorEntry, ...] = (
     # ---- B0xx: control flow and bytecode (machine) -------------------------------------------------------------------
     ErrorEntry(
         "B001",
-        "unsupported instruction {opname}: {phrase}",
+        "explicit graph break",
+        "The program called graph_break().",
+        "Remove the call to capture both parts as one graph.",
+    ),
+    ErrorEntry(
+        "B002",
+        "unsupported instruction {name}: {reason}",
         "The symbolic interpreter has no rule for this bytecode instruction; CPython executes it between two graphs.",
         "Move the construct out of the optimised function if it runs often.",
     ),
     ErrorEntry(
-        "B002",
-        "explicit graph break",
-        "The program called graph_break().",
-        "Remove the call to capture both parts as one graph.",
+        "B003",
+        "variable {name} has no captured value here",
+        "The variable is unbound, or shared with a function in a way that is not followed.",
+        "",
+    ),
+    ErrorEntry(
+        "B011",
+        "result of {name} depends on data: {reason}",
+        "Its shape or its value depends on the numbers inside a tensor, known only when the program runs.",
+        "Masking with torch.where keeps shapes; keep values as tensors where possible.",
     ),
     ErrorEntry(
         "B012",
@@ -50,15 +62,15 @@ ROWS: tuple[ErrorEntry, ...] = (
     ),
     ErrorEntry(
         "B013",
-        "data-dependent assertion on {value}",
-        "An assert statement reads a tensor's value.",
-        "Use torch._assert_async, or check outside of the optimised function.",
+        "result of {name} cannot be computed without running it: {reason}",
+        "No shape rule and no meta kernel describes the operation. It runs between two graphs.",
+        "",
     ),
     ErrorEntry(
         "B014",
-        "iteration over {value} has no length known in advance",
-        "The loop is driven by an object whose elements cannot be computed while capturing.",
-        "Build a list first, or loop over range().",
+        "data-dependent assertion on {value}",
+        "An assert statement reads a tensor's value.",
+        "Use torch._assert_async, or check outside of the optimised function.",
     ),
     ErrorEntry(
         "B015",
@@ -70,6 +82,30 @@ ROWS: tuple[ErrorEntry, ...] = (
         "B016",
         "exception handling that cannot be followed: {reason}",
         "Which handler runs is decided while the program runs.",
+        "",
+    ),
+    ErrorEntry(
+        "B020",
+        "calls nested {depth} deep",
+        "Calls are inlined up to a depth; recursion without a known end stops there.",
+        "Rewrite the recursion as a loop, or call the inner function through magneto.disable.",
+    ),
+    ErrorEntry(
+        "B021",
+        "more than {limit} instructions in one region",
+        "A region is bounded so that a long loop cannot make one endless compile; capture goes on in the next region.",
+        "Compile the loop's body instead of the loop.",
+    ),
+    ErrorEntry(
+        "B022",
+        "{value} cannot be rebuilt outside of the graph",
+        "A half-consumed iterator or a similar object is alive where the region ends.",
+        "",
+    ),
+    ErrorEntry(
+        "B023",
+        "coroutine {name}",
+        "Frames that suspend in async code are left to CPython; what they call is captured.",
         "",
     ),
     # ---- B1xx: calls and values (trackers) ---------------------------------------------------------------------------
@@ -125,25 +161,6 @@ ROWS: tuple[ErrorEntry, ...] = (
         "B109",
         "tensor subclass or unusual tensor {value}",
         "Only plain dense tensors and parameters are captured.",
-        "",
-    ),
-    # ---- B2xx: limits and policy -------------------------------------------------------------------------------------
-    ErrorEntry(
-        "B201",
-        "inlining stopped at depth {depth} in {callee}",
-        "Calls are inlined up to the flag `inline_depth`; recursion without a known end stops there.",
-        "Raise config.inline_depth if the recursion is meant to be captured.",
-    ),
-    ErrorEntry(
-        "B202",
-        "graph reached {nodes} nodes",
-        "The flag `max_graph_nodes` bounds the size of one graph; capture goes on in a new one.",
-        "Raise config.max_graph_nodes, or move the loop out of the optimised function.",
-    ),
-    ErrorEntry(
-        "B203",
-        "fake propagation failed in {operation}: {error}",
-        "The shape of the result could not be computed without running the operation. It runs between two graphs.",
         "",
     ),
     # ---- U0xx: public functions --------------------------------------------------------------------------------------
@@ -211,6 +228,16 @@ ROWS: tuple[ErrorEntry, ...] = (
         "internal error while capturing {function}, it runs in eager: {error}",
         "With suppress_errors (the default) an error inside the compiler never stops the program.",
         "Please report it with the output of MAGNETO_LOG=1.",
+    ),
+    ErrorEntry(
+        "W104",
+        "graph {graph} runs in eager: {reason}",
+        "The compiler could not take this graph as a whole; its operations run as in eager, results are the same.",
+    ),
+    ErrorEntry(
+        "W105",
+        "backward of graph {graph} runs in eager: {reason}",
+        "The compiler could not take the backward graph; PyTorch's own autograd computes the gradients.",
     ),
     # ---- W2xx: stores ------------------------------------------------------------------------------------------------
     ErrorEntry(

@@ -1,0 +1,91 @@
+"""The symbolic frame: the state of one Python frame while its instructions run on trackers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from magneto.dynamo.bytecode.decode import Decoded, Instruction, decode
+from magneto.dynamo.guards.source import Source
+from magneto.dynamo.machine.protocol import Emitter
+from magneto.dynamo.trackers.base import Tracker
+
+
+class NullTracker(Tracker):
+    """The C NULL that CPython pushes beside callables."""
+
+    __slots__ = ()
+
+    def emit(self, em: Emitter) -> str:
+        return "NULL"
+
+    def show(self) -> str:
+        return "NULL"
+
+
+class HeldTracker(Tracker):
+    """An object that the generated code holds by name: an operand of an effect, never seen by the program."""
+
+    __slots__ = ("hint", "obj")
+
+    def __init__(self, obj: Any, hint: str) -> None:
+        super().__init__()
+        self.obj = obj
+        self.hint = hint
+
+    def emit(self, em: Emitter) -> str:
+        return em.const(self.obj, self.hint)
+
+
+NULL = NullTracker()
+
+
+@dataclass(slots=True, eq=False)
+class SymFrame:
+    """`locals` by slot (None = unbound); `before` is the value stack as it stood before the current instruction; `tail`: the caller pushes this frame's result
+    unchanged, so that the frame can be materialised at a break; `handled`: the exceptions now being handled, each with the
+    instruction count at which it was raised; `raised`: that count for the exception last caught."""
+
+    code: CodeType
+    locals: list[Tracker | None]
+    globals: dict[str, Any]
+    globals_source: Source
+    function: Tracker | None = None
+    stack: list[Tracker] = field(default_factory=list)
+    tail: bool = False
+    pc: int = 0
+    current: Instruction | None = None
+    count: int = 0
+    before: list[Tracker] = field(default_factory=list)
+    handled: list[tuple[int, Tracker]] = field(default_factory=list)
+    raised: int = 0
+    keywords: tuple[str, ...] = ()
+    yielded: bool = False
+    entry: list[Tracker | None] = field(default_factory=list)
+    decoded: Decoded = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.decoded = decode(self.code)
+
+    def push(self, value: Tracker) -> None:
+        self.stack.append(value)
+
+    def pop(self) -> Tracker:
+        return self.stack.pop()
+
+    def popn(self, n: int) -> list[Tracker]:
+        """The top n values, bottom first."""
+        if n == 0:
+            return []
+        values = self.stack[-n:]
+        del self.stack[-n:]
+        return values
+
+    def jump(self, offset: int) -> None:
+        self.pc = self.decoded.index[offset]
+
+    def where(self) -> tuple[str, int, str]:
+        """(file, line, function) of the current instruction."""
+        line = self.current.line if self.current is not None else self.code.co_firstlineno
+        return (self.code.co_filename, line, self.code.co_name)

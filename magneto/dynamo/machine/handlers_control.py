@@ -1,0 +1,387 @@
+"""Opcodes of control: jumps, loops, exceptions, with-blocks, calls, functions, generators, imports, pattern matching."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import TYPE_CHECKING
+
+from magneto.dynamo import trackers
+from magneto.dynamo.bytecode.decode import VERSION, Instruction
+from magneto.dynamo.guards.source import Held
+from magneto.dynamo.machine.frame import NULL, SymFrame
+from magneto.dynamo.machine.opcode_table import opcode, opcodes
+from magneto.dynamo.machine.signals import CapturedRaise
+from magneto.dynamo.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.machine import SymbolicMachine as M
+
+# -- jumps and loops
+
+
+@opcodes("--", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+def jump(m: M, f: SymFrame, i: Instruction) -> None:
+    f.jump(i.target)
+
+
+@opcodes("condition --", "POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE")
+def pop_jump_if_true(m: M, f: SymFrame, i: Instruction) -> None:
+    if m.truth(f.pop()):
+        f.jump(i.target)
+
+
+@opcodes("condition --", "POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE")
+def pop_jump_if_false(m: M, f: SymFrame, i: Instruction) -> None:
+    if not m.truth(f.pop()):
+        f.jump(i.target)
+
+
+def _is_none(m: M, value: Tracker) -> bool:
+    return m.truth(m.apply(operator.is_, value, m.const(None)))
+
+
+@opcodes("value --", "POP_JUMP_IF_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE")
+def pop_jump_if_none(m: M, f: SymFrame, i: Instruction) -> None:
+    if _is_none(m, f.pop()):
+        f.jump(i.target)
+
+
+@opcodes("value --", "POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE")
+def pop_jump_if_not_none(m: M, f: SymFrame, i: Instruction) -> None:
+    if not _is_none(m, f.pop()):
+        f.jump(i.target)
+
+
+@opcodes("condition -- condition?", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP")
+def jump_or_pop(m: M, f: SymFrame, i: Instruction) -> None:
+    if m.truth(f.stack[-1]) == (i.op == "JUMP_IF_TRUE_OR_POP"):
+        f.jump(i.target)
+    else:
+        f.pop()
+
+
+@opcode("GET_ITER", "iterable -- iterator")
+def get_iter(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(iter, f.pop()))
+
+
+def exhausted_offset(f: SymFrame, i: Instruction) -> int:
+    """Where FOR_ITER goes on when the iterator is exhausted: CPython skips END_FOR (3.12) and the POP_TOP behind it (3.13)."""
+    skip = {(3, 11): 0, (3, 12): 1, (3, 13): 2}[VERSION]
+    return f.decoded.instructions[f.decoded.index[i.target] + skip].offset
+
+
+@opcode("FOR_ITER", "iterator -- iterator value")
+def for_iter(m: M, f: SymFrame, i: Instruction) -> None:
+    item = m.next_or_none(f.stack[-1])
+    if item is None:
+        f.pop()
+        f.jump(exhausted_offset(f, i))
+    else:
+        f.push(item)
+
+
+# -- exceptions
+
+
+@opcode("PUSH_EXC_INFO", "exc -- previous exc")
+def push_exc_info(m: M, f: SymFrame, i: Instruction) -> None:
+    exc = f.pop()
+    previous = m.handled_exception()
+    f.handled.append((f.raised, exc))
+    f.push(previous or m.const(None))
+    f.push(exc)
+
+
+@opcode("POP_EXCEPT", "previous --")
+def pop_except(m: M, f: SymFrame, i: Instruction) -> None:
+    f.pop()
+    f.handled.pop()
+
+
+@opcode("CHECK_EXC_MATCH", "exc type -- exc matches")
+def check_exc_match(m: M, f: SymFrame, i: Instruction) -> None:
+    kind = f.pop()
+    f.push(m.apply(isinstance, f.stack[-1], kind))
+
+
+@opcode("RERAISE", "values* exc --")
+def reraise(m: M, f: SymFrame, i: Instruction) -> None:
+    raise CapturedRaise(f.pop(), f.raised)
+
+
+def _instance(m: M, exc: Tracker) -> Tracker:
+    if issubclass(exc.python_type(), type):
+        return m.call(exc, [], {})
+    return exc
+
+
+@opcode("RAISE_VARARGS", "values* --")
+def raise_varargs(m: M, f: SymFrame, i: Instruction) -> None:
+    if i.arg == 0:
+        handled = m.handled_exception()
+        if handled is None:
+            m.raise_exception(RuntimeError("No active exception to reraise"))
+        m.raise_exception(handled)
+    cause = f.pop() if i.arg == 2 else None
+    exc = _instance(m, f.pop())
+    if not issubclass(exc.python_type(), BaseException):
+        m.raise_exception(TypeError("exceptions must derive from BaseException"))
+    if cause is not None:
+        m.apply(setattr, exc, m.const("__cause__"), _instance(m, cause))
+    m.raise_exception(exc)
+
+
+@opcode("LOAD_ASSERTION_ERROR", "-- class")
+def load_assertion_error(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.wrap(AssertionError, Held("AssertionError", AssertionError)))
+
+
+# -- with
+
+
+@opcode("BEFORE_WITH", "manager -- exit result")
+def before_with(m: M, f: SymFrame, i: Instruction) -> None:
+    manager = f.pop()
+    enter, leave = trackers.context_methods(m, manager)
+    result = m.call(enter, [], {})
+    f.push(leave)
+    f.push(result)
+
+
+@opcode("WITH_EXCEPT_START", "exit lasti previous exc -- exit lasti previous exc result")
+def with_except_start(m: M, f: SymFrame, i: Instruction) -> None:
+    exc = f.stack[-1]
+    kind = m.apply(type, exc)
+    f.push(m.call(f.stack[-4], [kind, exc, m.const(None)], {}))
+
+
+# -- calls
+
+
+@opcode("KW_NAMES", "--")
+def kw_names(m: M, f: SymFrame, i: Instruction) -> None:
+    f.keywords = f.code.co_consts[i.arg]
+
+
+def split_call(stack: list[Tracker], n: int) -> tuple[Tracker, list[Tracker]]:
+    """Callable and positional values of the CALL layout on a stack (not changed)."""
+    base = len(stack) - n - 2
+    first, second, rest = stack[base], stack[base + 1], stack[base + 2 :]
+    if VERSION >= (3, 13):
+        return first, rest if second is NULL else [second, *rest]
+    return (second, rest) if first is NULL else (first, [second, *rest])
+
+
+def _call(m: M, f: SymFrame, n: int, names: tuple[str, ...]) -> None:
+    fn, values = split_call(f.stack, n)
+    del f.stack[len(f.stack) - n - 2 :]
+    positional = values[: len(values) - len(names)]
+    keywords = dict(zip(names, values[len(positional) :], strict=True))
+    f.push(m.call_tail(fn, positional, keywords))
+
+
+@opcode("CALL", "callable self_or_null args* -- result")
+def call(m: M, f: SymFrame, i: Instruction) -> None:
+    names, f.keywords = f.keywords, ()
+    _call(m, f, i.arg, names)
+
+
+@opcode("CALL_KW", "callable self_or_null args* names -- result")
+def call_kw(m: M, f: SymFrame, i: Instruction) -> None:
+    names = f.pop().try_const()
+    assert names is not None
+    _call(m, f, i.arg, names.value)
+
+
+@opcode("CALL_FUNCTION_EX", "callable null args kwargs? -- result")
+def call_function_ex(m: M, f: SymFrame, i: Instruction) -> None:
+    mapping = f.pop() if i.arg & 1 else None
+    iterable = f.pop()
+    first, second = f.popn(2)
+    fn = first if VERSION >= (3, 13) else second
+    keywords: dict[str, Tracker] = {}
+    if mapping is not None:
+        for key in m.iterate(m.apply(iter, mapping)):
+            const = key.try_const()
+            if const is None or not isinstance(const.value, str):
+                m.raise_exception(TypeError("keywords must be strings"))
+            keywords[const.value] = m.apply(operator.getitem, mapping, key)
+    f.push(m.call_tail(fn, m.iterate(iterable), keywords))
+
+
+@opcodes("value -- result", "CALL_INTRINSIC_1")
+def call_intrinsic_1(m: M, f: SymFrame, i: Instruction) -> None:
+    if i.arg == 5:
+        f.push(m.apply(operator.pos, f.pop()))
+    elif i.arg == 6:
+        f.push(m.apply(tuple, f.pop()))
+    elif i.arg == 3:
+        exc = f.stack[-1]
+        if issubclass(exc.python_type(), StopIteration):
+            f.pop()
+            f.push(trackers.ExceptionTracker.of(m, RuntimeError("generator raised StopIteration")))
+    else:
+        m.graph_break("B002", name=f"CALL_INTRINSIC_1 {i.arg}", reason="rare interpreter operation")
+
+
+@opcodes("value1 value2 -- result", "CALL_INTRINSIC_2")
+def call_intrinsic_2(m: M, f: SymFrame, i: Instruction) -> None:
+    m.graph_break("B002", name=f"CALL_INTRINSIC_2 {i.arg}", reason="rare interpreter operation")
+
+
+# -- functions
+
+
+def _closure(m: M, value: Tracker) -> tuple[trackers.CellTracker, ...]:
+    cells = m.iterate(value)
+    return tuple(cell for cell in cells if isinstance(cell, trackers.CellTracker))
+
+
+@opcode("MAKE_FUNCTION", "attributes* code -- function")
+def make_function(m: M, f: SymFrame, i: Instruction) -> None:
+    code = f.pop().try_const()
+    assert code is not None
+    flags = i.arg if VERSION < (3, 13) else 0
+    closure = _closure(m, f.pop()) if flags & 8 else ()
+    annotations = f.pop() if flags & 4 else None
+    kwdefaults = f.pop() if flags & 2 else None
+    defaults = f.pop() if flags & 1 else None
+    f.push(trackers.FunctionTracker.make(m, code.value, f.globals, f.globals_source, defaults, kwdefaults, closure, annotations))
+
+
+@opcode("SET_FUNCTION_ATTRIBUTE", "value function -- function")
+def set_function_attribute(m: M, f: SymFrame, i: Instruction) -> None:
+    function, value = f.pop(), f.pop()
+    assert isinstance(function, trackers.FunctionTracker)
+    function.set_made(m, i.arg, _closure(m, value) if i.arg == 8 else value)
+    f.push(function)
+
+
+@opcode("RETURN_VALUE", "value --")
+def return_value(m: M, f: SymFrame, i: Instruction) -> Tracker:
+    return f.pop()
+
+
+@opcode("RETURN_CONST", "--")
+def return_const(m: M, f: SymFrame, i: Instruction) -> Tracker:
+    return m.const(i.argval)
+
+
+# -- generators
+
+
+@opcode("RETURN_GENERATOR", "-- sent")
+def return_generator(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.const(None))
+
+
+@opcode("YIELD_VALUE", "value -- sent")
+def yield_value(m: M, f: SymFrame, i: Instruction) -> Tracker:
+    f.yielded = True
+    return f.pop()
+
+
+@opcode("GET_YIELD_FROM_ITER", "iterable -- iterator")
+def get_yield_from_iter(m: M, f: SymFrame, i: Instruction) -> None:
+    if not isinstance(f.stack[-1], trackers.GeneratorTracker):
+        f.push(m.apply(iter, f.pop()))
+
+
+@opcode("SEND", "receiver value -- receiver result")
+def send(m: M, f: SymFrame, i: Instruction) -> None:
+    value = f.pop()
+    receiver = f.stack[-1]
+    if isinstance(receiver, trackers.GeneratorTracker):
+        item = m.generator_next(receiver, value)
+        result = receiver.result
+    else:
+        item, result = m.next_or_none(receiver), None
+    if item is not None:
+        f.push(item)
+        return
+    if VERSION == (3, 11):
+        f.pop()
+    f.push(result or m.const(None))
+    f.jump(i.target)
+
+
+@opcode("END_SEND", "receiver value -- value")
+def end_send(m: M, f: SymFrame, i: Instruction) -> None:
+    value = f.pop()
+    f.pop()
+    f.push(value)
+
+
+# -- imports
+
+
+@opcode("IMPORT_NAME", "level fromlist -- module")
+def import_name(m: M, f: SymFrame, i: Instruction) -> None:
+    level, fromlist = (value.try_const() for value in f.popn(2))
+    assert level is not None and fromlist is not None
+    package = f.globals.get("__package__") or ""
+    name = i.argval if level.value == 0 else _absolute(i.argval, package, level.value)
+    wanted = [name, *(f"{name}.{part}" for part in fromlist.value or () if not hasattr(sys.modules.get(name), part))]
+    if any(part not in sys.modules for part in wanted):
+        m.graph_break("B004", name=name)
+    module = __import__(i.argval, f.globals, None, fromlist.value, level.value)
+    f.push(m.wrap(module, Held(module.__name__, module)))
+
+
+def _absolute(name: str, package: str, level: int) -> str:
+    base = package.rsplit(".", level - 1)[0]
+    return f"{base}.{name}" if name else base
+
+
+@opcode("IMPORT_FROM", "module -- module value")
+def import_from(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(getattr, f.stack[-1], m.const(i.argval)))
+
+
+# -- pattern matching
+
+
+@opcodes("subject -- subject matches", "MATCH_MAPPING", "MATCH_SEQUENCE")
+def match_kind(m: M, f: SymFrame, i: Instruction) -> None:
+    flag = 1 << 6 if i.op == "MATCH_MAPPING" else 1 << 5
+    f.push(m.const(bool(f.stack[-1].python_type().__flags__ & flag)))
+
+
+@opcode("MATCH_KEYS", "subject keys -- subject keys values_or_none")
+def match_keys(m: M, f: SymFrame, i: Instruction) -> None:
+    subject, keys = f.stack[-2:]
+    values: list[Tracker] = []
+    for key in m.iterate(keys):
+        if not m.truth(m.apply(operator.contains, subject, key)):
+            f.push(m.const(None))
+            return
+        values.append(m.apply(operator.getitem, subject, key))
+    f.push(trackers.TupleTracker(values))
+
+
+@opcode("MATCH_CLASS", "subject class names -- attributes_or_none")
+def match_class(m: M, f: SymFrame, i: Instruction) -> None:
+    subject, cls, names = f.popn(3)
+    keyword_names = names.try_const()
+    assert keyword_names is not None
+    if not m.truth(m.apply(isinstance, subject, cls)):
+        f.push(m.const(None))
+        return
+    real = cls.try_const()
+    if real is None:
+        m.graph_break("B002", name="MATCH_CLASS", reason="class pattern on an unknown class")
+    if i.arg and real.value in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple):
+        values = [subject]
+    else:
+        positional = tuple(getattr(real.value, "__match_args__", ()))[: i.arg]
+        if len(positional) < i.arg:
+            m.graph_break("B002", name="MATCH_CLASS", reason="positional patterns without __match_args__")
+        values = []
+        for name in (*positional, *keyword_names.value):
+            if not m.truth(m.apply(hasattr, subject, m.const(name))):
+                f.push(m.const(None))
+                return
+            values.append(m.apply(getattr, subject, m.const(name)))
+    f.push(trackers.TupleTracker(values))

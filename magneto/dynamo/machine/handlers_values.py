@@ -1,0 +1,490 @@
+"""Opcodes that move values: stack, locals, cells, globals, constants, building and unpacking of containers, operators, attributes."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo import trackers
+from magneto.dynamo.bytecode.decode import VERSION, Instruction
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Held, Item
+from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
+from magneto.dynamo.machine.opcode_table import opcode, opcodes
+from magneto.dynamo.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.machine import SymbolicMachine as M
+
+# -- stack
+
+
+@opcodes("--", "NOP", "RESUME", "PRECALL")
+def nothing(m: M, f: SymFrame, i: Instruction) -> None:
+    pass
+
+
+@opcodes("value --", "POP_TOP", "END_FOR")
+def pop_top(m: M, f: SymFrame, i: Instruction) -> None:
+    f.pop()
+    if i.op == "END_FOR" and VERSION == (3, 12):
+        f.pop()
+
+
+@opcode("PUSH_NULL", "-- null")
+def push_null(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(NULL)
+
+
+@opcode("COPY", "bottom between* -- bottom between* bottom")
+def copy(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(f.stack[-i.arg])
+
+
+@opcode("SWAP", "bottom between* top -- top between* bottom")
+def swap(m: M, f: SymFrame, i: Instruction) -> None:
+    f.stack[-1], f.stack[-i.arg] = f.stack[-i.arg], f.stack[-1]
+
+
+@opcodes("-- value", "LOAD_CONST")
+def load_const(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.const(i.argval))
+
+
+# -- locals and cells
+
+
+def _unbound(m: M, f: SymFrame, slot: int) -> None:
+    name = f.decoded.slots[slot]
+    if name in f.code.co_freevars:
+        m.raise_exception(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+    m.raise_exception(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value"))
+
+
+def _local(m: M, f: SymFrame, slot: int) -> Tracker:
+    value = f.locals[slot]
+    if value is None:
+        _unbound(m, f, slot)
+    assert value is not None
+    return value
+
+
+@opcodes("-- value", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE")
+def load_fast(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(_local(m, f, i.argval))
+
+
+@opcode("LOAD_FAST_LOAD_FAST", "-- value1 value2")
+def load_fast_load_fast(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(_local(m, f, i.argval[0]))
+    f.push(_local(m, f, i.argval[1]))
+
+
+@opcode("LOAD_FAST_AND_CLEAR", "-- value")
+def load_fast_and_clear(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(f.locals[i.argval] or NULL)
+    f.locals[i.argval] = None
+
+
+@opcode("STORE_FAST", "value --")
+def store_fast(m: M, f: SymFrame, i: Instruction) -> None:
+    value = f.pop()
+    f.locals[i.argval] = None if value is NULL else value
+
+
+@opcode("STORE_FAST_STORE_FAST", "value2 value1 --")
+def store_fast_store_fast(m: M, f: SymFrame, i: Instruction) -> None:
+    f.locals[i.argval[0]] = f.pop()
+    f.locals[i.argval[1]] = f.pop()
+
+
+@opcode("STORE_FAST_LOAD_FAST", "value -- value2")
+def store_fast_load_fast(m: M, f: SymFrame, i: Instruction) -> None:
+    f.locals[i.argval[0]] = f.pop()
+    f.push(_local(m, f, i.argval[1]))
+
+
+@opcode("DELETE_FAST", "--")
+def delete_fast(m: M, f: SymFrame, i: Instruction) -> None:
+    _local(m, f, i.argval)
+    f.locals[i.argval] = None
+
+
+def _cell(m: M, f: SymFrame, slot: int) -> trackers.CellTracker:
+    cell = f.locals[slot]
+    if not isinstance(cell, trackers.CellTracker):
+        m.graph_break("B003", name=f.decoded.slots[slot])
+    return cell
+
+
+@opcode("MAKE_CELL", "--")
+def make_cell(m: M, f: SymFrame, i: Instruction) -> None:
+    cell = trackers.CellTracker()
+    if (value := f.locals[i.argval]) is not None:
+        cell.set(m, value)
+    f.locals[i.argval] = cell
+
+
+@opcode("COPY_FREE_VARS", "--")
+def copy_free_vars(m: M, f: SymFrame, i: Instruction) -> None:
+    """The free slots already hold their cells (FrameState and `bind` put them there)."""
+
+
+@opcode("LOAD_DEREF", "-- value")
+def load_deref(m: M, f: SymFrame, i: Instruction) -> None:
+    value = _cell(m, f, i.argval).get(m)
+    if value is None:
+        _unbound(m, f, i.argval)
+    assert value is not None
+    f.push(value)
+
+
+@opcode("STORE_DEREF", "value --")
+def store_deref(m: M, f: SymFrame, i: Instruction) -> None:
+    _cell(m, f, i.argval).set(m, f.pop())
+
+
+@opcode("DELETE_DEREF", "--")
+def delete_deref(m: M, f: SymFrame, i: Instruction) -> None:
+    cell = _cell(m, f, i.argval)
+    if cell.get(m) is None:
+        _unbound(m, f, i.argval)
+    cell.set(m, None)
+
+
+# -- globals
+
+
+def load_global_name(m: M, f: SymFrame, name: str) -> Tracker:
+    """A global or builtin, as LOAD_GLOBAL finds it."""
+    key = (id(f.globals), name)
+    if key in m.overlay:
+        found = m.overlay[key]
+        if found is not None:
+            return found
+    elif name in f.globals:
+        return m.wrap(f.globals[name], Item(f.globals_source, name))
+    else:
+        m.guard(Kind.KEY_ABSENT, f.globals_source, name)
+    table: Any = f.globals.get("__builtins__", builtins)
+    table = table if isinstance(table, dict) else vars(table)
+    if name in table:
+        return m.wrap(table[name], Item(Held("builtins", table), name))
+    m.raise_exception(NameError(f"name '{name}' is not defined", name=name))
+
+
+@opcode("LOAD_GLOBAL", "-- null? value")
+def load_global(m: M, f: SymFrame, i: Instruction) -> None:
+    value = load_global_name(m, f, i.argval)
+    if i.flag and VERSION < (3, 13):
+        f.push(NULL)
+    f.push(value)
+    if i.flag and VERSION >= (3, 13):
+        f.push(NULL)
+
+
+@opcode("STORE_GLOBAL", "value --")
+def store_global(m: M, f: SymFrame, i: Instruction) -> None:
+    value = f.pop()
+    m.overlay[(id(f.globals), i.argval)] = value
+    m.effect("{0}[" + repr(i.argval) + "] = {1}", HeldTracker(f.globals, "globals"), value)
+
+
+@opcode("DELETE_GLOBAL", "--")
+def delete_global(m: M, f: SymFrame, i: Instruction) -> None:
+    key = (id(f.globals), i.argval)
+    bound = m.overlay[key] is not None if key in m.overlay else i.argval in f.globals
+    if not bound:
+        m.raise_exception(NameError(f"name '{i.argval}' is not defined", name=i.argval))
+    m.overlay[key] = None
+    m.effect("del {0}[" + repr(i.argval) + "]", HeldTracker(f.globals, "globals"))
+
+
+# -- operators
+
+UNARY = {"UNARY_POSITIVE": operator.pos, "UNARY_NEGATIVE": operator.neg, "UNARY_INVERT": operator.invert}
+BINARY = (
+    *(operator.add, operator.and_, operator.floordiv, operator.lshift, operator.matmul, operator.mul, operator.mod, operator.or_, operator.pow, operator.rshift),
+    *(operator.sub, operator.truediv, operator.xor, operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul, operator.imul),
+    *(operator.imod, operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv, operator.ixor),
+)
+COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
+
+
+@opcodes("value -- result", *UNARY)
+def unary(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(UNARY[i.op], f.pop()))
+
+
+@opcode("UNARY_NOT", "value -- result")
+def unary_not(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.const(not m.truth(f.pop())))
+
+
+@opcode("TO_BOOL", "value -- result")
+def to_bool(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.const(m.truth(f.pop())))
+
+
+@opcode("BINARY_OP", "lhs rhs -- result")
+def binary_op(m: M, f: SymFrame, i: Instruction) -> None:
+    lhs, rhs = f.popn(2)
+    f.push(m.apply(BINARY[i.arg], lhs, rhs))
+
+
+@opcode("COMPARE_OP", "lhs rhs -- result")
+def compare_op(m: M, f: SymFrame, i: Instruction) -> None:
+    lhs, rhs = f.popn(2)
+    result = m.apply(COMPARE[i.argval], lhs, rhs)
+    f.push(m.const(m.truth(result)) if i.flag else result)
+
+
+@opcode("IS_OP", "lhs rhs -- result")
+def is_op(m: M, f: SymFrame, i: Instruction) -> None:
+    lhs, rhs = f.popn(2)
+    f.push(m.apply(operator.is_not if i.arg else operator.is_, lhs, rhs))
+
+
+@opcode("CONTAINS_OP", "item container -- result")
+def contains_op(m: M, f: SymFrame, i: Instruction) -> None:
+    item, container = f.popn(2)
+    found = m.apply(operator.contains, container, item)
+    f.push(m.const(not m.truth(found)) if i.arg else found)
+
+
+@opcode("BINARY_SUBSCR", "container key -- result")
+def binary_subscr(m: M, f: SymFrame, i: Instruction) -> None:
+    container, key = f.popn(2)
+    f.push(m.apply(operator.getitem, container, key))
+
+
+@opcode("STORE_SUBSCR", "value container key --")
+def store_subscr(m: M, f: SymFrame, i: Instruction) -> None:
+    value, container, key = f.popn(3)
+    m.apply(operator.setitem, container, key, value)
+
+
+@opcode("DELETE_SUBSCR", "container key --")
+def delete_subscr(m: M, f: SymFrame, i: Instruction) -> None:
+    container, key = f.popn(2)
+    m.apply(operator.delitem, container, key)
+
+
+@opcode("BINARY_SLICE", "container start stop -- result")
+def binary_slice(m: M, f: SymFrame, i: Instruction) -> None:
+    container, start, stop = f.popn(3)
+    f.push(m.apply(operator.getitem, container, trackers.SliceTracker(start, stop, m.const(None))))
+
+
+@opcode("STORE_SLICE", "value container start stop --")
+def store_slice(m: M, f: SymFrame, i: Instruction) -> None:
+    value, container, start, stop = f.popn(4)
+    m.apply(operator.setitem, container, trackers.SliceTracker(start, stop, m.const(None)), value)
+
+
+@opcode("BUILD_SLICE", "start stop step? -- slice")
+def build_slice(m: M, f: SymFrame, i: Instruction) -> None:
+    parts = f.popn(i.arg)
+    f.push(trackers.SliceTracker(parts[0], parts[1], parts[2] if len(parts) == 3 else m.const(None)))
+
+
+@opcode("GET_LEN", "container -- container length")
+def get_len(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(len, f.stack[-1]))
+
+
+# -- attributes
+
+
+@opcode("LOAD_ATTR", "owner -- value null?")
+def load_attr(m: M, f: SymFrame, i: Instruction) -> None:
+    owner = f.pop()
+    value = m.apply(getattr, owner, m.const(i.argval))
+    if i.flag and VERSION < (3, 13):
+        f.push(NULL)
+    f.push(value)
+    if i.flag and VERSION >= (3, 13):
+        f.push(NULL)
+
+
+@opcode("LOAD_METHOD", "owner -- null method")
+def load_method(m: M, f: SymFrame, i: Instruction) -> None:
+    owner = f.pop()
+    value = m.apply(getattr, owner, m.const(i.argval))
+    f.push(NULL)
+    f.push(value)
+
+
+@opcode("LOAD_SUPER_ATTR", "super class self -- value null?")
+def load_super_attr(m: M, f: SymFrame, i: Instruction) -> None:
+    fn, cls, self = f.popn(3)
+    proxy = m.call(fn, [cls, self] if i.flag & 2 else [], {})
+    value = m.apply(getattr, proxy, m.const(i.argval))
+    method = i.flag & 1
+    if method and VERSION < (3, 13):
+        f.push(NULL)
+    f.push(value)
+    if method and VERSION >= (3, 13):
+        f.push(NULL)
+
+
+@opcode("STORE_ATTR", "value owner --")
+def store_attr(m: M, f: SymFrame, i: Instruction) -> None:
+    value, owner = f.popn(2)
+    m.apply(setattr, owner, m.const(i.argval), value)
+
+
+@opcode("DELETE_ATTR", "owner --")
+def delete_attr(m: M, f: SymFrame, i: Instruction) -> None:
+    m.apply(delattr, f.pop(), m.const(i.argval))
+
+
+# -- building
+
+
+@opcode("BUILD_TUPLE", "values* -- tuple")
+def build_tuple(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(trackers.TupleTracker(f.popn(i.arg)))
+
+
+@opcode("BUILD_LIST", "values* -- list")
+def build_list(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(trackers.ListTracker(f.popn(i.arg)))
+
+
+@opcode("BUILD_SET", "values* -- set")
+def build_set(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(set, trackers.ListTracker(f.popn(i.arg))))
+
+
+@opcode("BUILD_MAP", "keys_values* -- dict")
+def build_map(m: M, f: SymFrame, i: Instruction) -> None:
+    flat = f.popn(2 * i.arg)
+    built = m.apply(dict)
+    for key, value in zip(flat[::2], flat[1::2], strict=True):
+        m.apply(operator.setitem, built, key, value)
+    f.push(built)
+
+
+@opcode("BUILD_CONST_KEY_MAP", "values* keys -- dict")
+def build_const_key_map(m: M, f: SymFrame, i: Instruction) -> None:
+    keys = f.pop().try_const()
+    assert keys is not None
+    built = m.apply(dict)
+    for key, value in zip(keys.value, f.popn(i.arg), strict=True):
+        m.apply(operator.setitem, built, m.const(key), value)
+    f.push(built)
+
+
+@opcode("BUILD_STRING", "pieces* -- str")
+def build_string(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(str.join, m.const(""), trackers.ListTracker(f.popn(i.arg))))
+
+
+@opcode("LIST_APPEND", "list between* value -- list between*")
+def list_append(m: M, f: SymFrame, i: Instruction) -> None:
+    value = f.pop()
+    m.apply(list.append, f.stack[-i.arg], value)
+
+
+@opcode("SET_ADD", "set between* value -- set between*")
+def set_add(m: M, f: SymFrame, i: Instruction) -> None:
+    value = f.pop()
+    m.apply(set.add, f.stack[-i.arg], value)
+
+
+@opcode("MAP_ADD", "dict between* key value -- dict between*")
+def map_add(m: M, f: SymFrame, i: Instruction) -> None:
+    key, value = f.popn(2)
+    m.apply(operator.setitem, f.stack[-i.arg], key, value)
+
+
+@opcode("LIST_EXTEND", "list between* iterable -- list between*")
+def list_extend(m: M, f: SymFrame, i: Instruction) -> None:
+    iterable = f.pop()
+    m.apply(list.extend, f.stack[-i.arg], iterable)
+
+
+@opcode("SET_UPDATE", "set between* iterable -- set between*")
+def set_update(m: M, f: SymFrame, i: Instruction) -> None:
+    iterable = f.pop()
+    m.apply(set.update, f.stack[-i.arg], iterable)
+
+
+@opcode("DICT_UPDATE", "dict between* mapping -- dict between*")
+def dict_update(m: M, f: SymFrame, i: Instruction) -> None:
+    mapping = f.pop()
+    m.apply(dict.update, f.stack[-i.arg], mapping)
+
+
+@opcode("DICT_MERGE", "callable dict between* mapping -- callable dict between*")
+def dict_merge(m: M, f: SymFrame, i: Instruction) -> None:
+    mapping = f.pop()
+    target = f.stack[-i.arg]
+    for key in m.iterate(m.apply(iter, mapping)):
+        if m.truth(m.apply(operator.contains, target, key)):
+            const = key.try_const()
+            m.raise_exception(TypeError(f"got multiple values for keyword argument '{const.value if const else '?'}'"))
+    m.apply(dict.update, target, mapping)
+
+
+@opcode("LIST_TO_TUPLE", "list -- tuple")
+def list_to_tuple(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(tuple, f.pop()))
+
+
+# -- unpacking
+
+
+@opcode("UNPACK_SEQUENCE", "sequence -- values*")
+def unpack_sequence(m: M, f: SymFrame, i: Instruction) -> None:
+    items = m.iterate(f.pop())
+    if len(items) > i.arg:
+        m.raise_exception(ValueError(f"too many values to unpack (expected {i.arg})"))
+    if len(items) < i.arg:
+        m.raise_exception(ValueError(f"not enough values to unpack (expected {i.arg}, got {len(items)})"))
+    for item in reversed(items):
+        f.push(item)
+
+
+@opcode("UNPACK_EX", "sequence -- after* rest before*")
+def unpack_ex(m: M, f: SymFrame, i: Instruction) -> None:
+    before, after = i.arg & 255, i.arg >> 8
+    items = m.iterate(f.pop())
+    if len(items) < before + after:
+        m.raise_exception(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})"))
+    stop = len(items) - after
+    values: list[Tracker] = [*items[:before], trackers.ListTracker(items[before:stop]), *items[stop:]]
+    for value in reversed(values):
+        f.push(value)
+
+
+# -- strings
+
+_CONVERSIONS = {1: str, 2: repr, 3: ascii}
+
+
+@opcode("FORMAT_VALUE", "value spec? -- str")
+def format_value(m: M, f: SymFrame, i: Instruction) -> None:
+    spec = f.pop() if i.arg & 4 else m.const("")
+    value = f.pop()
+    if i.arg & 3:
+        value = m.apply(_CONVERSIONS[i.arg & 3], value)
+    f.push(m.apply(format, value, spec))
+
+
+@opcode("CONVERT_VALUE", "value -- str")
+def convert_value(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(_CONVERSIONS[i.arg], f.pop()))
+
+
+@opcode("FORMAT_SIMPLE", "value -- str")
+def format_simple(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.apply(format, f.pop(), m.const("")))
+
+
+@opcode("FORMAT_WITH_SPEC", "value spec -- str")
+def format_with_spec(m: M, f: SymFrame, i: Instruction) -> None:
+    value, spec = f.popn(2)
+    f.push(m.apply(format, value, spec))

@@ -1,0 +1,301 @@
+"""The symbolic machine: runs the instructions of a frame (and of the functions it calls) on trackers until the region ends.
+
+A region ends with a return of the entry frame or with a break. A break needs no roll-back where every frame on the symbolic stack can be
+materialised: the frames' states are written out and CPython, or the next region, goes on. Where something that is not a Python frame lies between two
+frames (a `sorted` that calls a key function, a half-run generator), capture restarts with a forced break at the outer instruction; capture is
+deterministic, so instruction counts identify instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, NoReturn
+
+from magneto.base.errors import GraphBreak
+from magneto.dynamo import trackers
+from magneto.dynamo.bytecode.decode import Instruction
+from magneto.dynamo.guards.rows import GuardSet, Kind, Row
+from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.machine.frame import NULL, SymFrame
+from magneto.dynamo.machine.recorder import Recorder
+from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
+from magneto.dynamo.trackers.base import Tracker
+
+MAX_INSTRUCTIONS = 2_000_000
+MAX_DEPTH = 60
+_GENERATOR, _COROUTINE = 0x20, 0x80 | 0x200
+
+
+@dataclass(slots=True)
+class GeneratorRun:
+    """State of a generator consumed inside the region. It cannot leave it: capture then breaks at the instruction that made it."""
+
+    frame: SymFrame
+    started: bool = False
+    finished: bool = False
+
+
+class SymbolicMachine:
+    """One capture attempt of one entry point. `state` is the C hook's FrameState."""
+
+    def __init__(self, state: Any, forced: Mapping[int, Forced], unbound: object, null: object) -> None:
+        self.state = state
+        self.forced = forced
+        self.unbound, self.null = unbound, null
+        self.guards = GuardSet()
+        self.recorder = Recorder(self)
+        self.frames: list[SymFrame] = []
+        self.effects: list[tuple[str, tuple[Tracker, ...]]] = []
+        self.contexts: list[Tracker] = []
+        self.wrapped: dict[int, Tracker] = {}
+        self.overlay: dict[tuple[int, str], Tracker | None] = {}
+        self.count = 0
+        self.ending: Ending | None = None
+        self._generators: dict[int, GeneratorRun] = {}
+        self._tail = False
+
+    # -- running
+
+    def capture(self) -> Ending:
+        """Run from the entry point to the region's end. Raises Restart."""
+        frame = self._entry_frame()
+        try:
+            value = self.run(frame)
+            self.ending = Ending(value=value)
+            self.frames.append(frame)
+        except RegionEnd:
+            pass
+        except CapturedRaise as raised:
+            raise Restart(raised.count, None, True) from None
+        assert self.ending is not None
+        return self.ending
+
+    def _entry_frame(self) -> SymFrame:
+        state = self.state
+        frame = SymFrame(state.code, [], state.globals, Held("globals()", state.globals))
+        for slot, (name, obj) in enumerate(zip(frame.decoded.slots, state.locals, strict=True)):
+            frame.locals.append(None if obj is self.unbound else self.wrap(obj, Local(slot, name)))
+        frame.entry = list(frame.locals)
+        frame.stack = [NULL if obj is self.null else self.wrap(obj, Stack(index)) for index, obj in enumerate(state.stack)]
+        frame.jump(state.offset)
+        return frame
+
+    def run(self, frame: SymFrame, generator: bool = False) -> Tracker:
+        """Run a frame to its return (or, for a generator frame, to its next yield); the frame is popped unless the region ends inside it."""
+        from magneto.dynamo.machine.handlers import HANDLERS
+
+        if len(self.frames) >= MAX_DEPTH:
+            self.graph_break("B020", depth=MAX_DEPTH)
+        self.frames.append(frame)
+        instructions = frame.decoded.instructions
+        while True:
+            instruction = instructions[frame.pc]
+            frame.current = instruction
+            frame.pc += 1
+            self.count += 1
+            frame.count = self.count
+            frame.before = frame.stack.copy()
+            self._tail = False
+            try:
+                if self.count in self.forced:
+                    self._forced_break(frame)
+                if self.count > MAX_INSTRUCTIONS:
+                    self.graph_break("B021", limit=MAX_INSTRUCTIONS)
+                result: Tracker | None = HANDLERS[instruction.op](self, frame, instruction)
+            except CapturedRaise as raised:
+                if not self._unwind(frame, instruction, raised):
+                    self.frames.pop()
+                    raise
+                continue
+            except GraphBreak as reason:
+                self._break(frame, reason)
+            except trackers.CannotEmit as problem:
+                self._break(frame, GraphBreak("B022", self.user_stack(), value=problem.tracker.show()))
+            if result is not None:
+                self.frames.pop()
+                return result
+
+    def _unwind(self, frame: SymFrame, instruction: Instruction, raised: CapturedRaise) -> bool:
+        """Enter the frame's handler for the exception, if it has one."""
+        handler = frame.decoded.handler_at(instruction.offset)
+        if handler is None:
+            return False
+        del frame.stack[handler.depth :]
+        if handler.lasti:
+            frame.push(self.const(instruction.offset // 2))
+        frame.push(raised.value)
+        frame.raised = raised.count
+        frame.jump(handler.target)
+        return True
+
+    # -- ends
+
+    def _forced_break(self, frame: SymFrame) -> NoReturn:
+        forced = self.forced[self.count]
+        self._finish(frame, forced.reason, forced.interpret)
+
+    def _break(self, frame: SymFrame, reason: GraphBreak) -> NoReturn:
+        self._finish(frame, reason, False)
+
+    def _finish(self, frame: SymFrame, reason: GraphBreak | None, interpret: bool) -> NoReturn:
+        """End the region at the current instruction of the innermost frame, or restart with a break at an outer one."""
+        for depth, candidate in enumerate(self.frames):
+            if depth and not candidate.tail:
+                outer = self.frames[depth - 1]
+                raise Restart(outer.count, reason, False)
+            if candidate.handled:
+                raise Restart(candidate.handled[0][0], reason, True)
+        self.ending = Ending(reason=reason, interpret=interpret)
+        raise RegionEnd
+
+    def graph_break(self, id: str, **fields: Any) -> NoReturn:
+        raise GraphBreak(id, self.user_stack(), **fields)
+
+    def raise_exception(self, exc: BaseException | Tracker) -> NoReturn:
+        if isinstance(exc, Tracker):
+            raise CapturedRaise(exc, self.count)
+        raise CapturedRaise(trackers.ExceptionTracker.of(self, exc), self.count, exc)
+
+    def handled_exception(self) -> Tracker | None:
+        """The exception being handled, as `sys.exception()` would give it."""
+        for frame in reversed(self.frames):
+            if frame.handled:
+                return frame.handled[-1][1]
+        return None
+
+    # -- values
+
+    def wrap(self, obj: Any, source: Source) -> Tracker:
+        found = self.wrapped.get(id(obj))
+        if found is not None:
+            return self._rewrap(found, obj, source)
+        tracker = trackers.wrap(self, obj, source)
+        if tracker.shared:
+            self.wrapped[id(obj)] = tracker
+        return tracker
+
+    def _rewrap(self, found: Tracker, obj: Any, source: Source) -> Tracker:
+        """The same object reached by a second path: one tracker, and a row that the two paths still meet."""
+        if found.source is not None and found.source != source:
+            self.guard(Kind.SAME, source, found.source)
+        return found
+
+    def const(self, value: Any) -> Tracker:
+        return trackers.from_value(self, value)
+
+    def guard(self, kind: Kind, source: Source | None, payload: Any) -> None:
+        self.guards.add(Row(kind, source, payload, self.user_line()))
+
+    def user_stack(self) -> tuple[tuple[str, int, str], ...]:
+        return tuple(frame.where() for frame in self.frames)
+
+    def user_line(self) -> str:
+        if not self.frames:
+            return f"{self.state.code.co_filename}:{self.state.code.co_firstlineno}"
+        file, line, _ = self.frames[-1].where()
+        return f"{file}:{line}"
+
+    # -- behaviour
+
+    def apply(self, fn: Callable[..., Any], *args: Tracker, **kwargs: Tracker) -> Tracker:
+        self._tail = False
+        return trackers.apply(self, fn, args, kwargs)
+
+    def call(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+        self._tail = False
+        return trackers.call(self, fn, args, kwargs)
+
+    def call_tail(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+        """A call whose result the current instruction pushes unchanged: frames of a Python callee can be materialised at a break."""
+        resolve = getattr(fn, "resolve_call", None)
+        resolved = resolve(self) if resolve is not None else None
+        if resolved is None:
+            return self.call(fn, args, kwargs)
+        function, prefix = resolved
+        self._tail = True
+        return self.inline(function, [*prefix, *args], kwargs)
+
+    def inline(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+        tail, self._tail = self._tail, False
+        assert isinstance(fn, trackers.FunctionTracker)
+        code: CodeType = fn.code
+        if code.co_flags & _COROUTINE:
+            self.graph_break("B023", name=code.co_name)
+        slots = fn.bind(self, args, kwargs)
+        if fn.closure:
+            slots[-len(fn.closure) :] = fn.closure
+        generator = bool(code.co_flags & _GENERATOR)
+        frame = SymFrame(code, slots, fn.globals, fn.globals_source, function=fn, tail=tail and not generator)
+        if not generator:
+            return self.run(frame)
+        tracker = trackers.GeneratorTracker(frame)
+        tracker.born = self.count
+        self._generators[id(tracker)] = GeneratorRun(frame)
+        return tracker
+
+    def generator_next(self, generator: trackers.GeneratorTracker, send: Tracker | None = None) -> Tracker | None:
+        """Run a generator up to its next yield; None when it returned (its `result` is then set)."""
+        run = self._generators[id(generator)]
+        if run.finished:
+            return None
+        frame = run.frame
+        if run.started:
+            frame.push(send or self.const(None))
+        run.started, run.finished, frame.yielded = True, True, False
+        value = self.run(frame)
+        if frame.yielded:
+            run.finished = False
+            return value
+        generator.result = value
+        return None
+
+    def super_args(self) -> tuple[Tracker, Tracker]:
+        """(`__class__`, first argument) of the current frame, for `super()`."""
+        frame = self.frames[-1]
+        slots = frame.decoded.slots
+        cell = frame.locals[slots.index("__class__")] if "__class__" in slots else None
+        first = frame.locals[0] if frame.locals else None
+        if isinstance(first, trackers.CellTracker):
+            first = first.get(self)
+        cls = cell.get(self) if isinstance(cell, trackers.CellTracker) else None
+        if cls is None or first is None:
+            self.raise_exception(RuntimeError("super(): __class__ cell not found" if cls is None else "super(): no arguments"))
+        return cls, first
+
+    def truth(self, value: Tracker) -> bool:
+        known = trackers.truth(self, value)
+        if known is None:
+            self.graph_break("B012", value=value.show())
+        return known
+
+    def iterate(self, value: Tracker) -> list[Tracker]:
+        return trackers.iterate(self, value)
+
+    def next_or_none(self, iterator: Tracker) -> Tracker | None:
+        """The next item, or None at the end."""
+        self._tail = False
+        return trackers.next_or_none(self, iterator)
+
+    # -- modes
+
+    def grad_enabled(self) -> bool:
+        """Grad mode at this point of the program."""
+        self.recorder.guard_modes()
+        return self.recorder.grad_mode
+
+    def set_grad_enabled(self, flag: bool) -> None:
+        """Switch grad mode for what follows; the graph carries the switch, and the region restores or hands over the mode at its end."""
+        self.recorder.set_grad_mode(flag)
+
+    # -- the graph and effects
+
+    def node(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: bool = False) -> Tracker:
+        return self.recorder.node(target, args, kwargs, method)
+
+    def mode_node(self, fn: Callable[..., Any], *consts: Any) -> None:
+        self.recorder.mode_node(fn, *consts)
+
+    def effect(self, text: str, *operands: Tracker) -> None:
+        self.effects.append((text, operands))

@@ -1,0 +1,79 @@
+"""The opcode table: one row per opcode of every supported Python version: handled, breaking(reason) or unsupported(reason).
+
+Handlers register with `@opcode(name, effect)`; `effect` is "inputs -- outputs" in words, as in CPython's own bytecode definitions; names that end in `*` stand for
+a number of values given by the argument. Opcodes move values; what they mean is the dispatch row of a Python callable (`operator.add`, `getattr`, `iter` ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from magneto.dynamo.bytecode.decode import Instruction
+from magneto.dynamo.machine.frame import SymFrame
+from magneto.dynamo.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.machine import SymbolicMachine
+
+Handler = Callable[["SymbolicMachine", SymFrame, Instruction], "Tracker | None"]
+
+HANDLERS: dict[str, Handler] = {}
+EFFECTS: dict[str, str] = {}
+
+BREAKING: dict[str, str] = {
+    "PRINT_EXPR": "interactive output",
+    "IMPORT_STAR": "import * binds unknown names",
+    "LOAD_BUILD_CLASS": "class definitions run arbitrary code",
+    "SETUP_ANNOTATIONS": "module or class level code",
+    "STORE_NAME": "module or class level code",
+    "DELETE_NAME": "module or class level code",
+    "LOAD_NAME": "module or class level code",
+    "LOAD_LOCALS": "class level code",
+    "LOAD_CLASSDEREF": "class level code",
+    "LOAD_FROM_DICT_OR_DEREF": "class level code",
+    "LOAD_FROM_DICT_OR_GLOBALS": "class level code",
+    "CHECK_EG_MATCH": "exception groups are handled by the interpreter",
+    "PREP_RERAISE_STAR": "exception groups are handled by the interpreter",
+    "CLEANUP_THROW": "exceptions thrown into a delegating generator",
+}
+UNSUPPORTED: dict[str, str] = {
+    name: "coroutines and asynchronous generators run in the interpreter"
+    for name in (
+        *("GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "ASYNC_GEN_WRAP", "GET_AWAITABLE"),
+        *("INTERPRETER_EXIT", "ENTER_EXECUTOR", "EXIT_INIT_CHECK", "RESERVED", "CACHE", "EXTENDED_ARG", "<0>"),
+    )
+}
+
+
+def opcode(name: str, effect: str) -> Callable[[Handler], Handler]:
+    """Register the handler of one opcode."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS[name] = handler
+        EFFECTS[name] = effect
+        return handler
+
+    return register
+
+
+def opcodes(effect: str, *names: str) -> Callable[[Handler], Handler]:
+    """Register one handler for several opcodes that differ by name only."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            opcode(name, effect)(handler)
+        return handler
+
+    return register
+
+
+def _breaking(name: str, reason: str) -> Handler:
+    def handler(machine: SymbolicMachine, frame: SymFrame, instruction: Instruction) -> Tracker | None:
+        machine.graph_break("B002", name=name, reason=reason)
+
+    return handler
+
+
+for _name, _reason in {**BREAKING, **UNSUPPORTED}.items():
+    HANDLERS[_name] = _breaking(_name, _reason)

@@ -1,0 +1,209 @@
+"""The graph recorder: torch-level calls become FX nodes, their results trackers whose metadata come from fake propagation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from magneto.dynamo import trackers
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Source
+from magneto.dynamo.guards.state import state_payload
+from magneto.dynamo.trackers.base import Tracker
+from magneto.graph.fake import DataDependent, FakeResult, fake_call
+from magneto.graph.meta import TensorMeta
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.machine import SymbolicMachine
+
+
+class Recorder:
+    """The FX graph under construction. `inputs`: placeholders in order with the trackers they stand for."""
+
+    def __init__(self, machine: SymbolicMachine) -> None:
+        self.machine = machine
+        self.graph = fx.Graph()
+        self.inputs: list[tuple[fx.Node, trackers.TensorTracker]] = []
+        self.keep: set[fx.Node] = set()
+        self.mutated: set[Tracker] = set()
+        self.n_calls = 0
+        self.mode_changed = False
+        self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
+        self._modes_guarded = False
+        self._last_placeholder: fx.Node | None = None
+
+    # -- inputs
+
+    def input_node(self, tracker: trackers.TensorTracker) -> fx.Node:
+        """The node of a tensor; a tensor from outside becomes a placeholder at its first use."""
+        if tracker.node is not None:
+            return tracker.node
+        assert tracker.source is not None, tracker
+        name = placeholder_name(tracker.source)
+        anchor = self._last_placeholder
+        context = self.graph.inserting_after(anchor) if anchor is not None else self.graph.inserting_before(next(iter(self.graph.nodes), None))
+        with context:
+            node = self.graph.placeholder(name)
+        node.meta["val"] = tracker.meta
+        node.meta["stack"] = self.machine.user_stack()
+        self._last_placeholder = node
+        self.inputs.append((node, tracker))
+        tracker.node = node
+        return node
+
+    # -- calls
+
+    def node(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], method: bool) -> Tracker:
+        """Record one call. Trackers inside args may be nested in lists, tuples, dicts and slices, tracked or plain."""
+        machine = self.machine
+        self.guard_modes()
+        tensors: list[trackers.TensorTracker] = []
+        fx_args = tuple(self.argument(arg, tensors) for arg in args)
+        fx_kwargs = {name: self.argument(arg, tensors) for name, arg in kwargs.items()}
+        fake_args = [_fake(arg) for arg in fx_args]
+        fake_kwargs = {name: _fake(arg) for name, arg in fx_kwargs.items()}
+        fn = getattr(tensors[0].cls if tensors else torch.Tensor, target) if method else target
+        try:
+            result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
+        except DataDependent as problem:
+            machine.graph_break("B011", name=_name(target), reason=str(problem))
+        except NotImplementedError as problem:
+            machine.graph_break("B013", name=_name(target), reason=str(problem))
+        except Exception as error:
+            machine.raise_exception(error)
+        if method:
+            node = self.graph.call_method(target, fx_args, fx_kwargs)
+        else:
+            node = self.graph.call_function(target, fx_args, fx_kwargs)
+        node.meta["val"] = result.value
+        node.meta["stack"] = machine.user_stack()
+        self.n_calls += 1
+        if result.mutated or result.random:
+            self.keep.add(node)
+        for path in result.mutated:
+            self._mark_mutated(args, kwargs, path)
+        return self._result(node, result, [tracker for tracker in tensors])
+
+    def guard_modes(self) -> None:
+        """What an operation depends on besides its operands: grad mode, autocast ... guarded once per region."""
+        if not self._modes_guarded:
+            self._modes_guarded = True
+            for payload in state_payload():
+                self.machine.guard(Kind.STATE, None, payload)
+
+    def mode_node(self, fn: Callable[..., Any], *consts: Any) -> None:
+        """A call that changes torch's modes for the operations after it (grad mode, autocast)."""
+        self.guard_modes()
+        node = self.graph.call_function(fn, consts)
+        node.meta["val"] = None
+        node.meta["stack"] = self.machine.user_stack()
+        self.keep.add(node)
+        self.mode_changed = True
+
+    def set_grad_mode(self, flag: bool) -> None:
+        """Grad mode for the operations recorded from now on."""
+        self.guard_modes()
+        if flag != self.grad_mode:
+            self.grad_mode = flag
+            self.mode_node(torch._C._set_grad_enabled, flag)
+
+    def argument(self, value: Any, tensors: list[trackers.TensorTracker]) -> Any:
+        """FX argument of a tracker or of a nested structure of trackers."""
+        if isinstance(value, trackers.TensorTracker):
+            tensors.append(value)
+            return self.input_node(value)
+        if isinstance(value, Tracker):
+            self.machine.graph_break("B101", callee="a graph operation", reason=f"argument {value.show()}")
+        if isinstance(value, tuple):
+            items = [self.argument(item, tensors) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, list):
+            return [self.argument(item, tensors) for item in value]
+        if isinstance(value, dict):
+            return {key: self.argument(item, tensors) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(self.argument(value.start, tensors), self.argument(value.stop, tensors), self.argument(value.step, tensors))
+        return value
+
+    def _mark_mutated(self, args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...]) -> None:
+        value: Any = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
+        for step in path[1:]:
+            value = value[step]
+        if isinstance(value, trackers.TensorTracker):
+            self.mutated.add(value)
+
+    # -- results
+
+    def _result(self, node: fx.Node, result: FakeResult, tensors: list[trackers.TensorTracker]) -> Tracker:
+        if result.same is not None:
+            same = tensors[result.same]
+            if isinstance(result.value, TensorMeta):
+                same.meta = result.value
+            return same
+        return self._track(node, result.value)
+
+    def _track(self, node: fx.Node, value: Any) -> Tracker:
+        if isinstance(value, TensorMeta):
+            return trackers.TensorTracker(value, node=node)
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            if not any(isinstance(item, (TensorMeta, tuple, list)) for item in value):
+                return self.machine.const(value) if isinstance(value, tuple) else trackers.ListTracker([self.machine.const(item) for item in value])
+            items = [self._item(node, index, item) for index, item in enumerate(value)]
+            if isinstance(value, list):
+                return trackers.ListTracker(items)
+            return trackers.NamedTupleTracker(type(value), items) if type(value) is not tuple else trackers.TupleTracker(items)
+        return self.machine.const(value)
+
+    def _item(self, node: fx.Node, index: int, value: Any) -> Tracker:
+        import operator
+
+        if not isinstance(value, (TensorMeta, tuple, list)):
+            return self.machine.const(value)
+        item = self.graph.call_function(operator.getitem, (node, index))
+        item.meta["val"] = value
+        item.meta["stack"] = node.meta["stack"]
+        return self._track(item, value)
+
+    # -- finishing
+
+    def prune(self, outputs: Sequence[fx.Node]) -> None:
+        """Drop what neither the outputs nor an effect need: pure nodes only."""
+        needed = set(outputs) | self.keep
+        for node in reversed(list(self.graph.nodes)):
+            if node.op in ("placeholder", "output"):
+                continue
+            if node not in needed and not node.users:
+                self.graph.erase_node(node)
+        for node, tracker in list(self.inputs):
+            if not node.users and node not in needed:
+                self.graph.erase_node(node)
+                self.inputs.remove((node, tracker))
+                tracker.node = None
+
+
+def _fake(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return value.meta["val"]
+    if isinstance(value, tuple):
+        items = [_fake(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_fake(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _fake(item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(_fake(value.start), _fake(value.stop), _fake(value.step))
+    return value
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+
+
+def placeholder_name(source: Source) -> str:
+    """`L['self']._parameters['weight']` -> `l_self_parameters_weight_`."""
+    return re.sub(r"\W+", "_", source.text()).strip("_").lower().replace("__", "_") + "_"

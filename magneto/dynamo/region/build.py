@@ -1,0 +1,255 @@
+"""From a finished capture to a region: the graph handed to the backend, the generated function, its guards. Everything is text and data until the last step."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto import _C
+from magneto.base.text import compile_source, indent
+from magneto.dynamo import trackers
+from magneto.dynamo.bytecode.decode import Instruction
+from magneto.dynamo.bytecode.liveness import live_slots
+from magneto.dynamo.guards.rows import GuardSet, Kind, Row
+from magneto.dynamo.guards.source import Local, Source, Stack
+from magneto.dynamo.machine.frame import SymFrame
+from magneto.dynamo.machine.machine import SymbolicMachine
+from magneto.dynamo.machine.signals import Ending, Restart
+from magneto.dynamo.region import runtime
+from magneto.dynamo.region.emit import RegionEmitter
+from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
+
+_numbers = itertools.count()
+_BASE = {
+    "Resume": _C.Resume,
+    "UNBOUND": _C.UNBOUND,
+    "KEEP": _C.KEEP,
+    "NULL": _C.NULL_,
+    "call_active": _C.call_active,
+    "materialise": _C.materialise,
+    "END": runtime.END,
+    "clean": runtime.clean,
+    "enter": runtime.enter,
+    "set_grad": torch._C._set_grad_enabled,
+}
+_RESERVED = {"r", "e", "s", "graph"}
+
+
+@dataclass(slots=True)
+class RegionPlan:
+    """A captured region as data: `text` defines `name`; `slots` + `exports` are its arguments in order."""
+
+    name: str
+    text: str
+    namespace: dict[str, Any]
+    slots: tuple[int, ...]
+    exports: tuple[Source, ...]
+    guards: GuardSet
+    gm: fx.GraphModule | None
+    example_inputs: list[torch.Tensor]
+    machine: SymbolicMachine
+    ending: Ending
+    code: types.CodeType
+    offset: int
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def plan_region(machine: SymbolicMachine, ending: Ending) -> RegionPlan:
+    """Write the region function of a finished capture. Raises Restart when a live value cannot be rebuilt."""
+    return _Builder(machine, ending).build()
+
+
+class _Builder:
+    def __init__(self, machine: SymbolicMachine, ending: Ending) -> None:
+        self.machine = machine
+        self.ending = ending
+        state = machine.state
+        namespace: dict[str, Any] = dict(_BASE)
+        self.em = RegionEmitter(_RESERVED | set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__), namespace)
+        self.namespace = namespace
+        stem = "".join(c if c.isalnum() else "_" for c in state.code.co_name).strip("_") or "code"
+        self.name = f"{stem}_at_{state.offset}"
+
+    def build(self) -> RegionPlan:
+        machine, em = self.machine, self.em
+        try:
+            for text, operands in machine.effects:
+                em.line(text.format(*[em.value(operand) for operand in operands]))
+            for context in machine.contexts:
+                em.line(f"{em.value(context)}.__enter__()")
+            self._end()
+        except trackers.CannotEmit as problem:
+            born = getattr(problem.tracker, "born", None)
+            if born is None:
+                born = machine.frames[-1].count
+            raise Restart(born, machine_break(machine, problem), False) from None
+        head, gm, examples = self._graph_call()
+        self._guard_distinct()
+        arguments = list(em.arguments.items())
+        direct = [(source, name) for source, name in arguments if isinstance(source, (Local, Stack))]
+        exported = [(source, name) for source, name in arguments if not isinstance(source, (Local, Stack))]
+        parameters = ", ".join(name for _, name in direct + exported)
+        text = f"def {self.name}({parameters}):\n" + indent("\n".join([self._comment(), *head, *em.lines]), 4) + "\n"
+        n_locals = len(machine.state.locals)
+        slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
+        exports = tuple(source for source, _ in exported)
+        return RegionPlan(
+            self.name, text, self.namespace, slots, exports, machine.guards, gm, examples, machine, self.ending, machine.state.code, machine.state.offset
+        )
+
+    def _comment(self) -> str:
+        state = self.machine.state
+        reason = self.ending.reason
+        end = "returns" if self.ending.value is not None else f"break {reason.id} {reason.where}" if reason is not None else "raises"
+        return f"# {state.code.co_qualname} from offset {state.offset} ({state.code.co_filename}:{state.code.co_firstlineno}); {end}"
+
+    # -- the graph
+
+    def _graph_call(self) -> tuple[list[str], fx.GraphModule | None, list[torch.Tensor]]:
+        recorder, em = self.machine.recorder, self.em
+        outputs = [node for node, _ in em.outputs]
+        recorder.prune(outputs)
+        calls = [node for node in recorder.graph.nodes if node.op in ("call_function", "call_method")]
+        if not calls:
+            return [], None, []
+        if recorder.grad_mode != recorder.initial_grad_mode:
+            recorder.mode_node(torch._C._set_grad_enabled, recorder.initial_grad_mode)
+        recorder.graph.output(tuple(outputs))
+        gm = fx.GraphModule(torch.nn.Module(), recorder.graph, class_name="CapturedGraph")
+        gm.meta["magneto"] = {
+            "name": self.name,
+            "stack": tuple(frame.where() for frame in self.machine.frames),
+            "grad_enabled": recorder.initial_grad_mode,
+            "parameter_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if isinstance(t.obj, torch.nn.Parameter)),
+            "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
+        }
+        call = f"graph({', '.join(em.source(tracker.source) for _, tracker in recorder.inputs)})"  # type: ignore[arg-type]
+        targets = "".join(f"{name}, " for _, name in em.outputs).rstrip()
+        line = f"{targets} = {call}" if targets else call
+        if recorder.mode_changed:
+            head = ["try:", f"    {line}", "except BaseException:", f"    set_grad({recorder.initial_grad_mode})", "    raise"]
+        else:
+            head = [line]
+        return head, gm, [tracker.obj for _, tracker in recorder.inputs]
+
+    def _guard_distinct(self) -> None:
+        """A region that writes to inputs holds only while its input tensors do not share memory in another way than at capture."""
+        recorder = self.machine.recorder
+        if not recorder.mutated:
+            return
+        sources = [tracker.source for _, tracker in recorder.inputs if tracker.source is not None]
+        if len(sources) > 1:
+            self.machine.guards.add(Row(Kind.DISTINCT, sources[0], tuple(sources[1:]), self.machine.user_line()))
+
+    # -- ends
+
+    def _end(self) -> None:
+        if self.ending.value is not None:
+            self.em.line(f"return {self.em.value(self.ending.value)}")
+            return
+        frames = self.machine.frames
+        innermost = frames[-1]
+        assert innermost.current is not None
+        locals_text = [self._locals(depth, frame) for depth, frame in enumerate(frames)]
+        outer_stacks = [[self.em.value(value) for value in frame.stack] for frame in frames[:-1]]
+        instruction = innermost.current
+        if self.ending.interpret or not has_form(innermost, instruction):
+            self._resume_at(innermost, instruction, locals_text[-1])
+        else:
+            outcome = FORMS[instruction.op](FormContext(self.em, innermost, instruction))
+            self._execute(innermost, instruction, outcome, locals_text[-1])
+        for depth in range(len(frames) - 2, -1, -1):
+            self._materialise(frames[depth], frames[depth + 1], locals_text[depth], outer_stacks[depth])
+        self.em.line("return s")
+
+    def _locals(self, depth: int, frame: SymFrame) -> str:
+        """Name of the tuple of all slots of a frame at the break."""
+        assert frame.current is not None
+        live = live_slots(frame.code, frame.current.offset)
+        frees = len(frame.locals) - len(frame.code.co_freevars)
+        parts = []
+        for slot, tracker in enumerate(frame.locals):
+            entry = frame.entry[slot] if depth == 0 else None
+            if depth == 0 and tracker is entry and not (self.machine.state.offset == 0 and slot >= frees):
+                parts.append("KEEP")
+            elif tracker is None or slot not in live:
+                parts.append("UNBOUND")
+            else:
+                parts.append(self.em.value(tracker))
+        text = ", ".join(parts)
+        name: str = self.em.assign(f"locals_{depth}", f"({text}{',' if len(parts) == 1 else ''})")
+        return name
+
+    def _resume_at(self, frame: SymFrame, instruction: Instruction, locals_name: str) -> None:
+        """Resume at the instruction itself; a CALL goes back to its KW_NAMES, whose effect the interpreter keeps outside the frame."""
+        position = frame.decoded.index[instruction.offset]
+        instructions = frame.decoded.instructions
+        first = position
+        while first and instructions[first - 1].op in ("KW_NAMES", "PRECALL") and instruction.op in ("CALL", "PRECALL"):
+            first -= 1
+        stack = _tuple([self.em.value(value) for value in frame.before])
+        self.em.line(f"s = Resume({instructions[first].offset}, {locals_name}, {stack}, interpret=True)")
+
+    def _execute(self, frame: SymFrame, instruction: Instruction, outcome: Outcome, locals_name: str) -> None:
+        line = self.em.line
+        depth = self._handler_depth(frame, instruction)
+        stack_at_throw = _tuple([self.em.value(value) for value in frame.before[:depth]])
+        line("try:")
+        line(f"    r = {outcome.expr}")
+        line("except BaseException as e:")
+        line(f"    s = Resume({instruction.offset}, {locals_name}, {stack_at_throw}, clean(e))")
+        line("else:")
+        resume = f"Resume({outcome.offset}, {locals_name}, {_tuple(outcome.stack)})"
+        if outcome.condition:
+            assert outcome.other_stack is not None
+            other = f"Resume({outcome.other_offset}, {locals_name}, {_tuple(outcome.other_stack)})"
+            resume = f"{other} if {outcome.condition} else {resume}"
+        line(f"    s = {resume}")
+
+    def _materialise(self, outer: SymFrame, inner: SymFrame, locals_name: str, stack: list[str]) -> None:
+        """The inner frame runs on as a frame of its own; its result goes on the outer frame's stack."""
+        assert outer.current is not None
+        function = self.em.const(_clone_function(inner), f"rest_of_{inner.code.co_name}")
+        line = self.em.line
+        line("try:")
+        line(f"    r = materialise({function}, s)")
+        line("except BaseException as e:")
+        line(f"    s = Resume({outer.current.offset}, {locals_name}, {_tuple(stack)}, clean(e))")
+        line("else:")
+        line(f"    s = Resume({outer.current.next}, {locals_name}, {_tuple([*stack, 'r'])})")
+
+    def _handler_depth(self, frame: SymFrame, instruction: Instruction) -> int:
+        handler = frame.decoded.handler_at(instruction.offset)
+        return handler.depth if handler is not None else 0
+
+
+def machine_break(machine: SymbolicMachine, problem: trackers.CannotEmit) -> Any:
+    from magneto.base.errors import GraphBreak
+
+    return GraphBreak("B022", machine.user_stack(), value=problem.tracker.show())
+
+
+def _tuple(parts: list[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _clone_function(frame: SymFrame) -> Callable[..., Any]:
+    """A function over the no-argument clone of an inlined callee's code; its cells are given by the state that is filled in."""
+    code = _C.clone_code(frame.code)
+    closure = tuple(types.CellType() for _ in code.co_freevars)
+    return types.FunctionType(code, frame.globals, frame.code.co_name, None, closure)
+
+
+def finish_region(plan: RegionPlan, graph: Callable[..., Any] | None, program: Any) -> Any:
+    """Compile the region's text and make the hook's Region."""
+    namespace = plan.namespace
+    if graph is not None:
+        namespace["graph"] = graph
+    compile_source(f"{plan.name}_{next(_numbers)}", plan.text, namespace)
+    return _C.Region(namespace[plan.name], plan.slots, program, plan.info)

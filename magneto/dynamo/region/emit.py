@@ -1,0 +1,137 @@
+"""The emitter: writes the body of a region function, the Python source that one captured region becomes.
+
+Order of the body: what is read from outside (arguments: frame slots and values the guards have fetched), the call of the compiled graph, side effects in program
+order, then the end (`return value`, or a Resume). `value(tracker)` memoises, so one value of the program is one name and cycles are kept.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from typing import Any
+
+from torch import fx
+
+from magneto.dynamo import trackers
+from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.trackers.base import Tracker
+
+_LITERALS = (type(None), bool, int, str, bytes)
+_SIMPLE = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*$")
+
+
+def is_literal(obj: Any) -> bool:
+    """Whether `repr(obj)` is Python text for exactly this value."""
+    if type(obj) is float:
+        return math.isfinite(obj)
+    if type(obj) is tuple:
+        return all(is_literal(item) for item in obj)
+    return type(obj) in _LITERALS or obj is ...
+
+
+class RegionEmitter:
+    """See `machine.protocol.Emitter`. `n_slots`: size of the frame's localsplus."""
+
+    def __init__(self, names: set[str], namespace: dict[str, Any]) -> None:
+        self.lines: list[str] = []
+        self.namespace = namespace
+        self.outputs: list[tuple[fx.Node, str]] = []
+        self.arguments: dict[Source, str] = {}
+        self._taken = {*names, *namespace}
+        self._memo: dict[int, str] = {}
+        self._alive: list[Tracker] = []
+        self._consts: dict[int, str] = {}
+        self._building: set[int] = set()
+
+    # -- names and constants
+
+    def fresh(self, hint: str) -> str:
+        base = re.sub(r"\W+", "_", hint).strip("_") or "v"
+        if base[0].isdigit() or keyword.iskeyword(base):
+            base = f"v_{base}"
+        name, number = base, 1
+        while name in self._taken:
+            name, number = f"{base}_{number}", number + 1
+        self._taken.add(name)
+        return name
+
+    def const(self, obj: Any, hint: str = "c") -> str:
+        if is_literal(obj):
+            return repr(obj)
+        name = self._consts.get(id(obj))
+        if name is None:
+            name = self._consts[id(obj)] = self.fresh(hint)
+            self.namespace[name] = obj
+        return name
+
+    # -- sources
+
+    def source(self, source: Source) -> str:
+        if isinstance(source, Held):
+            return self.const(source.obj, _hint(source))
+        name = self.arguments.get(source)
+        if name is None:
+            name = self.arguments[source] = self.fresh(_hint(source))
+        return name
+
+    # -- values
+
+    def value(self, tracker: Tracker) -> str:
+        found = self._memo.get(id(tracker))
+        if found is not None:
+            return found
+        if isinstance(tracker, trackers.TensorTracker) and tracker.source is None:
+            return self._remember(tracker, self._output(tracker))
+        if id(tracker) in self._building:
+            raise trackers.CannotEmit(tracker)
+        self._building.add(id(tracker))
+        try:
+            text = tracker.emit(self)
+        finally:
+            self._building.discard(id(tracker))
+        found = self._memo.get(id(tracker))
+        if found is not None:
+            return found
+        if not _SIMPLE.match(text) and tracker.try_const() is None:
+            text = self._assign("v", text)
+        return self._remember(tracker, text)
+
+    def _output(self, tracker: trackers.TensorTracker) -> str:
+        for node, name in self.outputs:
+            if node is tracker.node:
+                return name
+        assert tracker.node is not None
+        name = self.fresh(tracker.node.name)
+        self.outputs.append((tracker.node, name))
+        return name
+
+    def _remember(self, tracker: Tracker, text: str) -> str:
+        self._memo[id(tracker)] = text
+        self._alive.append(tracker)
+        return text
+
+    def _assign(self, hint: str, expr: str) -> str:
+        name = self.fresh(hint)
+        self.line(f"{name} = {expr}")
+        return name
+
+    def assign(self, hint: str, expr: str, tracker: Tracker | None = None) -> str:
+        name = self._assign(hint, expr)
+        if tracker is not None:
+            self._remember(tracker, name)
+        return name
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def _hint(source: Source) -> str:
+    if isinstance(source, Local):
+        return source.name.lstrip(".") or "arg"
+    if isinstance(source, Stack):
+        return f"stack_{source.index}"
+    if isinstance(source, Held):
+        return source.name
+    text = re.sub(r"L\['(\w+)'\]", r"\1", source.text())
+    return re.sub(r"__dict__|_parameters|_buffers|_modules|\W+", "_", text)[-40:]

@@ -1,0 +1,174 @@
+"""What happens when the hook has no region for an entry point: capture, hand the graph to the backend, build the guards and the region; limits, refusals, errors.
+
+`Context` is the payload of a `_C.Policy`: the settings of one `optimize(...)` call. No user program ever fails because capture failed: the frame then runs in CPython.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto import _C
+from magneto.base import events
+from magneto.base.errors import GraphBreak, MagnetoError, UserError, warn_once
+from magneto.base.flags import config
+from magneto.base.logs import dump, dumping, log, logging
+from magneto.dynamo.guards.explain import explain_miss
+from magneto.dynamo.guards.native import build_program
+from magneto.dynamo.machine.machine import SymbolicMachine
+from magneto.dynamo.machine.signals import Forced, Restart
+from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
+from magneto.dynamo.region.skip import skip_reason
+
+Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
+MAX_ATTEMPTS = 64
+
+
+@dataclass(eq=False)
+class Context:
+    """Settings of one optimised callable. `on_plan` sees each finished plan before its graph is compiled (export, explain)."""
+
+    backend: Backend
+    backend_name: str = "custom"
+    nopython: bool = False
+    dynamic: bool | None = None
+    on_plan: Callable[[RegionPlan], None] | None = None
+    plans: list[RegionPlan] = field(default_factory=list)
+
+
+def install() -> None:
+    """Give the hook its compiler."""
+    _C.set_compiler(compile_entry)
+    _C.set_on_rerun(_on_rerun)
+
+
+def _on_rerun(region: Any, error: BaseException) -> None:
+    events.counter("reruns")
+    log(1, lambda: f"region {region.info.get('name')} raised {error!r}; the interpreter runs the frame")
+
+
+def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
+    """The hook's callback: a Region, None (interpret this time), SKIP_ENTRY or SKIP_CODE."""
+    context: Context = policy.payload
+    if config.disable:
+        return None
+    if skip_reason(state.code) is not None:
+        return _C.SKIP_CODE
+    if missed and not _may_recompile(context, state, missed):
+        return _C.SKIP_ENTRY
+    with events.timer("compile"):
+        try:
+            region = _compile(context, state)
+        except (GraphBreak, UserError):
+            raise
+        except _BackendFailed as failed:
+            raise failed.error from None
+        except Exception as error:
+            return _internal(state, error)
+    return region
+
+
+class _BackendFailed(Exception):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _internal(state: Any, error: Exception) -> Any:
+    """A defect of ours: said once, and the entry point is left to CPython."""
+    text = "".join(traceback.format_exception(error))
+    log(1, text)
+    events.emit("fallback", reason=f"internal error: {error!r}", code=state.code.co_qualname, traceback=text)
+    if not config.suppress_errors:
+        raise error
+    warn_once("W010", code=state.code.co_qualname, file=state.code.co_filename, line=state.code.co_firstlineno, error=f"{type(error).__name__}: {error}")
+    return _C.SKIP_ENTRY
+
+
+def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
+    code = state.code
+    reason = explain_miss(missed[0].info["guards"], state) if missed[0].info else None
+    if len(missed) >= config.recompile_limit:
+        warn_once("W011", code=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, limit=config.recompile_limit, reason=str(reason))
+        return False
+    events.emit("recompile", code=code.co_qualname, offset=state.offset, reason=str(reason))
+    log(1, lambda: f"recompile of {code.co_qualname} at {state.offset}: {reason}")
+    if config.error_on_recompile:
+        raise UserError("U006", function="error_on_recompile", reason=str(reason))
+    return True
+
+
+def _capture(state: Any) -> tuple[SymbolicMachine, RegionPlan]:
+    """Attempts until one capture needs no further forced break."""
+    forced: dict[int, Forced] = {}
+    for _ in range(MAX_ATTEMPTS):
+        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_)
+        try:
+            ending = machine.capture()
+            return machine, plan_region(machine, ending)
+        except Restart as again:
+            previous = forced.get(again.count)
+            forced[again.count] = Forced(again.reason, again.interpret or previous is not None)
+            if previous is not None and previous.interpret:
+                raise MagnetoError("I001", what=f"capture of {state.code.co_qualname} does not converge at instruction {again.count}") from again
+    raise MagnetoError("I001", what=f"capture of {state.code.co_qualname} needs more than {MAX_ATTEMPTS} attempts")
+
+
+def _compile(context: Context, state: Any) -> Any:
+    with events.timer("dynamo"):
+        machine, plan = _capture(state)
+    reason = plan.ending.reason
+    if context.nopython and plan.ending.value is None:
+        if reason is not None:
+            raise reason
+        return None
+    _report(context, plan)
+    if context.on_plan is not None:
+        context.on_plan(plan)
+    graph = _call_backend(context, plan) if plan.gm is not None else None
+    with events.timer("guards"):
+        program = build_program(plan.guards, plan.exports, state)
+    plan.info.update(name=plan.name, text=plan.text, guards=plan.guards, exports=plan.exports, gm=plan.gm, reason=reason, backend=context.backend_name, graph=graph)
+    region = finish_region(plan, graph, program)
+    plan.machine = None  # type: ignore[assignment]
+    return region
+
+
+def _report(context: Context, plan: RegionPlan) -> None:
+    reason = plan.ending.reason
+    if plan.gm is not None:
+        events.emit("graph", name=plan.name, gm=plan.gm, code=plan.code.co_qualname, offset=plan.offset, nodes=len(plan.gm.graph.nodes))
+        if logging(2):
+            log(2, f"graph {plan.name}\n{plan.gm.graph}")
+        if dumping():
+            dump(f"{plan.name}_graph", ".py", plan.gm.code)
+    if reason is not None:
+        events.emit("break", id=reason.id, reason=reason.reason, where=reason.where, stack=reason.user_stack, code=plan.code.co_qualname)
+        log(1, lambda: f"graph break {reason}")
+    if logging(3):
+        log(3, "guards\n" + "\n".join(f"  {row.kind.name} {row.source.text() if row.source else ''} {row.payload!r}  # {row.user_line}" for row in plan.guards))
+    if logging(2):
+        log(2, plan.text)
+
+
+def _call_backend(context: Context, plan: RegionPlan) -> Callable[..., Any]:
+    assert plan.gm is not None
+    gm = plan.gm
+    try:
+        with events.timer("backend"):
+            compiled = context.backend(gm, list(plan.example_inputs))
+    except Exception as error:
+        if context.nopython:
+            raise _BackendFailed(error) from error
+        warn_once("W012", backend=context.backend_name, error=f"{type(error).__name__}: {error}")
+        log(1, lambda: "".join(traceback.format_exception(error)))
+        events.emit("fallback", reason=f"backend {context.backend_name} raised {error!r}", code=plan.code.co_qualname)
+        return gm.forward
+    if not callable(compiled):
+        raise UserError("U005", name=context.backend_name, got=type(compiled).__name__)
+    return compiled

@@ -1,0 +1,29 @@
+"""What generated region code calls besides the compiled graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+END = type("End", (), {"__repr__": lambda self: "<end of iteration>"})()
+"""Default of `next` in generated loops: the iterator is exhausted."""
+
+
+def clean(error: BaseException) -> BaseException:
+    """Remove the generated function's own entry from the front of a traceback, so that the user sees the program's frames only."""
+    traceback = error.__traceback__
+    if traceback is not None:
+        error.__traceback__ = traceback.tb_next
+    return error
+
+
+def enter(manager: Any) -> tuple[Any, Any]:
+    """(bound `__exit__`, result of `__enter__`), looked up as a with-statement does."""
+    cls = type(manager)
+    try:
+        enter_method, exit_method = cls.__enter__, cls.__exit__
+    except AttributeError as error:
+        missing = "__enter__" if "__enter__" in str(error) else "__exit__"
+        text = f"'{cls.__name__}' object does not support the context manager protocol"
+        raise TypeError(text + (" (missed __exit__ method)" if missing == "__exit__" else "")) from None
+    leave = exit_method.__get__(manager, cls)
+    return leave, enter_method.__get__(manager, cls)()

@@ -15,6 +15,7 @@ of a dtype, seen as a tensor of `shape` and `strides` (in elements). A buffer is
   Over an empty range sum is 0, prod 1, any false, all true; the others are never made empty by the lowering.
 - `LibraryCall(op, args, kwargs, buffers)`: op(*args, **kwargs) run by ATen. A tensor argument is a `ViewOf` of a buffer.
   `out_op`, where not None, is the out= overload: with it the outputs may be allocated by the plan (exactly as the buffers say).
+  Without it the results are expected to have the buffers' strides: who runs the call checks that, and copies where it is not so.
 
 The body is a DAG of values over the loop symbols `i0..` and `r0..` (`index_symbol`, `reduce_symbol`: 0 <= i < size):
 
@@ -25,6 +26,7 @@ The body is a DAG of values over the loop symbols `i0..` and `r0..` (`index_symb
                                                  where(cond: bool, a, b), convert_element_type(x) -> dtype, comparisons -> bool
            | Masked(cond, value, other)          value where cond (a bool Value) holds, else other. Loads inside `value` may be
                                                  out of bounds where cond is false: they must not be executed there
+                                                 (`other` is safe to evaluate everywhere)
     Expr leaf Indirect(value, size)              an integer Value used inside an index expression. 0 <= value < size must be
                                                  *checked* by the kernel: outside, the call raises IndexError, as ATen does
 
@@ -423,6 +425,13 @@ class LibraryCall:
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         return tuple(b for b in self.outputs if b is not None)
+
+    @property
+    def out_names(self) -> tuple[str, ...]:
+        """The keywords under which `out_op` takes its outputs, in the order of `outputs`."""
+        if self.out_op is None:
+            return ()
+        return tuple(a.name for a in self.out_op._schema.arguments if a.is_out)
 
     @property
     def views(self) -> tuple[ViewOf, ...]:

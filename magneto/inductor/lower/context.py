@@ -1,0 +1,188 @@
+"""The state of one lowering: nodes made so far, realisation of boxes, strided views for library calls.
+
+When is a tensor put into memory (realised)?
+- a reduction and a library call always write memory;
+- a pointwise result when a library call or the caller needs it, when several consumers would repeat work that is not cheap
+  (`WORTH_KEEPING`), or when the body grows past `MAX_OPS` operations or `MAX_READS` buffers;
+- a view is never realised where its root's memory can be read through strides instead.
+Whether a realised buffer really goes through memory is the scheduler's decision: fused with all its readers it stays in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magneto.inductor.loops.ir import Buffer, Constant, Node, Origin, Pointwise, Size, Value, ViewOf, index_symbols
+from magneto.inductor.lower.box import Box, Computed, Stored
+from magneto.symbolic import Expr, strided_form
+from magneto.symbolic import Const as IntConst
+
+MAX_OPS = 64
+MAX_READS = 12
+WORTH_KEEPING = 3  # operations; with fewer, several consumers recompute (one load and arithmetic against a store and a load)
+
+
+class CannotLower(Exception):
+    """The graph holds something that has no meaning here; the caller runs it in eager. Says what."""
+
+
+def dense_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """Row-major strides, in elements."""
+    strides: list[Size] = []
+    step: Size = 1
+    for s in reversed(shape):
+        strides.append(step)
+        step = step * (max(s, 1) if isinstance(s, int) else s)
+    return tuple(reversed(strides))
+
+
+def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Do the strides lay out the shape without gaps and overlaps, in some order of dimensions?"""
+    pairs = []
+    for s, t in zip(shape, strides, strict=True):
+        if s == 1:
+            continue
+        if not (isinstance(s, int) and isinstance(t, int)):
+            return tuple(strides) == dense_strides(shape)
+        if s == 0:
+            return True
+        pairs.append((t, s))
+    step = 1
+    for t, s in sorted(pairs):
+        if t != step:
+            return False
+        step *= s
+    return True
+
+
+def compact_strides(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
+    """Strides without gaps or overlaps in the same order of dimensions (what a preserving copy in eager has)."""
+    if is_dense(shape, strides):
+        return tuple(strides)
+    if not all(isinstance(s, int) for s in (*shape, *strides)):
+        return dense_strides(shape)
+    order = sorted(range(len(shape)), key=lambda d: (strides[d] == 0, -int(strides[d]), d))  # type: ignore[call-overload]
+    out: list[Size] = [0] * len(shape)
+    step = 1
+    for d in reversed(order):
+        out[d] = step
+        step *= max(int(shape[d]), 1)  # type: ignore[call-overload]
+    return tuple(out)
+
+
+def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Equal strides, but for dimensions of size 1 (or 0), whose stride says nothing."""
+    return any(s == 0 for s in shape) or all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))
+
+
+def _size(x: Expr) -> Size:
+    return x.value if isinstance(x, IntConst) else x
+
+
+class Lowering:
+    """Everything that changes while one graph is lowered."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.constants: list[Constant] = []
+        self.origins: tuple[Origin, ...] = ()  # of the FX node being lowered
+        self.uses = 0  # of the FX node being lowered: consumers, counted through views
+        self.names: set[str] = set()
+        self._counter = 0
+        self._made: dict[tuple[Any, ...], Stored] = {}
+        self._by_body: list[tuple[Computed, frozenset[str]]] = []  # unrealised boxes, for mutation
+
+    # ---- names and buffers ---------------------------------------------------------------------------------------------
+
+    def fresh_name(self) -> str:
+        while True:
+            name = f"buf{self._counter}"
+            self._counter += 1
+            if name not in self.names:
+                self.names.add(name)
+                return name
+
+    def new_buffer(self, shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype, device: torch.device) -> Buffer:
+        return Buffer(self.fresh_name(), tuple(shape), tuple(strides), dtype, device)
+
+    # ---- boxes ---------------------------------------------------------------------------------------------------------
+
+    def computed(self, box: Computed) -> Computed:
+        """Registers a freshly made computed box (mutation must find those that still read memory)."""
+        self._by_body.append((box, box.reads))
+        return box
+
+    def realise(self, box: Box) -> Stored:
+        """The box in memory: its root's own buffer where the box is a root, otherwise a copy in the box's eager layout."""
+        root = box.root
+        if box is root or (isinstance(box, Computed) and box.stored is not None):
+            if isinstance(root, Stored):
+                return root
+            stored = self._store(root, compact_strides(root.shape, root.strides), origins=root.origins)
+            root.become(stored)
+            return stored
+        return self.copy(box, compact_strides(box.shape, box.strides))
+
+    def copy(self, box: Box, strides: Sequence[Size], fresh: bool = False) -> Stored:
+        """A buffer with exactly these strides that holds the box. `fresh`: never one that something else uses too."""
+        root = box.root
+        return self._store(box, tuple(strides), root.origins if isinstance(root, Computed) else (), fresh)
+
+    def _store(self, box: Box, strides: tuple[Size, ...], origins: tuple[Origin, ...], fresh: bool = False) -> Stored:
+        body = box.load(index_symbols(box.shape))
+        key = (body, box.shape, strides, box.dtype, box.device)
+        found = None if fresh else self._made.get(key)
+        if found is None:
+            found = Stored(self.new_buffer(box.shape, strides, box.dtype, box.device))
+            self.nodes.append(Pointwise(found.buffer, body, merge_origins(origins, self.origins)))
+            self._made[key] = found
+        return found
+
+    def settle(self, box: Box, feeds_memory: bool) -> None:
+        """Decides, when a pointwise result has been made, whether it is put into memory at once. `feeds_memory`: a library call or the
+        caller reads it as it is."""
+        if not isinstance(box, Computed) or box.stored is not None:
+            return
+        if box.ops > MAX_OPS or len(box.reads) > MAX_READS:
+            self.realise(box)
+        elif self.uses > 1 and box.reads and (feeds_memory or box.heavy or box.ops >= WORTH_KEEPING or len(box.reads) > 2):
+            self.realise(box)
+
+    # ---- strided views -------------------------------------------------------------------------------------------------
+
+    def strided_form_of(self, box: Box) -> tuple[tuple[Size, ...], Size] | None:
+        """(strides, offset) of the box in its root's memory (as it is, or as it would be once realised); None if it is no strided view."""
+        root = box.root
+        if isinstance(root, Stored):
+            buffer = root.buffer
+        else:
+            buffer = Buffer("", root.shape, compact_strides(root.shape, root.strides), root.dtype, root.device)
+        symbols = index_symbols(box.shape)
+        form = strided_form(buffer.offset(box.root_index(symbols)), symbols)
+        if form is None:
+            return None
+        strides = tuple(t if s == 1 else _size(x) for s, x, t in zip(box.shape, form[0], box.strides, strict=True))
+        if any(isinstance(s, int) and s < 0 for s in strides):
+            return None
+        return strides, _size(form[1])
+
+    def strided(self, box: Box) -> ViewOf | None:
+        """The box as a strided view of its root's memory, the root being realised for it where needed; None if it is no such view."""
+        form = self.strided_form_of(box)
+        if form is None:
+            return None
+        return ViewOf(self.realise(box.root).buffer.name, box.shape, form[0], form[1], box.dtype)
+
+    def before_mutation(self, buffer: str) -> None:
+        """A library call is about to write `buffer`: what still reads it lazily is realised first."""
+        for box, reads in self._by_body:
+            if buffer in reads and box.stored is None:
+                self.realise(box)
+        self._made = {key: stored for key, stored in self._made.items() if stored.buffer.name != buffer}
+
+
+def merge_origins(a: tuple[Origin, ...], b: tuple[Origin, ...]) -> tuple[Origin, ...]:
+    return tuple(dict.fromkeys((*a, *b))) if a and b else a or b

@@ -1,0 +1,254 @@
+"""`lower_graph`: an FX graph of prims and ATen overloads becomes a Program."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, ViewOf
+from magneto.inductor.lower import elementwise, indexing, operations, reductions, views
+from magneto.inductor.lower.box import Box, Stored
+from magneto.inductor.lower.context import CannotLower, Lowering, same_layout
+from magneto.inductor.lower.elementwise import UNSUPPORTED_DTYPES
+from magneto.inductor.lower.library import emit_call
+
+PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS}
+"""One row per prim with a loop form: fn(lowering, meta value of the result, *args, **kwargs) -> box(es), or None: run as library call."""
+
+OP_ROWS: dict[Any, Callable[..., Any]] = operations.ROWS
+"""ATen overloads that are not simply called: fn(lowering, fx node, meta value, *args, **kwargs) -> box(es), or None."""
+
+
+def lower_graph(graph: fx.Graph, alias_outputs: Collection[int] = ()) -> Program:
+    """The program of a functional graph whose nodes carry meta["val"] (TensorMeta, or tuples of them).
+
+    Outputs have exactly the strides of their meta["val"], and memory of their own, except where the output is a placeholder itself
+    and for positions in `alias_outputs` (what is kept for backward, say), which may be views of inputs or of other outputs.
+    Raises CannotLower for a graph that means nothing here.
+    """
+    return _GraphLowering(graph, frozenset(alias_outputs)).run()
+
+
+def prim_name(target: Any) -> str | None:
+    """The name of a Prim; None for every other FX target."""
+    if isinstance(target, torch._ops.OpOverload):
+        return None
+    name = getattr(target, "name", None)
+    return name if isinstance(name, str) else None
+
+
+class _Consumers:
+    """For every node: how many consumers read its value (through views), and whether one of them needs it in memory as it is."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.count: dict[fx.Node, int] = {}
+        self.memory: dict[fx.Node, bool] = {}
+        self.only_loops: dict[fx.Node, bool] = {}
+        for node in reversed(graph.nodes):
+            count, memory, loops = 0, False, True
+            for user in node.users:
+                name = prim_name(user.target)
+                if name in views.VIEWS:
+                    count += self.count[user]
+                    memory = memory or self.memory[user]
+                    loops = loops and self.only_loops[user]
+                else:
+                    count += 1
+                    in_loop = name in PRIM_ROWS
+                    memory = memory or not in_loop
+                    loops = loops and in_loop
+            self.count[node], self.memory[node], self.only_loops[node] = count, memory, loops and count > 0
+
+
+class _GraphLowering:
+    def __init__(self, graph: fx.Graph, alias_outputs: frozenset[int]) -> None:
+        self.graph = graph
+        self.alias_outputs = alias_outputs
+        self.low = Lowering()
+        self.env: dict[fx.Node, Any] = {}
+        self.consumers = _Consumers(graph)
+        self.inputs: list[Buffer | None] = []
+        self.outside: frozenset[str] = frozenset()
+        self.outputs: tuple[ViewOf | Scalar | None, ...] = ()
+
+    def run(self) -> Program:
+        self.low.names.update(n.name for n in self.graph.nodes if n.op in ("placeholder", "get_attr"))
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                self.call(node)
+            elif node.op == "placeholder":
+                self.placeholder(node)
+            elif node.op == "get_attr":
+                self.attribute(node)
+            elif node.op == "output":
+                self.output(node)
+            else:
+                raise CannotLower(f"{node.op} nodes have no place in a functional graph: {node.format_node()}")
+        nodes = _mark_flexible(self.low.nodes, self.outputs)
+        return Program(tuple(self.inputs), tuple(self.low.constants), nodes, self.outputs)
+
+    # ---- leaves --------------------------------------------------------------------------------------------------------
+
+    def placeholder(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
+        if not hasattr(val, "strides"):
+            self.inputs.append(None)
+            self.env[node] = None if val is None else _Unusable(node.name, val)
+            return
+        buffer = Buffer(node.name, tuple(val.shape), tuple(val.strides), val.dtype, val.device)
+        self.inputs.append(buffer)
+        self.env[node] = Stored(buffer)
+
+    def attribute(self, node: fx.Node) -> None:
+        value: Any = self.graph.owning_module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            self.env[node] = value
+            return
+        buffer = Buffer(node.name, tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+        self.low.constants.append(Constant(buffer, value.detach()))
+        self.env[node] = Stored(buffer)
+
+    # ---- operations ----------------------------------------------------------------------------------------------------
+
+    def call(self, node: fx.Node) -> None:
+        low = self.low
+        low.origins = (_origin(node),)
+        low.uses = self.consumers.count[node]
+        args = tuple([self.argument(a) for a in node.args])
+        kwargs = {k: self.argument(v) for k, v in node.kwargs.items()} if node.kwargs else {}
+        target = node.target
+        if target is operator.getitem:
+            self.env[node] = args[0][args[1]]
+            return
+        val = node.meta["val"]
+        name = prim_name(target)
+        result = None
+        if name is not None:
+            if not node.users:
+                return
+            result = self.prim(name, node, val, args, kwargs)
+        elif target in OP_ROWS:
+            result = OP_ROWS[target](low, self.consumers.only_loops[node], val, *args, **kwargs)
+        if result is None:
+            if not isinstance(target, torch._ops.OpOverload) and name is None:
+                raise CannotLower(f"{target} is neither a prim nor an ATen overload")
+            result = emit_call(low, target, args, kwargs, val)
+        self.env[node] = result
+
+    def prim(self, name: str, node: fx.Node, val: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row = PRIM_ROWS.get(name)
+        if row is None:
+            return None
+        if name not in views.VIEWS and _has_unsupported(val, args):
+            return None
+        result = row(self.low, val, *args, **kwargs)
+        if isinstance(result, Box):
+            if result.shape != tuple(val.shape) or result.dtype is not val.dtype:
+                raise CannotLower(f"{node.name} = {name}: {result.dtype}{result.shape} for {val.dtype}{tuple(val.shape)}")
+            self.low.settle(result, self.consumers.memory[node])
+        return result
+
+    def argument(self, x: Any) -> Any:
+        if isinstance(x, fx.Node):
+            value = self.env[x]
+            if isinstance(value, _Unusable):
+                raise CannotLower(f"the input {value.name} is no tensor but {value.val!r}")
+            return value
+        if isinstance(x, list | tuple):
+            return tuple([self.argument(y) for y in x])
+        return x
+
+    # ---- outputs -------------------------------------------------------------------------------------------------------
+
+    def output(self, node: fx.Node) -> None:
+        result = node.args[0]
+        items = result if isinstance(result, list | tuple) else (result,)
+        taken: dict[str, fx.Node] = {}
+        self.outside = self.outside_buffers()
+        done: dict[fx.Node, ViewOf] = {}
+        out: list[Any] = []
+        for position, item in enumerate(items):
+            if not isinstance(item, fx.Node):
+                out.append(item)
+                continue
+            self.low.origins = (_origin(item),)
+            value = self.env[item]
+            if isinstance(value, _Unusable):
+                raise CannotLower(f"the output {value.name} is no tensor")
+            if isinstance(value, Box):
+                if item not in done:
+                    done[item] = self.output_view(item, value, position in self.alias_outputs, taken)
+                out.append(done[item])
+            else:
+                out.append(value)
+        self.outputs = tuple(out)
+
+    def output_view(self, item: fx.Node, box: Box, may_alias: bool, taken: dict[str, fx.Node]) -> ViewOf:
+        """The memory of one output. `taken`: computed buffers that already are outputs, by whom."""
+        strides = tuple(item.meta["val"].strides)
+        form = self.low.strided_form_of(box)
+        if form is not None and same_layout(box.shape, form[0], strides):
+            root = box.root
+            outside = isinstance(root, Stored) and root.buffer.name in self.outside
+            shared = isinstance(root, Stored) and root.buffer.name in taken
+            if may_alias or item.op == "placeholder" or not (outside or shared):
+                view = self.low.strided(box)
+                assert view is not None
+                taken.setdefault(view.buffer, item)
+                return ViewOf(view.buffer, view.shape, strides, view.offset, view.dtype)
+        stored = self.low.copy(box, strides, fresh=True)
+        taken[stored.buffer.name] = item
+        return ViewOf(stored.buffer.name, box.shape, strides, 0, box.dtype)
+
+    def outside_buffers(self) -> frozenset[str]:
+        """Inputs, constants, and what a library call may have returned of those."""
+        names = {b.name for b in self.inputs if b is not None} | {c.buffer.name for c in self.low.constants}
+        for n in self.low.nodes:
+            if isinstance(n, LibraryCall) and n.may_alias:
+                names.update(b.name for b in n.buffers)
+        return frozenset(names)
+
+
+class _Unusable:
+    """An input that is no tensor: fine as long as nothing uses it."""
+
+    def __init__(self, name: str, val: Any) -> None:
+        self.name, self.val = name, val
+
+
+def _origin(node: fx.Node) -> Origin:
+    target = prim_name(node.target) or str(node.target)
+    return Origin(node.name, target, tuple(node.meta.get("stack") or ()))
+
+
+def _has_unsupported(val: Any, args: tuple[Any, ...]) -> bool:
+    for v in (*(val if isinstance(val, list | tuple) else (val,)), *args):
+        if isinstance(v, list | tuple):
+            if any(isinstance(b, Box) and b.dtype in UNSUPPORTED_DTYPES for b in v):
+                return True
+        elif getattr(v, "dtype", None) in UNSUPPORTED_DTYPES:
+            return True
+    return False
+
+
+def _mark_flexible(nodes: list[Node], outputs: tuple[Any, ...]) -> tuple[Node, ...]:
+    """Buffers that only our own loops read may be laid out anew by the scheduler."""
+    fixed = {v.buffer for v in outputs if isinstance(v, ViewOf)}
+    for node in nodes:
+        if isinstance(node, LibraryCall):
+            fixed.update(v.buffer for v in node.views)
+    marked: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Pointwise) and node.name not in fixed:
+            node = replace(node, buffer=replace(node.buffer, flexible=True))
+        elif isinstance(node, Reduction) and fixed.isdisjoint(b.name for b in node.buffers):
+            node = replace(node, buffers=tuple(replace(b, flexible=True) for b in node.buffers))
+        marked.append(node)
+    return tuple(marked)

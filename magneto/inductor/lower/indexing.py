@@ -1,0 +1,83 @@
+"""Lowering of index prims. An index that is a loop expression of known bounds (iota and what is computed from it) becomes part of
+the address; an index read from memory is looked up by the library, which checks the bounds and raises eager's IndexError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from magneto.inductor.loops.ir import Const, Indirect, IndexValue, Size, Value, index_symbols
+from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
+from magneto.inductor.lower.context import Lowering, merge_origins
+from magneto.inductor.lower.library import emit_call
+from magneto.symbolic import Const as IntConst
+from magneto.symbolic import Expr, to_expr, within
+
+aten = torch.ops.aten
+
+KERNELS_CHECK_INDICES = False
+"""Set where the code generator implements the check of `Indirect`: lookups are then fused into their consumers."""
+
+
+def known_index(value: Value, size: Size) -> Expr | None:
+    """The index as an expression that is proved to lie in [0, size)."""
+    if isinstance(value, Const) and isinstance(value.value, int):
+        expr: Expr = IntConst(int(value.value))
+    elif isinstance(value, IndexValue) and value.dtype in (torch.int64, torch.int32):
+        expr = value.expr
+    else:
+        return None
+    return expr if within(expr, to_expr(size)) else None
+
+
+def _position(index: Box, at: Index, size: Size) -> Expr:
+    value = index.load(at)
+    known = known_index(value, size)
+    return Indirect(value, size) if known is None else known
+
+
+def _in_bounds(index: Box, size: Size) -> bool:
+    return KERNELS_CHECK_INDICES or (not index.reads and known_index(index.load(index_symbols(index.shape)), size) is not None)
+
+
+def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
+    """x with dimension `dim` replaced by the dimensions of `index` (a vector, or for embeddings of any rank)."""
+    dim = dim % len(x.shape)
+    rank = len(index.shape)
+    size = x.shape[dim]
+    if not _in_bounds(index, size):
+        if rank == 1:
+            return emit_call(low, aten.index_select.default, (x, dim, index), {}, val)
+        return None
+
+    def index_map(i: Index) -> Index:
+        return (*i[:dim], _position(index, i[dim : dim + rank], size), *i[dim + rank :])
+
+    return _looked_up(low, val, x, index, index_map)
+
+
+def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
+    """result[i] = x[i with i[dim] replaced by index[i]]"""
+    dim = dim % len(x.shape) if x.shape else 0
+    if not x.shape or not _in_bounds(index, x.shape[dim]):
+        return emit_call(low, aten.gather.default, (x, dim, index), {}, val)
+    size = x.shape[dim]
+
+    def index_map(i: Index) -> Index:
+        return (*i[:dim], _position(index, i, size), *i[dim + 1 :])
+
+    return _looked_up(low, val, x, index, index_map)
+
+
+def _looked_up(low: Lowering, val: Any, x: Box, index: Box, index_map: Any) -> Box:
+    if not index.reads:
+        return View(x, index_map, tuple(val.shape), tuple(val.strides))
+    low.realise(x.root)  # looked up elements are read, not computed anew
+    _, _, origins = cost_of(index)
+    reads = x.reads | index.reads
+    fn = lambda i: x.load(index_map(i))  # noqa: E731
+    return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, merge_origins(origins, low.origins), 2, 1))
+
+
+ROWS = {"index_select": lower_index_select, "gather": lower_gather}

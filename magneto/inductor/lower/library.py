@@ -1,0 +1,148 @@
+"""Library calls: ATen operations (and prims without a loop form) that run as they are on strided buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Size, ViewOf
+from magneto.inductor.lower.box import Box, Stored, View
+from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, is_dense, same_layout
+
+aten = torch.ops.aten
+
+OUT_OPS: dict[Any, Any] = {
+    aten.mm.default: aten.mm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+    aten.mv.default: aten.mv.out,
+    aten.addmv.default: aten.addmv.out,
+    aten.dot.default: aten.dot.out,
+    aten.cat.default: aten.cat.out,
+    aten.index_select.default: aten.index_select.out,
+    aten.gather.default: aten.gather.out,
+    aten.cumsum.default: aten.cumsum.out,
+    aten.topk.default: aten.topk.values,
+    aten.avg_pool2d.default: aten.avg_pool2d.out,
+}
+"""Operations whose out= overload computes straight into a tensor of the right size and any strides (no hidden copy)."""
+
+ANY_STRIDES = frozenset({
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.addmv.default,
+    aten.dot.default, aten.cat.default, aten.index_select.default, aten.gather.default, aten.embedding.default,
+    aten.scaled_dot_product_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
+})  # fmt: skip
+"""Operations whose result (its strides included) does not depend on the strides of their arguments, or whose output the plan lays out.
+For all others the arguments get exactly the strides that eager would give them."""
+
+MATRIX_ARGS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2)}
+"""Positions of the arguments that BLAS reads: one of the last two strides must be 1."""
+
+
+@cache
+def may_alias(op: Any) -> bool:
+    """May a result share memory with an argument? By the schema, and for every composite (it may return its argument)."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return True
+    if any(r.alias_info is not None for r in op._schema.returns):
+        return True
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+@cache
+def mutated_args(op: Any) -> tuple[str, ...]:
+    """Names of the arguments an operation writes."""
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
+        return ()
+    return tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def _blas_ready(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> bool:
+    """Do the last two dimensions form a matrix that BLAS takes without a copy?"""
+    (m, n), (s, t) = shape[-2:], strides[-2:]
+    if not all(isinstance(x, int) for x in (m, n, s, t)):
+        return True
+    return (t == 1 and (s >= max(1, n) or m == 1)) or (s == 1 and (t >= max(1, m) or n == 1))  # type: ignore[operator,type-var]
+
+
+def tensor_arg(low: Lowering, box: Box, exact: bool, matrix: bool) -> ViewOf:
+    """The box as a strided argument: a view where that will do, otherwise a copy of it in eager's layout."""
+    form = low.strided_form_of(box)
+    if form is not None and _good(box, form[0], exact, matrix):
+        view = low.strided(box)
+        assert view is not None
+        return view
+    strides = compact_strides(box.shape, box.strides)
+    if matrix and not _blas_ready(box.shape, strides):
+        strides = dense_strides(box.shape)
+    if not isinstance(box, View):
+        stored = low.realise(box)
+        if same_layout(box.shape, stored.strides, strides):
+            return ViewOf(stored.buffer.name, box.shape, stored.strides, 0, box.dtype)
+    stored = low.copy(box, strides)
+    return ViewOf(stored.buffer.name, box.shape, strides, 0, box.dtype)
+
+
+def _good(box: Box, strides: tuple[Size, ...], exact: bool, matrix: bool) -> bool:
+    if exact and not same_layout(box.shape, strides, box.strides) and is_dense(box.shape, box.strides):
+        return False
+    return not matrix or _blas_ready(box.shape, strides)
+
+
+def _convert_args(low: Lowering, op: Any, x: Any, exact: bool, position: int | None = None) -> Any:
+    if isinstance(x, Box):
+        return tensor_arg(low, x, exact, position is not None and position in MATRIX_ARGS.get(op, ()))
+    if isinstance(x, list | tuple):
+        return tuple(_convert_args(low, op, y, exact) for y in x)
+    return x
+
+
+def _outputs(low: Lowering, val: Any) -> tuple[tuple[Buffer | None, ...], bool]:
+    """Buffers for what the operation returns, with eager's strides; and whether it returns one tensor rather than a tuple."""
+    single = not isinstance(val, list | tuple)
+    made: list[Buffer | None] = []
+    for v in (val,) if single else val:
+        made.append(low.new_buffer(v.shape, v.strides, v.dtype, v.device) if hasattr(v, "strides") else None)
+    return tuple(made), single
+
+
+def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any) -> Any:
+    """Appends a LibraryCall; returns the box of its output, a tuple of them, or None where an output is no tensor."""
+    mutated = mutated_args(op)
+    exact = bool(mutated) or op not in ANY_STRIDES
+    call_args = tuple(_convert_args(low, op, a, exact, n) for n, a in enumerate(args))
+    call_kwargs = tuple(sorted((k, _convert_args(low, op, v, exact)) for k, v in kwargs.items()))
+    mutates: tuple[str, ...] = ()
+    if mutated:
+        mutates = _prepare_mutation(low, op, mutated, args, call_args, kwargs, dict(call_kwargs))
+    outputs, single = _outputs(low, val)
+    name = next((b.name for b in outputs if b is not None), None) or low.fresh_name()
+    out_op = OUT_OPS.get(op) if all(b is not None for b in outputs) else None
+    low.nodes.append(LibraryCall(name, op, call_args, call_kwargs, outputs, single, out_op, mutates, may_alias(op), low.origins))
+    boxes = tuple(None if b is None else Stored(b) for b in outputs)
+    return boxes[0] if single else boxes
+
+
+def _prepare_mutation(
+    low: Lowering, op: Any, names: Sequence[str], args: Sequence[Any], call_args: Sequence[Any], kwargs: dict[str, Any], call_kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """The buffers that the call writes. What reads them lazily is realised before. An argument that could only be passed as a copy
+    cannot be written."""
+    formal = [a.name for a in op._schema.arguments]
+    boxes = dict(zip(formal, args, strict=False)) | kwargs
+    views = dict(zip(formal, call_args, strict=False)) | call_kwargs
+    written: list[str] = []
+    for name in names:
+        box, view = boxes.get(name), views.get(name)
+        if not isinstance(box, Box) or not isinstance(view, ViewOf):
+            continue
+        root = box.root
+        if not isinstance(root, Stored) or root.buffer.name != view.buffer:
+            raise CannotLower(f"{op} writes an argument that is no strided view")
+        low.before_mutation(view.buffer)
+        written.append(view.buffer)
+    return tuple(dict.fromkeys(written))

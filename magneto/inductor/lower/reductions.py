@@ -1,0 +1,163 @@
+"""Lowering of reductions. The operand's body is inlined; the result is always a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from magneto.inductor.loops.ir import Const, Op, Reduction, Size, Value, index_symbols, reduce_symbols
+from magneto.inductor.lower.box import Box, Computed, Index, Stored, cost_of
+from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, merge_origins
+from magneto.inductor.lower.values import convert, make_op
+
+KINDS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min", "any": "any", "all": "all", "argmax": "argmax", "argmin": "argmin"}
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums of half types are kept in float32 and rounded once; integers and bools count in int64."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return dtype if dtype.is_floating_point else torch.int64
+
+
+def _numel(shape: Sequence[Size]) -> Size:
+    n: Size = 1
+    for s in shape:
+        n = n * s
+    return n
+
+
+def _kept(rank: int, dims: frozenset[int]) -> list[int]:
+    return [d for d in range(rank) if d not in dims]
+
+
+def _reduced_body(x: Box, dims: frozenset[int]) -> tuple[tuple[Size, ...], tuple[Size, ...], Value]:
+    """(ranges, reduce_ranges without sizes of 1, body over i and r symbols)."""
+    kept = _kept(len(x.shape), dims)
+    ranges = tuple(x.shape[d] for d in kept)
+    reduced = [d for d in sorted(dims) if x.shape[d] != 1]
+    reduce_ranges = tuple(x.shape[d] for d in reduced)
+    index: list[Any] = [None] * len(x.shape)
+    for d, s in zip(kept, index_symbols(ranges), strict=True):
+        index[d] = s
+    for d, s in zip(reduced, reduce_symbols(reduce_ranges), strict=True):
+        index[d] = s
+    zero = index_symbols((1,))[0]
+    return ranges, reduce_ranges, x.load(tuple(zero if i is None else i for i in index))
+
+
+def _emit(
+    low: Lowering, kind: str, x: Box, dims: frozenset[int], acc: torch.dtype, dtypes: Sequence[torch.dtype], strides: Sequence[Size]
+) -> list[Stored]:
+    ranges, reduce_ranges, body = _reduced_body(x, dims)
+    if kind in ("any", "all"):
+        body = body if body.dtype is torch.bool else make_op("ne", (body, Const(0, body.dtype)), torch.bool)
+    else:
+        body = convert(body, acc)
+    _, _, origins = cost_of(x)
+    layout = compact_strides(ranges, strides) if len(strides) == len(ranges) else dense_strides(ranges)
+    stored = [Stored(low.new_buffer(ranges, layout, t, x.device)) for t in dtypes]
+    low.nodes.append(Reduction(kind, tuple(s.buffer for s in stored), reduce_ranges, body, acc, merge_origins(origins, low.origins)))
+    return stored
+
+
+def _dims(x: Box, dims: int | Sequence[int] | None) -> frozenset[int]:
+    rank = len(x.shape)
+    if dims is None:
+        return frozenset(range(rank))
+    if isinstance(dims, int):
+        dims = (dims,)
+    return frozenset(d % rank for d in dims) if rank else frozenset()
+
+
+def lower_reduction(name: str, low: Lowering, val: Any, x: Box, dims: int | Sequence[int] | None = None) -> Box:
+    """One-output reductions, without keepdim."""
+    kind = KINDS[name]
+    over = _dims(x, dims)
+    dtype: torch.dtype = val.dtype
+    if kind in ("argmax", "argmin"):
+        if x.dtype is torch.bool or len(over) > 1 and sum(x.shape[d] != 1 for d in over) != len(over):
+            raise CannotLower(f"{name} of {x.dtype} over {sorted(over)}")
+        acc = x.dtype
+    elif kind in ("any", "all"):
+        acc = torch.bool
+    elif kind in ("sum", "prod"):
+        acc = accumulate_dtype(dtype if not x.dtype.is_floating_point else x.dtype if dtype.itemsize <= x.dtype.itemsize else dtype)
+    else:
+        acc = x.dtype
+    if kind in ("max", "min", "argmax", "argmin") and any(x.shape[d] == 0 for d in over):
+        raise CannotLower(f"{name} over an empty dimension")
+    if all(x.shape[d] == 1 for d in over):
+        return _of_one(low, kind, x, over, acc, val)
+    inner = dtype if kind not in ("any", "all") or dtype in (torch.bool, torch.uint8) else torch.bool
+    (stored,) = _emit(low, kind, x, over, acc, (inner,), val.strides)
+    if inner is not dtype:
+        raise CannotLower(f"{name} with a result of {dtype}")
+    return stored
+
+
+def _of_one(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: torch.dtype, val: Any) -> Box:
+    """A reduction over dimensions of size 1 is no reduction."""
+    kept = _kept(len(x.shape), over)
+    zero = index_symbols((1,))[0]
+
+    def fn(index: Index) -> Value:
+        if kind in ("argmax", "argmin"):
+            return Const(0, val.dtype)
+        full = [zero] * len(x.shape)
+        for d, i in zip(kept, index, strict=True):
+            full[d] = i
+        value = x.load(tuple(full))
+        if kind in ("any", "all") and value.dtype is not torch.bool:
+            value = make_op("ne", (value, Const(0, value.dtype)), torch.bool)
+        return convert(value, val.dtype)
+
+    ops, heavy, origins = cost_of(x)
+    reads = frozenset[str]() if kind in ("argmax", "argmin") else x.reads
+    return low.computed(Computed(fn, val.shape, val.strides, val.dtype, x.device, reads, merge_origins(origins, low.origins), ops, heavy))
+
+
+def lower_var(low: Lowering, val: Any, x: Box, dims: int | Sequence[int] | None, correction: float = 1) -> tuple[Box, Box]:
+    """(var, mean) by Welford's algorithm, in float32 at least."""
+    var_val, mean_val = val
+    over = _dims(x, dims)
+    acc = accumulate_dtype(x.dtype)
+    if not x.dtype.is_floating_point:
+        raise CannotLower(f"var of {x.dtype}")
+    count = _numel([x.shape[d] for d in over])
+    if not isinstance(count, int) or count == 0:
+        raise CannotLower(f"var over {count} elements")
+    if count == 1:
+        mean: Box = _of_one(low, "sum", x, over, acc, mean_val)
+        m2: Box = _zero_times(low, mean, acc)
+    else:
+        mean, m2 = _emit(low, "welford", x, over, acc, (acc, acc), mean_val.strides)
+    divisor = Const(max(0.0, count - correction), acc)
+
+    def variance(index: Index) -> Value:
+        return convert(Op("div", (m2.load(index), divisor), acc), var_val.dtype)
+
+    def average(index: Index) -> Value:
+        return convert(mean.load(index), mean_val.dtype)
+
+    def box(fn: Any, source: Box, v: Any, ops: int) -> Box:
+        return low.computed(Computed(fn, v.shape, v.strides, v.dtype, x.device, source.reads, low.origins, ops, 0))
+
+    return box(variance, m2, var_val, 1), mean if mean.dtype is mean_val.dtype else box(average, mean, mean_val, 1)
+
+
+def _zero_times(low: Lowering, mean: Box, acc: torch.dtype) -> Box:
+    """The squared deviation of a single element: 0, but nan for nan and inf, as subtracting it from itself gives."""
+
+    def fn(index: Index) -> Value:
+        value = convert(mean.load(index), acc)
+        return Op("sub", (value, value), acc)
+
+    ops, heavy, origins = cost_of(mean)
+    return low.computed(Computed(fn, mean.shape, mean.strides, acc, mean.device, mean.reads, origins, ops + 1, heavy))
+
+
+ROWS = {name: partial(lower_reduction, name) for name in KINDS} | {"var": lower_var}

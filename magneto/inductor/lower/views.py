@@ -1,0 +1,196 @@
+"""Lowering of shape prims: each is an index map, no data move. `pad` and `cat` choose between values by masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from magneto.inductor.loops.ir import Const, Scalar, Size, Value
+from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
+from magneto.inductor.lower.context import Lowering, merge_origins
+from magneto.inductor.lower.values import make_masked
+from magneto.symbolic import ZERO, Expr, add, compare, conj, floordiv, mod, mul
+
+MAX_CAT_PIECES = 4  # more pieces than this are copied by the library's cat: a chain of conditions per element costs more
+
+
+def _is_one(s: Size) -> bool:
+    return isinstance(s, int) and s == 1
+
+
+def _as_is(low: Lowering, x: Box, index_map: Callable[[Index], Index], val: Any) -> Box:
+    return View(x, index_map, tuple(val.shape), tuple(val.strides))
+
+
+def lower_broadcast_in_dim(low: Lowering, val: Any, x: Box, shape: Sequence[Size], dims: Sequence[int]) -> Box:
+    """Dimension d of x is dimension dims[d] of the result; size 1 is repeated."""
+    root = x.root
+    if isinstance(root, Computed) and root.heavy and root.reads and _numel(shape) != _numel(x.shape):
+        low.realise(root)  # its work would be repeated along the new dimensions
+    picks = tuple(None if _is_one(s) else d for s, d in zip(x.shape, dims, strict=True))
+
+    def index_map(index: Index) -> Index:
+        return tuple([ZERO if d is None else index[d] for d in picks])
+
+    return _as_is(low, x, index_map, val)
+
+
+def _numel(shape: Sequence[Size]) -> Size:
+    n: Size = 1
+    for s in shape:
+        n = n * s
+    return n
+
+
+def reshape_groups(source: Sequence[Size], target: Sequence[Size]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Matching runs of dimensions of equal product, as small as possible: [(source dims, target dims), ...]. Dimensions of size 1 are in
+    no group (their index is 0)."""
+    src = [d for d, s in enumerate(source) if not _is_one(s)]
+    dst = [d for d, s in enumerate(target) if not _is_one(s)]
+    if any(not isinstance(s, int) for s in (*source, *target)):
+        return _symbolic_groups(source, target, src, dst)
+    groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    i = j = 0
+    while i < len(src) and j < len(dst):
+        i0, j0 = i, j
+        a, b = source[src[i]], target[dst[j]]
+        i, j = i + 1, j + 1
+        while a != b:
+            if a < b:  # type: ignore[operator]
+                a, i = a * source[src[i]], i + 1
+            else:
+                b, j = b * target[dst[j]], j + 1
+        groups.append((tuple(src[i0:i]), tuple(dst[j0:j])))
+    return groups
+
+
+def _symbolic_groups(
+    source: Sequence[Size], target: Sequence[Size], src: list[int], dst: list[int]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Equal leading and trailing dimensions pair up; what is between is one group."""
+    head: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    tail: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    while src and dst and source[src[0]] == target[dst[0]]:
+        head.append(((src.pop(0),), (dst.pop(0),)))
+    while src and dst and source[src[-1]] == target[dst[-1]]:
+        tail.append(((src.pop(),), (dst.pop(),)))
+    return head + ([(tuple(src), tuple(dst))] if src or dst else []) + tail[::-1]
+
+
+def lower_reshape(low: Lowering, val: Any, x: Box, shape: Sequence[Size]) -> Box:
+    """Row-major reinterpretation: flat position of the result's index, cut into x's dimensions, run by run."""
+    target = tuple(val.shape)
+    rank = len(x.shape)
+    if any(isinstance(s, int) and s == 0 for s in target):
+        return _as_is(low, x, lambda index: (ZERO,) * rank, val)
+    groups = reshape_groups(x.shape, target)
+    source = x.shape
+    if all(len(s) == 1 == len(t) for s, t in groups):
+        picks: list[int | None] = [None] * rank
+        for (s,), (t,) in groups:
+            picks[s] = t
+        return _as_is(low, x, lambda index: tuple([ZERO if d is None else index[d] for d in picks]), val)
+
+    def index_map(index: Index) -> Index:
+        out: list[Expr] = [ZERO] * rank
+        for sdims, tdims in groups:
+            if len(sdims) == 1 == len(tdims):
+                out[sdims[0]] = index[tdims[0]]
+                continue
+            flat: Expr = ZERO
+            for t in tdims:
+                flat = add(mul(flat, target[t]), index[t])
+            for n in range(len(sdims) - 1, -1, -1):
+                d = sdims[n]
+                out[d] = flat if n == 0 else mod(flat, source[d])
+                flat = flat if n == 0 else floordiv(flat, source[d])
+        return tuple(out)
+
+    return _as_is(low, x, index_map, val)
+
+
+def lower_transpose(low: Lowering, val: Any, x: Box, perm: Sequence[int]) -> Box:
+    """Dimension k of the result is dimension perm[k] of x."""
+    inverse = tuple(sorted(range(len(perm)), key=lambda k: perm[k]))
+    return _as_is(low, x, lambda index: tuple([index[k] for k in inverse]), val)
+
+
+def lower_slice(low: Lowering, val: Any, x: Box, starts: Sequence[Size], limits: Sequence[Size], steps: Sequence[int] | None = None) -> Box:
+    taken = tuple(steps) if steps else (1,) * len(starts)
+
+    def index_map(index: Index) -> Index:
+        return tuple([add(mul(i, k), s) for i, s, k in zip(index, starts, taken, strict=True)])
+
+    return _as_is(low, x, index_map, val)
+
+
+def lower_flip(low: Lowering, val: Any, x: Box, dims: Sequence[int]) -> Box:
+    flipped = frozenset(dims)
+
+    def index_map(index: Index) -> Index:
+        return tuple([add(s, -1) - i if d in flipped else i for d, (i, s) in enumerate(zip(index, x.shape, strict=True))])
+
+    return _as_is(low, x, index_map, val)
+
+
+def lower_pad(low: Lowering, val: Any, x: Box, lo: Sequence[int], hi: Sequence[int], value: Scalar) -> Box:
+    """x surrounded by a constant; lo and hi are not negative."""
+    fill = Const(value, x.dtype)
+    sizes = x.shape
+
+    def fn(index: Index) -> Value:
+        moved = tuple([i - a for i, a in zip(index, lo, strict=True)])
+        inside = [compare("ge", i, 0) for i in moved]
+        inside += [compare("lt", i, s) for i, s in zip(moved, sizes, strict=True)]
+        return make_masked(conj(*inside), lambda: x.load(moved), lambda: fill)
+
+    ops, heavy, origins = cost_of(x)
+    box = Computed(fn, val.shape, val.strides, x.dtype, x.device, x.reads, merge_origins(origins, low.origins), ops + 1, heavy)
+    return low.computed(box)
+
+
+def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box | None:
+    """Pieces one after the other along a dimension; None (a library call) for many pieces."""
+    dim = dim % max(len(val.shape), 1)
+    pieces = [x for x in xs if len(x.shape) == len(val.shape) and x.shape[dim] != 0]
+    if not pieces or len(pieces) > MAX_CAT_PIECES or any(p.dtype is not val.dtype for p in pieces):
+        return None
+    starts: list[Size] = [0]
+    for p in pieces:
+        starts.append(starts[-1] + p.shape[dim])
+
+    def piece(n: int, index: Index) -> Value:
+        moved = (*index[:dim], index[dim] - starts[n], *index[dim + 1 :])
+        return pieces[n].load(moved)
+
+    zero = Const(0, val.dtype)
+
+    def fn(index: Index) -> Value:
+        i = index[dim]
+
+        def from_piece(n: int) -> Value:
+            if n == len(pieces):
+                return zero
+            inside = conj(compare("ge", i, starts[n]), compare("lt", i, starts[n + 1]))
+            return make_masked(inside, lambda: piece(n, index), lambda: from_piece(n + 1))
+
+        return from_piece(0)
+
+    ops, heavy, origins, reads = len(pieces), 0, low.origins, frozenset[str]()
+    for p in pieces:
+        o, h, more = cost_of(p)
+        ops, heavy, origins, reads = ops + o, heavy + h, merge_origins(more, origins), reads | p.reads
+    box = Computed(fn, val.shape, val.strides, val.dtype, val.device, reads, origins, ops, heavy)
+    return low.computed(box)
+
+
+ROWS = {
+    "broadcast_in_dim": lower_broadcast_in_dim,
+    "reshape": lower_reshape,
+    "transpose": lower_transpose,
+    "slice": lower_slice,
+    "flip": lower_flip,
+    "pad": lower_pad,
+    "cat": lower_cat,
+}
+VIEWS = frozenset({"broadcast_in_dim", "reshape", "transpose", "slice", "flip"})

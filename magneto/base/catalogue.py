@@ -205,6 +205,19 @@ ROWS: tuple[ErrorEntry, ...] = (
         "MAGNETO_DUMP=dir keeps the source of the kernel; please report it.",
     ),
     ErrorEntry(
+        "W010",
+        "internal error while capturing {code} ({file}:{line}), it runs in eager: {error}",
+        "",
+        "MAGNETO_LOG=1 prints the traceback; please report it. MAGNETO_SUPPRESS_ERRORS=0 raises instead.",
+    ),
+    ErrorEntry(
+        "W011",
+        "recompile limit ({limit}) reached for {code} ({file}:{line}), further variants run in eager; last miss: {reason}",
+        "",
+        "Make the value that keeps changing a tensor or a constant; MAGNETO_RECOMPILE_LIMIT raises the limit.",
+    ),
+    ErrorEntry("W012", "backend {backend} failed, the graph runs in eager: {error}", "", "nopython=True raises the backend's own error."),
+    ErrorEntry(
         "W004",
         "the extension magneto._C cannot be loaded ({error}): programs run in eager",
         "",

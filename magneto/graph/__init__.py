@@ -1,0 +1,10 @@
+"""Metadata of tensors and how operations change it; fake tensors; printing and checking of FX graphs."""
+
+from __future__ import annotations
+
+from magneto.graph.fake import FakeMode, FakeResult, FakeTensor, fake_call
+from magneto.graph.fallback import DataDependent, UnsupportedFake
+from magneto.graph.meta import TensorMeta, map_metas
+from magneto.graph.rules import META_RULES, propagate
+
+__all__ = ["META_RULES", "DataDependent", "FakeMode", "FakeResult", "FakeTensor", "TensorMeta", "UnsupportedFake", "fake_call", "map_metas", "propagate"]

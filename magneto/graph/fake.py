@@ -1,0 +1,164 @@
+"""fake_call: what a torch-level call returns, writes and aliases, without running it.
+
+Any callable that ends in ATen operations works: torch and F functions, Tensor methods and properties (`getattr` with a name), operator
+functions. PyTorch's own Python and C++ code runs above our FakeMode, so composite functions, autograd's in-place checks, `requires_grad` of
+results and error messages are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from magneto.graph.fake_tensor import FakeMode, FakeTensor, make_fake, meta_of, root_of
+from magneto.graph.fallback import DataDependent, UnsupportedFake
+from magneto.graph.meta import TensorMeta
+
+Path = tuple[Any, ...]
+
+# Tensor methods that hand out the values themselves.
+_VALUE_METHODS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "__dlpack__", "__reduce_ex__"})
+_VALUE_CALLABLES = frozenset(id(getattr(torch.Tensor, name)) for name in _VALUE_METHODS)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeResult:
+    """The outcome of a fake call.
+
+    value: the result with TensorMeta in place of tensors (tuples, lists, dicts and torch.return_types keep their type).
+    mutated: paths of the tensor arguments whose storage was written; a path is (argument index or keyword, step, ...).
+    aliases: (path in the value, path of an argument) for each result that shares an argument's storage; the value itself has path ().
+    same: the result *is* the n-th tensor argument (counted depth first over args, then kwargs), as for in-place methods.
+    random: the call consumed random numbers.
+    """
+
+    value: Any
+    mutated: tuple[Path, ...] = ()
+    aliases: tuple[tuple[Path, Path], ...] = ()
+    same: int | None = None
+    random: bool = False
+
+
+class _Arguments:
+    """Fake tensors for the TensorMeta in a call's arguments, and where each stands."""
+
+    __slots__ = ("copies", "fakes", "mode", "paths")
+
+    def __init__(self, mode: FakeMode, copies: bool) -> None:
+        self.mode = mode
+        self.copies = copies
+        self.fakes: list[torch.Tensor] = []
+        self.paths: list[Path] = []
+
+    def build(self, value: Any, path: Path) -> Any:
+        kind = type(value)
+        if kind is TensorMeta:
+            fake: torch.Tensor = make_fake(value if not value.requires_grad else value.with_(requires_grad=False))
+            if value.requires_grad:
+                fake.requires_grad_(True)
+                if self.copies and not value.is_leaf:
+                    fake = torch.ops.aten.clone.default(fake)
+            self.fakes.append(fake)
+            self.paths.append(path)
+            return fake
+        if kind is tuple or kind is list:
+            return kind(self.build(item, (*path, step)) for step, item in enumerate(value))
+        if kind is dict:
+            return {key: self.build(item, (*path, key)) for key, item in value.items()}
+        if kind is slice:
+            return slice(*(self.build(getattr(value, end), (*path, end)) for end in ("start", "stop", "step")))
+        if isinstance(value, tuple) and not isinstance(value, torch.Size):
+            items = [self.build(item, (*path, step)) for step, item in enumerate(value)]
+            return kind(*items) if hasattr(value, "_fields") else kind(items)
+        return value
+
+
+_LOCAL = threading.local()
+
+
+def _mode() -> FakeMode:
+    mode = getattr(_LOCAL, "mode", None)
+    if mode is None:
+        mode = _LOCAL.mode = FakeMode()
+    return mode
+
+
+def fake_call(
+    fn: Callable[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, grad_enabled: bool = True
+) -> FakeResult:
+    """Result of `fn(*args, **kwargs)`, or of the Tensor method named `fn`, with TensorMeta in place of tensors.
+
+    Raises what torch would raise for these shapes and dtypes; DataDependent when values are needed; UnsupportedFake when metadata
+    cannot describe what happens.
+    """
+    kwargs = kwargs or {}
+    if isinstance(fn, str):
+        if fn in _VALUE_METHODS:
+            raise DataDependent(f"Tensor.{fn}")
+        fn = getattr(torch.Tensor, fn)
+    elif id(fn) in _VALUE_CALLABLES:
+        raise DataDependent(getattr(fn, "__name__", str(fn)))
+    before = torch.is_grad_enabled()
+    if before is not grad_enabled:
+        torch._C._set_grad_enabled(grad_enabled)
+    try:
+        try:
+            return _run(fn, args, kwargs, copies=False)
+        except RuntimeError as error:
+            if "a leaf Variable that requires grad" not in str(error):
+                raise
+            return _run(fn, args, kwargs, copies=True)
+    finally:
+        torch._C._set_grad_enabled(before)
+
+
+def _run(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], copies: bool) -> FakeResult:
+    mode = _mode()
+    arguments = _Arguments(mode, copies)
+    with mode:
+        real_args = [arguments.build(value, (position,)) for position, value in enumerate(args)]
+        real_kwargs = {key: arguments.build(value, (key,)) for key, value in kwargs.items()}
+        mode.written.clear()
+        mode.random = False
+        value = fn(*real_args, **real_kwargs)
+    return _describe(value, arguments, mode)
+
+
+def _describe(value: Any, arguments: _Arguments, mode: FakeMode) -> FakeResult:
+    roots: dict[int, Path] = {}
+    for fake, path in zip(arguments.fakes, arguments.paths, strict=True):
+        roots.setdefault(id(root_of(fake)), path)
+    aliases: list[tuple[Path, Path]] = []
+    same = None
+    if isinstance(value, torch.Tensor):
+        same = next((n for n, fake in enumerate(arguments.fakes) if fake is value), None)
+    result = _to_value(value, (), roots, aliases)
+    mutated: tuple[Path, ...] = ()
+    if mode.written:
+        pairs = zip(arguments.fakes, arguments.paths, strict=True)
+        mutated = tuple(path for fake, path in pairs if id(root_of(fake)) in mode.written)
+    return FakeResult(result, mutated, tuple(aliases), same, mode.random)
+
+
+def _to_value(value: Any, path: Path, roots: dict[int, Path], aliases: list[tuple[Path, Path]]) -> Any:
+    if isinstance(value, torch.Tensor):
+        owner = roots.get(id(root_of(value)))
+        if owner is not None:
+            aliases.append((path, owner))
+        return meta_of(value)
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(_to_value(item, (*path, step), roots, aliases) for step, item in enumerate(value))
+    if isinstance(value, dict):
+        return {key: _to_value(item, (*path, key), roots, aliases) for key, item in value.items()}
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        items = [_to_value(item, (*path, step), roots, aliases) for step, item in enumerate(value)]
+        return kind(*items) if hasattr(value, "_fields") else kind(items)
+    return value
+
+
+__all__ = ["DataDependent", "FakeMode", "FakeResult", "FakeTensor", "UnsupportedFake", "fake_call", "make_fake", "meta_of", "root_of"]

@@ -1,0 +1,214 @@
+"""FakeMode: running torch code on metadata only.
+
+A FakeTensor is a tensor without data that claims its true shape, strides, dtype and device, so that PyTorch's composite kernels choose what
+they would choose for the real tensor (attention kernel, batch-norm flavour, contiguous or not), and so that the autograd engine works
+above it. Inside FakeMode every ATen operation is answered by our meta rules; outside, a FakeTensor refuses to compute.
+
+Neither class statement may define `__torch_dispatch__`: that is assigned to the class afterwards, because PyTorch wraps the attribute of a
+class statement in a decorator whose first use imports torch._dynamo (more than a second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from magneto.graph.fallback import UnsupportedFake, answer_by_torch
+from magneto.graph.layout import RuleError
+from magneto.graph.meta import TensorMeta
+from magneto.graph.opinfo import OpInfo, op_info
+from magneto.graph.promotion import can_cast
+
+_make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+
+
+class FakeTensor(torch.Tensor):
+    """A tensor without data. `meta` is its TensorMeta; `root` the FakeTensor whose storage it shares (itself, unless it is a view)."""
+
+    meta: TensorMeta
+    _root: torch.Tensor | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"FakeTensor({TensorMeta.of(self)})"
+
+
+def _refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    raise RuntimeError(f"a fake tensor was used outside FakeMode, in {func}")
+
+
+FakeTensor.__torch_dispatch__ = classmethod(_refuse)  # type: ignore[assignment]
+
+
+def make_fake(meta: TensorMeta, root: torch.Tensor | None = None) -> FakeTensor:
+    """A FakeTensor of this metadata that does not require grad."""
+    fake: FakeTensor = _make_wrapper(
+        FakeTensor,
+        meta.shape,
+        strides=meta.strides,
+        storage_offset=meta.storage_offset,
+        dtype=meta.dtype,
+        device=meta.device,
+    )
+    fake.meta = meta
+    fake._root = root
+    return fake
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """Metadata of a fake or real tensor, requires_grad included as it stands now."""
+    return TensorMeta.of(tensor)
+
+
+def root_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that owns the storage: views and their base have the same root."""
+    root = tensor.__dict__.get("_root") if type(tensor) is FakeTensor else None
+    return tensor if root is None else root
+
+
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    if type(tensor) is FakeTensor:
+        found = tensor.__dict__.get("meta")
+        if found is not None:
+            return found
+        tensor.meta = TensorMeta.of(tensor)
+        return tensor.meta
+    return TensorMeta.of(tensor)
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _meta(value)
+    if type(value) in (list, tuple):
+        return [_to_meta(item) for item in value]
+    return value
+
+
+class FakeMode(TorchDispatchMode):
+    """Answers ATen operations by metadata.
+
+    `on_op(func, args, kwargs, out)` is called after every operation, with the tensors as torch passed them.
+    `random` is set by operations that draw random numbers.
+    `written` maps id -> root tensor of every storage written so far (in-place, out=, running statistics).
+    """
+
+    def __init__(self, on_op: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None) -> None:
+        super().__init__()
+        self.on_op = on_op
+        self.written: dict[int, torch.Tensor] = {}
+        self.random = False
+
+    def fake(self, meta: TensorMeta) -> FakeTensor:
+        """A FakeTensor for an input: `requires_grad` is taken over (the result is a leaf)."""
+        fake = make_fake(meta)
+        if meta.requires_grad:
+            fake.requires_grad_(True)
+        return fake
+
+    def dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        info = op_info(func)
+        metas = [_to_meta(value) for value in args]
+        meta_kwargs = {key: _to_meta(value) for key, value in kwargs.items()} if kwargs else kwargs
+        try:
+            if info.inplace_view:
+                raise UnsupportedFake(info.name, "it changes the metadata of its argument")
+            if info.rule is None:
+                if func._can_decompose():
+                    with self:
+                        return func.decompose(*args, **kwargs)
+                answer = answer_by_torch(func, metas, meta_kwargs, None)
+            elif info.writes:
+                answer = _answer_write(info, metas, meta_kwargs)
+            else:
+                answer = info.rule(*metas, **meta_kwargs)
+        except RuleError as problem:
+            answer = answer_by_torch(func, metas, meta_kwargs, str(problem))
+        out = self._wrap(info, args, kwargs, answer)
+        if info.writes or info.hidden:
+            self._note_writes(info, args, kwargs)
+        if info.random and not (info.name.startswith(_ATTENTION) and not _dropout(args)):
+            self.random = True
+        if self.on_op is not None:
+            self.on_op(func, args, kwargs, out)
+        return out
+
+    def _wrap(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
+        if type(answer) is TensorMeta:
+            relation = info.returns[0]
+            if relation is None:
+                return make_fake(answer)
+            owner = _argument(args, kwargs, relation[1])
+            return owner if relation[0] == "self" else make_fake(answer, root_of(owner))
+        if len(info.returns) == 1:
+            relation = info.returns[0]
+            if relation is not None and relation[0] == "self":
+                return _argument(args, kwargs, relation[1])
+            root = None if relation is None else root_of(_argument(args, kwargs, relation[1]))
+            if isinstance(answer, (list, tuple)):
+                return [make_fake(item, root) for item in answer]
+            return answer
+        if not info.returns:
+            return None
+        return tuple(self._wrap_one(relation, args, kwargs, item) for relation, item in zip(info.returns, answer, strict=True))
+
+    def _wrap_one(self, relation: tuple[str, int | str] | None, args: tuple[Any, ...], kwargs: dict[str, Any], item: Any) -> Any:
+        if relation is not None and relation[0] == "self":
+            return _argument(args, kwargs, relation[1])
+        root = None if relation is None else root_of(_argument(args, kwargs, relation[1]))
+        if type(item) is TensorMeta:
+            return make_fake(item, root)
+        if isinstance(item, list):
+            return [make_fake(one, root) for one in item]
+        return item
+
+    def _note_writes(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        targets = [_argument(args, kwargs, place) for place in info.writes]
+        if info.hidden is not None and len(args) > info.hidden[1] and args[info.hidden[1]]:
+            targets += [args[place] for place in info.hidden[0]]
+        for target in targets:
+            for tensor in target if isinstance(target, (list, tuple)) else (target,):
+                if isinstance(tensor, torch.Tensor):
+                    root = root_of(tensor)
+                    self.written[id(root)] = root
+
+
+FakeMode.__torch_dispatch__ = FakeMode.dispatch  # type: ignore[assignment,method-assign]
+
+
+_ATTENTION = "aten._scaled_dot_product"
+
+
+def _dropout(args: tuple[Any, ...]) -> bool:
+    """Whether an attention kernel gets a non-zero dropout probability (argument 3 or 4; flags count as none)."""
+    return any(type(value) is float and value > 0.0 for value in args[3:6])
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
+    return kwargs[place] if isinstance(place, str) else args[place]
+
+
+def _answer_write(info: OpInfo, metas: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Check an in-place or out variant with the functional rule; the result is the written argument itself."""
+    targets = [kwargs[place] if isinstance(place, str) else metas[place] for place in info.writes]
+    inputs = {key: value for key, value in kwargs.items() if key not in info.writes} if kwargs else kwargs
+    assert info.rule is not None
+    answer = info.rule(*metas, **inputs)
+    if len(targets) == 1 and type(targets[0]) is TensorMeta and type(answer) is TensorMeta:
+        _check_target(targets[0], answer)
+    elif len(targets) > 1 and isinstance(answer, tuple):
+        for target, item in zip(targets, answer, strict=False):
+            _check_target(target, item)
+    return targets[0] if len(info.returns) == 1 else tuple(targets)
+
+
+def _check_target(target: TensorMeta, answer: TensorMeta) -> None:
+    if target.shape != answer.shape:
+        raise RuleError("the result does not fit the tensor that is written")
+    if target.dtype is not answer.dtype and not can_cast(answer.dtype, target.dtype):
+        raise RuleError("the result's dtype cannot be cast")
+

@@ -1,0 +1,128 @@
+"""Answers from torch itself, where we have no rule or a rule refused.
+
+The operation runs for real, on CPU tensors of zeros with the given shapes, below autograd and outside our mode. That gives eager's
+answer, or eager's exception with its type and message. Large inputs go to torch's meta kernels first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magneto.base.events import counter
+from magneto.graph.layout import numel
+from magneto.graph.meta import CPU, TensorMeta
+
+LARGE = 1 << 24  # elements
+META = torch.device("meta")
+
+# The result, or its shape, depends on values that tracing does not have.
+DATA_DEPENDENT = frozenset(
+    {
+        "aten._local_scalar_dense.default",
+        "aten.item.default",
+        "aten.equal.default",
+        "aten.is_nonzero.default",
+        "aten.nonzero.default",
+        "aten.nonzero_numpy.default",
+        "aten.argwhere.default",
+        "aten.masked_select.default",
+        "aten._unique.default",
+        "aten._unique2.default",
+        "aten.unique_dim.default",
+        "aten.unique_consecutive.default",
+        "aten.unique_dim_consecutive.default",
+        "aten.bincount.default",
+        "aten.repeat_interleave.Tensor",
+        "aten.allclose.default",
+    }
+)
+
+
+class DataDependent(RuntimeError):
+    """The operation needs values (`item`, `bool(tensor)`, `nonzero`, ...)."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(f"{op} depends on the values of its tensors")
+        self.op = op
+
+
+class UnsupportedFake(RuntimeError):
+    """The operation cannot be described by metadata (it resizes its argument, returns an exotic layout, ...)."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(f"{op}: {reason}")
+        self.op = op
+        self.reason = reason
+
+
+def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reason: str | None) -> Any:
+    """TensorMeta (or nested) results of the real operation; raises what torch raises. `reason` is None when there is no rule."""
+    name = str(op)
+    if name in DATA_DEPENDENT:
+        raise DataDependent(name)
+    counter("fake_fallback")
+    device = _device(metas, kwargs)
+    size = sum(m.storage_size() for m in _metas((metas, kwargs)))
+    attempts = ("meta", "cpu") if size > LARGE else ("cpu", "meta")
+    first_error: BaseException | None = None
+    for kind in attempts:
+        try:
+            with torch.no_grad():
+                return _describe(name, _run(op, metas, kwargs, CPU if kind == "cpu" else META), device)
+        except UnsupportedFake:
+            raise
+        except Exception as error:
+            if kind == "cpu" and reason is not None:
+                raise
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def _metas(value: Any) -> list[TensorMeta]:
+    if type(value) is TensorMeta:
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [meta for item in value for meta in _metas(item)]
+
+
+def _device(metas: Sequence[Any], kwargs: dict[str, Any]) -> torch.device:
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    devices = [m.device for m in _metas((metas, kwargs))]
+    return next((d for d in devices if d != CPU), CPU)
+
+
+def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
+    def real(value: Any) -> Any:
+        if type(value) is TensorMeta:
+            made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=device)
+            if device is CPU and numel(value.shape) <= LARGE:
+                made.zero_()
+            return made
+        if isinstance(value, torch.device):
+            return device
+        if isinstance(value, (list, tuple)):
+            return [real(item) for item in value]
+        return value
+
+    return op(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+
+
+def _describe(name: str, result: Any, device: torch.device) -> Any:
+    if isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided:
+            raise UnsupportedFake(name, f"its result has layout {result.layout}")
+        meta = TensorMeta.of(result)
+        return meta if meta.device == device else meta.with_(device=device)
+    if isinstance(result, (list, tuple)):
+        items = [_describe(name, item, device) for item in result]
+        return tuple(items) if isinstance(result, tuple) else items
+    return result
+

@@ -1,0 +1,94 @@
+"""Meta rules of convolutions. The CPU kernels answer channels-last when the input or the weight suggests it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from magneto.graph.layout import RuleError, contiguous_strides, suggested_strides
+from magneto.graph.meta import TensorMeta
+from magneto.graph.rule_table import rule_table
+
+RULES, rule = rule_table()
+
+
+def _per_dim(values: Sequence[int], count: int) -> Sequence[int]:
+    if len(values) == count:
+        return values
+    if len(values) == 1:
+        return list(values) * count
+    raise RuleError("wrong number of convolution parameters")
+
+
+def convolution_shape(
+    value: Sequence[int],
+    weight: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> tuple[int, ...]:
+    """Output shape (N, C, spatial...); RuleError where eager refuses."""
+    dims = len(value) - 2
+    if dims not in (1, 2, 3) or len(weight) != len(value) or groups <= 0:
+        raise RuleError("rank of a convolution")
+    stride, padding, dilation = _per_dim(stride, dims), _per_dim(padding, dims), _per_dim(dilation, dims)
+    if any(s <= 0 for s in stride) or any(p < 0 for p in padding) or any(d <= 0 for d in dilation):
+        raise RuleError("bad convolution parameters")
+    if transposed:
+        if value[1] != weight[0] or value[1] % groups:
+            raise RuleError("channels of a transposed convolution")
+        extra = _per_dim(output_padding, dims)
+        spatial = [
+            (value[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + extra[d] + 1 for d in range(dims)
+        ]
+        channels = weight[1] * groups
+    else:
+        if value[1] != weight[1] * groups or weight[0] % groups or weight[0] == 0:
+            raise RuleError("channels of a convolution")
+        spatial = [(value[2 + d] + 2 * padding[d] - dilation[d] * (weight[2 + d] - 1) - 1) // stride[d] + 1 for d in range(dims)]
+        channels = weight[0]
+        if any(value[2 + d] + 2 * padding[d] < dilation[d] * (weight[2 + d] - 1) + 1 for d in range(dims)):
+            raise RuleError("kernel larger than the input")
+    if any(size <= 0 for size in spatial) or 0 in value:
+        raise RuleError("empty convolution")
+    return (value[0], channels, *spatial)
+
+
+@rule("convolution.default", "_convolution.default")
+def _convolution(
+    value: TensorMeta,
+    weight: TensorMeta,
+    bias: TensorMeta | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *flags: Any,
+) -> TensorMeta:
+    shape = convolution_shape(value.shape, weight.shape, stride, padding, dilation, transposed, output_padding, groups)
+    if value.dtype is not weight.dtype or value.device != weight.device or not value.dtype.is_floating_point:
+        raise RuleError("convolution of different or integer dtypes")
+    if bias is not None and (bias.dtype is not weight.dtype or bias.shape != (shape[1],)):
+        raise RuleError("convolution bias")
+    channels_last = value.is_channels_last() or weight.is_channels_last()
+    return TensorMeta(shape, suggested_strides(shape, channels_last), value.dtype, value.device)
+
+
+@rule("convolution_backward.default")
+def _convolution_backward(
+    grad: TensorMeta, value: TensorMeta, weight: TensorMeta, bias_sizes: Sequence[int] | None, *rest: Any
+) -> tuple[TensorMeta | None, ...]:
+    mask = rest[-1]
+    channels_last = value.is_channels_last() or weight.is_channels_last()
+
+    def like(meta: TensorMeta, wanted: bool) -> TensorMeta | None:
+        return TensorMeta(meta.shape, suggested_strides(meta.shape, channels_last), meta.dtype, meta.device) if wanted else None
+
+    bias_shape = (grad.shape[1],)
+    bias = TensorMeta(bias_shape, contiguous_strides(bias_shape), grad.dtype, grad.device) if mask[2] else None
+    return like(value, mask[0]), like(weight, mask[1]), bias

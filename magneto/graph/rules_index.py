@@ -1,0 +1,210 @@
+"""Meta rules of concatenation, indexing, gathering and scattering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magneto.graph.layout import (
+    CHANNELS_LAST_ORDER,
+    RuleError,
+    broadcast_shapes,
+    channels_last_strides,
+    contiguous_strides,
+    iterator_strides,
+    preserved_strides,
+    wrap_dim,
+    wrap_dims,
+)
+from magneto.graph.meta import TensorMeta
+from magneto.graph.promotion import result_type
+from magneto.graph.rule_table import rule_table
+
+RULES, rule = rule_table()
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def _like(meta: TensorMeta) -> TensorMeta:
+    """The layout of a clone."""
+    return TensorMeta(meta.shape, preserved_strides(meta.shape, meta.strides), meta.dtype, meta.device)
+
+
+@rule("cat.default", "concat.default")
+def _cat(tensors: Sequence[TensorMeta], dim: int = 0) -> TensorMeta:
+    if not tensors:
+        raise RuleError("cat of nothing")
+    parts = [m for m in tensors if m.shape != (0,)] or list(tensors[:1])
+    first = parts[0]
+    dim = wrap_dim(dim, len(first.shape))
+    total = 0
+    for part in parts:
+        if not part.shape or len(part.shape) != len(first.shape) or part.device != first.device:
+            raise RuleError("cat of different ranks or devices")
+        if part.shape[:dim] != first.shape[:dim] or part.shape[dim + 1 :] != first.shape[dim + 1 :]:
+            raise RuleError("cat of sizes that differ elsewhere")
+        total += part.shape[dim]
+    shape = first.shape[:dim] + (total,) + first.shape[dim + 1 :]
+    last = len(shape) in CHANNELS_LAST_ORDER and all(m.is_channels_last() for m in tensors)
+    strides = channels_last_strides(shape) if last else contiguous_strides(shape)
+    return TensorMeta(shape, strides, result_type(tensors), first.device)
+
+
+@rule("stack.default")
+def _stack(tensors: Sequence[TensorMeta], dim: int = 0) -> TensorMeta:
+    first = tensors[0]
+    dim = wrap_dim(dim, len(first.shape) + 1)
+    if any(m.shape != first.shape or m.device != first.device for m in tensors):
+        raise RuleError("stack of different sizes")
+    shape = first.shape[:dim] + (len(tensors),) + first.shape[dim:]
+    return TensorMeta(shape, contiguous_strides(shape), result_type(tensors), first.device)
+
+
+@rule("embedding.default")
+def _embedding(weight: TensorMeta, indices: TensorMeta, *rest: Any) -> TensorMeta:
+    if len(weight.shape) != 2 or indices.dtype not in _INDEX_DTYPES:
+        raise RuleError("embedding operands")
+    return TensorMeta.contiguous((*indices.shape, weight.shape[1]), weight.dtype, weight.device)
+
+
+@rule("embedding_dense_backward.default")
+def _embedding_backward(grad: TensorMeta, indices: TensorMeta, count: int, *rest: Any) -> TensorMeta:
+    return TensorMeta.contiguous((count, grad.shape[-1]), grad.dtype, grad.device)
+
+
+@rule("index_select.default")
+def _index_select(meta: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
+    dim = wrap_dim(dim, len(meta.shape))
+    if len(index.shape) > 1 or index.dtype not in _INDEX_DTYPES:
+        raise RuleError("index_select index")
+    if not meta.shape:
+        return TensorMeta((), (), meta.dtype, meta.device)
+    return TensorMeta.contiguous(meta.shape[:dim] + (index.numel,) + meta.shape[dim + 1 :], meta.dtype, meta.device)
+
+
+@rule("gather.default")
+def _gather(meta: TensorMeta, dim: int, index: TensorMeta, **options: Any) -> TensorMeta:
+    dim = wrap_dim(dim, len(meta.shape))
+    if index.dtype not in _INDEX_DTYPES or (index.numel and len(meta.shape or (1,)) != len(index.shape or (1,))):
+        raise RuleError("gather index")
+    if index.numel and meta.shape and any(i > s for d, (i, s) in enumerate(zip(index.shape, meta.shape, strict=False)) if d != dim):
+        raise RuleError("gather index is larger than the input")
+    return TensorMeta.contiguous(index.shape, meta.dtype, meta.device)
+
+
+@rule("scatter", "scatter_add", "scatter_reduce")
+def _scatter(meta: TensorMeta, dim: int, index: TensorMeta, source: Any, *rest: Any, **options: Any) -> TensorMeta:
+    wrap_dim(dim, len(meta.shape))
+    if index.dtype not in _INDEX_DTYPES or (type(source) is TensorMeta and source.dtype is not meta.dtype):
+        raise RuleError("scatter operands")
+    if index.numel and len(index.shape or (1,)) != len(meta.shape or (1,)):
+        raise RuleError("scatter ranks")
+    if type(source) is TensorMeta and any(i > s for i, s in zip(index.shape, source.shape, strict=False)):
+        raise RuleError("scatter index is larger than the source")
+    if any(i > s for d, (i, s) in enumerate(zip(index.shape, meta.shape, strict=False)) if d != dim % max(len(meta.shape), 1)):
+        raise RuleError("scatter index is larger than the tensor")
+    return _like(meta)
+
+
+@rule("index_add", "index_copy", "index_fill", "index_reduce")
+def _index_add(meta: TensorMeta, dim: int, index: TensorMeta, *rest: Any, **options: Any) -> TensorMeta:
+    wrap_dim(dim, len(meta.shape))
+    if len(index.shape) > 1 or index.dtype not in _INDEX_DTYPES:
+        raise RuleError("index of index_add")
+    source = rest[0] if rest else None
+    if type(source) is TensorMeta and source.shape and source.dtype is not meta.dtype:
+        raise RuleError("index_add dtypes")
+    return _like(meta)
+
+
+@rule("index_put.default", "_unsafe_index_put.default")
+def _index_put(meta: TensorMeta, indices: Sequence[TensorMeta | None], values: TensorMeta, *rest: Any) -> TensorMeta:
+    selected = _index(meta, indices)
+    if values.dtype is not meta.dtype or broadcast_shapes((values.shape, selected.shape)) != selected.shape:
+        raise RuleError("index_put values")
+    return _like(meta)
+
+
+@rule("masked_scatter.default")
+def _masked_scatter(meta: TensorMeta, mask: TensorMeta, source: TensorMeta) -> TensorMeta:
+    if mask.dtype is not torch.bool or source.dtype is not meta.dtype or broadcast_shapes((meta.shape, mask.shape)) != meta.shape:
+        raise RuleError("masked_scatter operands")
+    return _like(meta)
+
+
+@rule("index.Tensor", "_unsafe_index.Tensor")
+def _index(meta: TensorMeta, indices: Sequence[TensorMeta | None]) -> TensorMeta:
+    """Advanced indexing: indexed dimensions give way to the broadcast index shape, in place if adjacent, otherwise in front."""
+    if len(indices) > len(meta.shape) or any(m is not None and m.dtype not in _INDEX_DTYPES for m in indices):
+        raise RuleError("mask or too many indices")
+    used = [d for d, m in enumerate(indices) if m is not None]
+    if not used:
+        raise RuleError("no index")
+    shape = broadcast_shapes([m.shape for m in indices if m is not None])
+    rest = [d for d in range(len(meta.shape)) if d not in used]
+    adjacent = used == list(range(used[0], used[-1] + 1))
+    before = [d for d in rest if d < used[0]] if adjacent else []
+    after = [d for d in rest if d not in before]
+    if 0 in (meta.shape[d] for d in used) and 0 not in shape:
+        raise RuleError("index into an empty dimension")
+    result = tuple(meta.shape[d] for d in before) + shape + tuple(meta.shape[d] for d in after)
+    own = tuple(meta.strides[d] for d in before) + (0,) * len(shape) + tuple(meta.strides[d] for d in after)
+    operands = [(result, own)]
+    for m in indices:
+        if m is not None:
+            lead = (1,) * (len(shape) - len(m.shape))
+            padded = (1,) * len(before) + lead + m.shape + (1,) * len(after)
+            strides = (0,) * len(before) + (0,) * len(lead) + m.strides + (0,) * len(after)
+            operands.append((padded, strides))
+    return TensorMeta(result, iterator_strides(result, operands, general=True), meta.dtype, meta.device)
+
+
+@rule("tril.default", "triu.default")
+def _triangle(meta: TensorMeta, diagonal: int = 0) -> TensorMeta:
+    if len(meta.shape) < 2:
+        raise RuleError("a triangle needs two dimensions")
+    return _like(meta)
+
+
+@rule("roll.default")
+def _roll(meta: TensorMeta, shifts: Sequence[int], dims: Sequence[int] = ()) -> TensorMeta:
+    for dim in dims:
+        wrap_dim(dim, len(meta.shape))
+    if (dims and len(dims) != len(shifts)) or (not dims and len(shifts) != 1):
+        raise RuleError("shifts and dims of roll")
+    return TensorMeta.contiguous(meta.shape, meta.dtype, meta.device) if not meta.is_dense() else _like(meta)
+
+
+@rule("flip.default")
+def _flip(meta: TensorMeta, dims: Sequence[int]) -> TensorMeta:
+    if dims:
+        wrap_dims(dims, len(meta.shape))
+    return _like(meta)
+
+
+@rule("repeat.default")
+def _repeat(meta: TensorMeta, repeats: Sequence[int]) -> TensorMeta:
+    lead = len(repeats) - len(meta.shape)
+    if lead < 0 or any(r < 0 for r in repeats):
+        raise RuleError("repeat dimensions")
+    shape = tuple(r * s for r, s in zip(repeats, (1,) * lead + meta.shape, strict=True))
+    return TensorMeta(shape, contiguous_strides(shape), meta.dtype, meta.device)
+
+
+@rule("copy.default")
+def _copy(meta: TensorMeta, source: Any, non_blocking: bool = False) -> TensorMeta:
+    if type(source) is TensorMeta and broadcast_shapes((meta.shape, source.shape)) != meta.shape:
+        raise RuleError("copy does not broadcast")
+    return meta.with_(requires_grad=False, storage_offset=0, strides=preserved_strides(meta.shape, meta.strides), is_leaf=True)
+
+
+@rule("slice_scatter.default", "select_scatter.default", "diagonal_scatter.default", "as_strided_scatter.default")
+def _scatter_into_view(meta: TensorMeta, source: TensorMeta, *rest: Any) -> TensorMeta:
+    return _like(meta)
+
+
+@rule("slice_backward.default", "select_backward.default", "diagonal_backward.default")
+def _view_backward(grad: TensorMeta, sizes: Sequence[int], *rest: Any) -> TensorMeta:
+    return TensorMeta.contiguous(tuple(sizes), grad.dtype, grad.device)

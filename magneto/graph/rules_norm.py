@@ -1,0 +1,213 @@
+"""Meta rules of normalisations and classification losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magneto.graph.layout import RuleError, contiguous_strides, iterator_strides, preserved_strides, suggested_strides
+from magneto.graph.meta import TensorMeta
+from magneto.graph.rule_table import rule_table
+
+RULES, rule = rule_table()
+
+
+def _fresh(shape: Sequence[int], like: TensorMeta, dtype: torch.dtype | None = None) -> TensorMeta:
+    shape = tuple(shape)
+    return TensorMeta(shape, contiguous_strides(shape), dtype or like.dtype, like.device)
+
+
+def _statistics_dtype(value: TensorMeta, weight: TensorMeta | None) -> torch.dtype:
+    """Mixed precision keeps the statistics in the weight's (float32) dtype."""
+    if weight is not None and weight.dtype is not value.dtype:
+        return torch.float32
+    return value.dtype
+
+
+@rule("native_layer_norm.default")
+def _layer_norm(
+    value: TensorMeta, shape: Sequence[int], weight: TensorMeta | None, bias: TensorMeta | None, eps: float
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    normalized = tuple(shape)
+    axis = len(value.shape) - len(normalized)
+    if not normalized or axis < 0 or value.shape[axis:] != normalized or not value.dtype.is_floating_point:
+        raise RuleError("normalized shape does not fit")
+    for parameter in (weight, bias):
+        if parameter is not None and parameter.shape != normalized:
+            raise RuleError("layer norm parameters do not fit")
+    out = _fresh(value.shape, value)
+    statistics = value.shape[:axis] + (1,) * len(normalized)
+    mean = _fresh(statistics, value, _statistics_dtype(value, weight))
+    return out, mean, mean
+
+
+@rule("native_layer_norm_backward.default")
+def _layer_norm_backward(
+    grad: TensorMeta,
+    value: TensorMeta,
+    shape: Sequence[int],
+    mean: TensorMeta,
+    rstd: TensorMeta,
+    weight: TensorMeta | None,
+    bias: TensorMeta | None,
+    mask: Sequence[bool],
+) -> tuple[TensorMeta | None, ...]:
+    return (
+        _fresh(value.shape, value) if mask[0] else None,
+        _fresh(weight.shape, weight) if mask[1] and weight is not None else None,
+        _fresh(bias.shape, bias) if mask[2] and bias is not None else None,
+    )
+
+
+@rule("native_group_norm.default")
+def _group_norm(
+    value: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, n: int, c: int, hw: int, group: int, eps: float
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    if group <= 0 or c % group or value.numel != n * c * hw or not value.dtype.is_floating_point:
+        raise RuleError("group norm shapes")
+    strides = suggested_strides(value.shape, value.is_channels_last())
+    out = TensorMeta(value.shape, strides, value.dtype, value.device)
+    mean = _fresh((n, group), value, _statistics_dtype(value, weight))
+    return out, mean, mean
+
+
+@rule("native_group_norm_backward.default")
+def _group_norm_backward(
+    grad: TensorMeta,
+    value: TensorMeta,
+    mean: TensorMeta,
+    rstd: TensorMeta,
+    weight: TensorMeta | None,
+    n: int,
+    c: int,
+    hw: int,
+    group: int,
+    mask: Sequence[bool],
+) -> tuple[TensorMeta | None, ...]:
+    if grad.dtype is not value.dtype or value.is_channels_last():
+        raise RuleError("group norm gradient layout")
+    parameter = _fresh((c,), value, value.dtype if weight is None else weight.dtype)
+    return _fresh(value.shape, value) if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
+
+
+def _check_batch_norm(value: TensorMeta, parameters: Sequence[TensorMeta | None]) -> None:
+    if len(value.shape) < 2 or not value.dtype.is_floating_point or 0 in value.shape:
+        raise RuleError("batch norm input")
+    for parameter in parameters:
+        if parameter is not None and parameter.shape != (value.shape[1],):
+            raise RuleError("batch norm parameters do not fit")
+
+
+def _batch_norm_out(value: TensorMeta) -> TensorMeta:
+    strides = suggested_strides(value.shape, value.is_channels_last())
+    return TensorMeta(value.shape, strides, value.dtype, value.device)
+
+
+@rule("native_batch_norm.default", "_native_batch_norm_legit.default")
+def _batch_norm(
+    value: TensorMeta,
+    weight: TensorMeta | None,
+    bias: TensorMeta | None,
+    running_mean: TensorMeta | None,
+    running_var: TensorMeta | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    _check_batch_norm(value, (weight, bias, running_mean, running_var))
+    if not training and (running_mean is None or running_var is None):
+        raise RuleError("inference needs running statistics")
+    kept = _fresh((value.shape[1] if training else 0,), value, _batch_statistics_dtype(value, weight, running_mean))
+    return _batch_norm_out(value), kept, kept
+
+
+def _batch_statistics_dtype(value: TensorMeta, weight: TensorMeta | None, running: TensorMeta | None) -> torch.dtype:
+    for parameter in (weight, running):
+        if parameter is not None:
+            return parameter.dtype if parameter.dtype is not value.dtype else value.dtype
+    return value.dtype
+
+
+@rule("_native_batch_norm_legit.no_stats")
+def _batch_norm_no_stats(
+    value: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, training: bool, momentum: float, eps: float
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    return _batch_norm(value, weight, bias, None, None, training, momentum, eps)  # type: ignore[return-value]
+
+
+@rule("_native_batch_norm_legit_no_training.default")
+def _batch_norm_inference(
+    value: TensorMeta,
+    weight: TensorMeta | None,
+    bias: TensorMeta | None,
+    running_mean: TensorMeta,
+    running_var: TensorMeta,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    return _batch_norm(value, weight, bias, running_mean, running_var, False, momentum, eps)  # type: ignore[return-value]
+
+
+@rule("_native_batch_norm_legit_functional.default")
+def _batch_norm_functional(
+    value: TensorMeta,
+    weight: TensorMeta | None,
+    bias: TensorMeta | None,
+    running_mean: TensorMeta,
+    running_var: TensorMeta,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorMeta, ...]:
+    results = _batch_norm(value, weight, bias, running_mean, running_var, training, momentum, eps)
+    return (*results, *(TensorMeta(m.shape, preserved_strides(m.shape, m.strides), m.dtype, m.device) for m in (running_mean, running_var)))
+
+
+@rule("native_batch_norm_backward.default")
+def _batch_norm_backward(
+    grad: TensorMeta, value: TensorMeta, weight: TensorMeta | None, *rest: Any
+) -> tuple[TensorMeta | None, TensorMeta | None, TensorMeta | None]:
+    mask = rest[-1]
+    parameter = _fresh((value.shape[1],), value if weight is None else weight)
+    return _batch_norm_out(value) if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
+
+
+@rule("nll_loss_forward.default")
+def _nll_loss(
+    value: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
+) -> tuple[TensorMeta, TensorMeta]:
+    if len(value.shape) not in (1, 2) or len(target.shape) > 1 or target.dtype not in (torch.int64, torch.uint8):
+        raise RuleError("nll_loss input")
+    if len(value.shape) == 2 and target.shape != value.shape[:1]:
+        raise RuleError("nll_loss batch sizes")
+    if weight is not None and weight.shape != value.shape[-1:]:
+        raise RuleError("nll_loss weight")
+    shape = value.shape[:1] if reduction == 0 and len(value.shape) == 2 else ()
+    return _fresh(shape, value), _fresh((), value)
+
+
+@rule("nll_loss2d_forward.default")
+def _nll_loss2d(
+    value: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
+) -> tuple[TensorMeta, TensorMeta]:
+    if len(value.shape) != 4 or target.shape != (value.shape[0], *value.shape[2:]) or target.dtype is not torch.int64:
+        raise RuleError("nll_loss2d input")
+    return _fresh(target.shape if reduction == 0 else (), value), _fresh((), value)
+
+
+@rule("nll_loss_backward.default", "nll_loss2d_backward.default")
+def _nll_loss_backward(grad: TensorMeta, value: TensorMeta, target: TensorMeta, *rest: Any) -> TensorMeta:
+    if not value.is_contiguous():
+        raise RuleError("layout of an nll_loss gradient")
+    return _fresh(value.shape, value)
+
+
+@rule("binary_cross_entropy.default")
+def _binary_cross_entropy(value: TensorMeta, target: TensorMeta, weight: TensorMeta | None = None, reduction: int = 1) -> TensorMeta:
+    if value.shape != target.shape or value.dtype is not target.dtype:
+        raise RuleError("binary_cross_entropy shapes")
+    if reduction != 0:
+        return _fresh((), value)
+    return TensorMeta(value.shape, iterator_strides(value.shape, ((value.shape, value.strides),)), value.dtype, value.device)

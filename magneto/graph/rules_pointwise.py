@@ -1,0 +1,202 @@
+"""Meta rules of elementwise operations: broadcast, promote, and the layout of ATen's TensorIterator.
+
+One row per operation: how many leading arguments are operands, and what dtype comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides, preserved_strides
+from magneto.graph.meta import CPU, TensorMeta
+from magneto.graph.promotion import BOOL, COMPLEX, INTEGER, category, float_type, promote, real_dtype, result_type
+from magneto.graph.rule_table import rule_table
+
+RULES, rule = rule_table()
+
+# kind -> (number of operands, operations)
+_ROWS: tuple[tuple[str, int, str], ...] = (
+    (
+        "promote",
+        1,
+        """neg positive square sign relu relu6 ceil floor trunc round frac bitwise_not silu gelu elu selu celu hardswish hardsigmoid hardtanh
+        leaky_relu softplus mish softshrink hardshrink threshold log_sigmoid sgn nan_to_num conj_physical fill fix""",
+    ),
+    (
+        "float",
+        1,
+        """exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc
+        erfinv sigmoid lgamma digamma sinc logit i0 special_i0e special_i1 special_ndtri special_log_ndtr special_erfcx
+        special_entr special_ndtr mvlgamma""",
+    ),
+    ("bool", 1, "isnan isinf isfinite isposinf isneginf logical_not signbit"),
+    ("real", 1, "abs angle"),
+    (
+        "promote",
+        2,
+        """add sub mul rsub maximum minimum fmax fmin remainder fmod floor_divide pow bitwise_and bitwise_or bitwise_xor bitwise_left_shift
+        bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ hypot nextafter gcd lcm heaviside _prelu_kernel
+        prelu clamp_min clamp_max threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
+        hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward elu_backward mish_backward
+        softshrink_backward hardshrink_backward logit_backward""",
+    ),
+    ("float", 2, "div true_divide atan2 xlogy copysign special_xlog1py special_zeta igamma igammac logaddexp logaddexp2"),
+    ("bool", 2, "eq ne lt le gt ge logical_and logical_or logical_xor"),
+    ("promote", 3, "addcmul clamp lerp clip log_sigmoid_backward"),
+    ("float", 3, "addcdiv"),
+)
+
+
+def elementwise(operands: Sequence[Any], dtype: torch.dtype) -> TensorMeta:
+    """The result of one elementwise kernel over TensorMeta and Python numbers (None is skipped)."""
+    tensors = [operand for operand in operands if type(operand) is TensorMeta]
+    if not tensors:
+        raise RuleError("no tensor operand")
+    first = tensors[0]
+    if len(tensors) == 1 and len(operands) == 1:
+        shape, strides = first.shape, first.strides
+        return TensorMeta(shape, iterator_strides(shape, ((shape, strides),)), dtype, first.device)
+    device = first.device
+    pairs = []
+    for operand in operands:
+        if type(operand) is TensorMeta:
+            pairs.append((operand.shape, operand.strides))
+            if operand.device != device:
+                device = _common_device(device, operand, first)
+        elif operand is not None:
+            pairs.append(((), ()))
+    shape = broadcast_shapes([pair[0] for pair in pairs])
+    return TensorMeta(shape, iterator_strides(shape, pairs), dtype, device)
+
+
+def _common_device(device: torch.device, operand: TensorMeta, first: TensorMeta) -> torch.device:
+    """0-d CPU tensors mix with tensors of another device."""
+    if operand.device == CPU and not operand.shape:
+        return device
+    if device == CPU and not first.shape:
+        return operand.device
+    raise RuleError("tensors on different devices")
+
+
+def _family(kind: str, count: int) -> Callable[..., TensorMeta]:
+    def family(*args: Any, **kwargs: Any) -> TensorMeta:
+        operands = args[:count]
+        if count == 1:
+            dtype = operands[0].dtype
+        else:
+            dtype = result_type(operands)
+        if kind == "float":
+            dtype = float_type(dtype)
+        elif kind == "bool":
+            dtype = torch.bool
+        elif kind == "real":
+            dtype = real_dtype(dtype)
+        return elementwise(operands, dtype)
+
+    return family
+
+
+for _kind, _count, _names in _ROWS:
+    rule(*_names.split())(_family(_kind, _count))
+
+
+@rule("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
+def _div_mode(left: Any, right: Any, *, rounding_mode: str | None) -> TensorMeta:
+    dtype = result_type((left, right))
+    if rounding_mode is None:
+        dtype = float_type(dtype)
+    elif category(dtype) == BOOL and rounding_mode == "trunc":
+        raise RuleError("rounded division of bool")
+    return elementwise((left, right), dtype)
+
+
+@rule("add", "sub", "rsub")
+def _add(left: Any, right: Any, alpha: Any = 1, **kwargs: Any) -> TensorMeta:
+    dtype = result_type((left, right))
+    alpha = kwargs.get("alpha", alpha)
+    if category(dtype) <= INTEGER and isinstance(alpha, float):
+        raise RuleError("a float alpha needs a float result")
+    return elementwise((left, right), dtype)
+
+
+@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(condition: TensorMeta, left: Any, right: Any) -> TensorMeta:
+    if condition.dtype not in (torch.bool, torch.uint8):
+        raise RuleError("where expects a boolean condition")
+    return elementwise((condition, left, right), result_type((left, right)))
+
+
+@rule("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(value: TensorMeta, mask: TensorMeta, fill: Any) -> TensorMeta:
+    """The result is a clone of the (expanded) input."""
+    if mask.dtype is not torch.bool:
+        raise RuleError("masked_fill expects a boolean mask")
+    shape = broadcast_shapes((value.shape, mask.shape))
+    if shape != value.shape:
+        raise RuleError("an expanded masked_fill")
+    return TensorMeta(shape, preserved_strides(shape, value.strides), value.dtype, value.device)
+
+
+@rule("clamp.default", "clip.default", "clamp_min.default", "clamp_max.default")
+def _clamp(value: TensorMeta, *bounds: Any, **kwargs: Any) -> TensorMeta:
+    """Scalar bounds promote the result but are no operands of the iteration."""
+    bounds += tuple(kwargs.values())
+    return elementwise((value,), result_type((value, *bounds)))
+
+
+@rule("isin.Tensor_Tensor")
+def _isin(elements: TensorMeta, tests: TensorMeta, **kwargs: Any) -> TensorMeta:
+    return TensorMeta.contiguous(elements.shape, torch.bool, elements.device)
+
+
+@rule("complex")
+def _complex(real: TensorMeta, imag: TensorMeta) -> TensorMeta:
+    if real.dtype is not imag.dtype:
+        raise RuleError("complex of different dtypes")
+    table = {torch.float64: torch.complex128, torch.float32: torch.complex64, torch.float16: torch.complex32}
+    return elementwise((real, imag), table[real.dtype])
+
+
+@rule("glu")
+def _glu(value: TensorMeta, dim: int = -1) -> TensorMeta:
+    rank = len(value.shape)
+    if rank == 0 or not -rank <= dim < rank or value.shape[dim] % 2:
+        raise RuleError("glu halves an even dimension")
+    dim %= rank
+    shape = tuple(size // 2 if d == dim else size for d, size in enumerate(value.shape))
+    half = TensorMeta(shape, value.strides, value.dtype, value.device)
+    return elementwise((half, half), value.dtype)
+
+
+def _loss_rule(reduction_at: int, weighted: bool = False) -> Callable[..., TensorMeta]:
+    """Losses of (input, target, ...) with `reduction` (0 none, 1 mean, 2 sum) as argument number `reduction_at`."""
+
+    def loss(value: TensorMeta, target: TensorMeta, *rest: Any) -> TensorMeta:
+        reduction = rest[reduction_at - 2] if len(rest) > reduction_at - 2 else 1
+        operands = (value, target, *(m for m in rest[:1] if weighted and type(m) is TensorMeta))
+        dtype = result_type((value, target))
+        if category(dtype) == COMPLEX:
+            raise RuleError("loss of complex numbers")
+        full = elementwise(operands, dtype)
+        return full if reduction == 0 else TensorMeta((), (), dtype, full.device)
+
+    return loss
+
+
+RULES["aten.mse_loss"] = RULES["aten.smooth_l1_loss"] = RULES["aten.huber_loss"] = RULES["aten.soft_margin_loss"] = _loss_rule(2)
+
+
+def _loss_backward(grad: TensorMeta, value: TensorMeta, target: TensorMeta, *rest: Any) -> TensorMeta:
+    """Gradients have the input's shape; kernels write into a zeros_like of it."""
+    if grad.shape not in ((), value.shape) or value.shape != target.shape:
+        raise RuleError("broadcast gradient of a loss")
+    if not value.is_contiguous():
+        raise RuleError("layout of a loss gradient")
+    return TensorMeta(value.shape, value.strides, promote(value.dtype, target.dtype), value.device)
+
+
+for _name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"):
+    RULES[f"aten.{_name}"] = _loss_backward

@@ -120,10 +120,7 @@ def _cell(m: M, f: SymFrame, slot: int) -> trackers.CellTracker:
 
 @opcode("MAKE_CELL", "--")
 def make_cell(m: M, f: SymFrame, i: Instruction) -> None:
-    cell = trackers.CellTracker()
-    if (value := f.locals[i.argval]) is not None:
-        cell.set(m, value)
-    f.locals[i.argval] = cell
+    f.locals[i.argval] = trackers.CellTracker(f.locals[i.argval])
 
 
 @opcode("COPY_FREE_VARS", "--")
@@ -133,7 +130,7 @@ def copy_free_vars(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("LOAD_DEREF", "-- value")
 def load_deref(m: M, f: SymFrame, i: Instruction) -> None:
-    value = _cell(m, f, i.argval).get(m)
+    value = _cell(m, f, i.argval).load(m)
     if value is None:
         _unbound(m, f, i.argval)
     assert value is not None
@@ -142,15 +139,15 @@ def load_deref(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("STORE_DEREF", "value --")
 def store_deref(m: M, f: SymFrame, i: Instruction) -> None:
-    _cell(m, f, i.argval).set(m, f.pop())
+    _cell(m, f, i.argval).store(m, f.pop())
 
 
 @opcode("DELETE_DEREF", "--")
 def delete_deref(m: M, f: SymFrame, i: Instruction) -> None:
     cell = _cell(m, f, i.argval)
-    if cell.get(m) is None:
+    if cell.load(m) is None:
         _unbound(m, f, i.argval)
-    cell.set(m, None)
+    cell.store(m, None)
 
 
 # -- globals

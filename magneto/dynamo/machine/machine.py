@@ -258,8 +258,8 @@ class SymbolicMachine:
         cell = frame.locals[slots.index("__class__")] if "__class__" in slots else None
         first = frame.locals[0] if frame.locals else None
         if isinstance(first, trackers.CellTracker):
-            first = first.get(self)
-        cls = cell.get(self) if isinstance(cell, trackers.CellTracker) else None
+            first = first.load(self)
+        cls = cell.load(self) if isinstance(cell, trackers.CellTracker) else None
         if cls is None or first is None:
             self.raise_exception(RuntimeError("super(): __class__ cell not found" if cls is None else "super(): no arguments"))
         return cls, first

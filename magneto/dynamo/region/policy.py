@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
         return _C.SKIP_CODE
     if missed and not _may_recompile(context, state, missed):
         return _C.SKIP_ENTRY
+    started = time.perf_counter()
     with events.timer("compile"):
         try:
             region = _compile(context, state)
@@ -70,6 +72,9 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
             raise failed.error from None
         except Exception as error:
             return _internal(state, error)
+    code = state.code
+    seconds = time.perf_counter() - started
+    events.emit("compile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, offset=state.offset, seconds=seconds)
     return region
 
 
@@ -83,7 +88,7 @@ def _internal(state: Any, error: Exception) -> Any:
     """A defect of ours: said once, and the entry point is left to CPython."""
     text = "".join(traceback.format_exception(error))
     log(1, text)
-    events.emit("fallback", reason=f"internal error: {error!r}", code=state.code.co_qualname, traceback=text)
+    events.emit("fallback", what=state.code.co_qualname, reason=f"internal error: {error!r}", traceback=text)
     if not config.suppress_errors:
         raise error
     warn_once("W010", code=state.code.co_qualname, file=state.code.co_filename, line=state.code.co_firstlineno, error=f"{type(error).__name__}: {error}")
@@ -96,7 +101,7 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
     if len(missed) >= config.recompile_limit:
         warn_once("W011", code=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, limit=config.recompile_limit, reason=str(reason))
         return False
-    events.emit("recompile", code=code.co_qualname, offset=state.offset, reason=str(reason))
+    events.emit("recompile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, reason=str(reason), variants=len(missed))
     log(1, lambda: f"recompile of {code.co_qualname} at {state.offset}: {reason}")
     if config.error_on_recompile:
         raise UserError("U006", function="error_on_recompile", reason=str(reason))
@@ -142,13 +147,15 @@ def _compile(context: Context, state: Any) -> Any:
 def _report(context: Context, plan: RegionPlan) -> None:
     reason = plan.ending.reason
     if plan.gm is not None:
-        events.emit("graph", name=plan.name, gm=plan.gm, code=plan.code.co_qualname, offset=plan.offset, nodes=len(plan.gm.graph.nodes))
+        operations = sum(node.op.startswith("call") for node in plan.gm.graph.nodes)
+        code = plan.code
+        events.emit("graph", name=plan.name, operations=operations, function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno)
         if logging(2):
             log(2, f"graph {plan.name}\n{plan.gm.graph}")
         if dumping():
             dump(f"{plan.name}_graph", ".py", plan.gm.code)
     if reason is not None:
-        events.emit("break", id=reason.id, reason=reason.reason, where=reason.where, stack=reason.user_stack, code=plan.code.co_qualname)
+        events.emit("break", id=reason.id, reason=reason.reason, hint=reason.hint, stack=reason.user_stack, function=plan.code.co_qualname)
         log(1, lambda: f"graph break {reason}")
     if logging(3):
         log(3, "guards\n" + "\n".join(f"  {row.kind.name} {row.source.text() if row.source else ''} {row.payload!r}  # {row.user_line}" for row in plan.guards))
@@ -167,7 +174,7 @@ def _call_backend(context: Context, plan: RegionPlan) -> Callable[..., Any]:
             raise _BackendFailed(error) from error
         warn_once("W012", backend=context.backend_name, error=f"{type(error).__name__}: {error}")
         log(1, lambda: "".join(traceback.format_exception(error)))
-        events.emit("fallback", reason=f"backend {context.backend_name} raised {error!r}", code=plan.code.co_qualname)
+        events.emit("fallback", what=f"backend {context.backend_name}", reason=repr(error))
         return gm.forward
     if not callable(compiled):
         raise UserError("U005", name=context.backend_name, got=type(compiled).__name__)

@@ -1,0 +1,51 @@
+"""Optimised modules: an object that *is* the original module (same class hierarchy, same `__dict__`), whose call runs under a policy.
+
+Attributes, parameters, hooks, `train()`, `to()`, `state_dict()` are those of the original, because both objects share one instance dictionary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from magneto import _C
+
+_CLASSES: dict[type, type] = {}
+
+
+def optimized_class(cls: type) -> type:
+    """The subclass of a module class whose instances call through their policy (one per class)."""
+    found = _CLASSES.get(cls)
+    if found is None:
+        namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ("_magneto_call", "_magneto_original")}
+        namespace.update(__call__=_call, __reduce_ex__=_reduce, __deepcopy__=_deepcopy)
+        found = _CLASSES[cls] = type(cls.__name__, (cls,), namespace)
+    return found
+
+
+def optimized_module(module: torch.nn.Module, policy: Any) -> torch.nn.Module:
+    """The optimised twin of a module (of an optimised module: a twin of its original under the new policy)."""
+    original = getattr(module, "_magneto_original", module) if type(module) in _CLASSES.values() else module
+    cls = optimized_class(type(original))
+    twin = object.__new__(cls)
+    object.__setattr__(twin, "__dict__", original.__dict__)
+    cls._magneto_original.__set__(twin, original)  # type: ignore[attr-defined]
+    cls._magneto_call.__set__(twin, _C.Optimized(original.__call__, policy))  # type: ignore[attr-defined]
+    return twin
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self._magneto_call(*args, **kwargs)
+
+
+def _reduce(self: Any, protocol: int) -> Any:
+    """Pickling and copying give the original module: a policy does not travel."""
+    return self._magneto_original.__reduce_ex__(protocol)
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    import copy
+
+    original = copy.deepcopy(self._magneto_original, memo)
+    return optimized_module(original, self._magneto_call.policy)

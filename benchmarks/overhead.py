@@ -31,9 +31,9 @@ def sin_cos(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def twenty(
     a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, i: Any, j: Any,
-    k: Any, l: Any, m: Any, n: Any, o: Any, p: Any, q: Any, r: Any, s: Any, t: Any,
+    k: Any, u: Any, m: Any, n: Any, o: Any, p: Any, q: Any, r: Any, s: Any, t: Any,
 ) -> torch.Tensor:  # fmt: skip
-    return a + b + c + d + e + f + g + h + i + j + k + l + m + n + o + p + q + r + s + t  # noqa: E741
+    return a + b + c + d + e + f + g + h + i + j + k + u + m + n + o + p + q + r + s + t
 
 
 class FiftyParameters(torch.nn.Module):

@@ -1,8 +1,16 @@
 """The event stream: what the compiler did, as data.
 
 Lower layers emit; `stats()`, `explain`, the report and the tests read. Nothing here formats, prints or imports anything of ours, and an
-event nobody listens to costs one append to a bounded queue. Kinds in use: `graph`, `break`, `recompile`, `compile`, `kernel`, `fallback`,
-`warning`, `artifact`, `pass`, `error`.
+event nobody listens to costs one append to a bounded queue. Fields hold plain data and text, never tensors. The kinds:
+
+- `compile`: function, file, line, offset, seconds, graphs -- one region was made
+- `graph`: name, operations, function, file, line -- one graph went to a backend
+- `break`: id, reason, hint, stack, function -- why a region ends early; stack is ((file, line, function), ...), innermost last
+- `recompile`: function, file, line, reason, variants -- no compiled variant fitted; reason is the first guard that failed
+- `kernel`: name, source (where known), compiled -- kernels were built
+- `fallback`: what, reason -- something runs in eager instead
+- `warning`: id, message, fields -- `warn_once`, also when not said again
+- `artifact`, `pass`, `error`: for whoever needs them
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The command line: python -m magneto run | explain | report | bench | env | cache."""

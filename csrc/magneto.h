@@ -17,8 +17,8 @@
 #define MG_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 /* What a guard may look at: the state of one frame at an entry point. Everything is borrowed and stays alive during the check.
- * An unbound slot is NULL. At offset 0 free-variable slots are NULL too (the prologue has not copied them); `closure`
- * (a tuple of cells, or NULL) holds them: the free variables are the last PyTuple_GET_SIZE(closure) slots of localsplus. */
+ * An unbound slot is NULL. At offset 0 (before the prologue) free-variable slots show the closure's cells already, a cell
+ * variable that is an argument still the plain argument. `closure`: tuple of cells or NULL. */
 typedef struct {
     PyObject **localsplus;
     int nlocalsplus;
@@ -30,10 +30,17 @@ typedef struct {
 
 /* guards.c. 1 = hit, 0 = miss; never raises. Weak, so that the extension links while a room is not there yet. */
 __attribute__((weak)) int mg_guard_check(PyObject *program, const mg_frame_view *view);
+/* Values that a program has evaluated anyway and that the region function gets after its slot arguments: how many, and (after a
+ * hit only) new references to them. Nonzero, with nothing written and no exception = treat as a miss. */
+__attribute__((weak)) int mg_guard_n_exports(PyObject *program);
+__attribute__((weak)) int mg_guard_exports(PyObject *program, const mg_frame_view *view, PyObject **out);
 
 /* The init functions; guards and plan are weak for the same reason. */
 int mg_resume_init(PyObject *module);
+int mg_state_init(PyObject *module);
+int mg_region_init(PyObject *module);
 int mg_eval_frame_init(PyObject *module);
+int mg_callable_init(PyObject *module);
 __attribute__((weak)) int mg_guards_init(PyObject *module);
 __attribute__((weak)) int mg_plan_init(PyObject *module);
 

@@ -1,0 +1,150 @@
+/* The part of the version knowledge that is more than a field access: instruction layout, raising and returning. */
+#if !defined(NEED_OPCODE_TABLES)
+#define NEED_OPCODE_TABLES   /* 3.11, 3.12: makes pycore_opcode.h define _PyOpcode_Caches */
+#define NEED_OPCODE_METADATA /* 3.13: pycore_opcode_metadata.h likewise */
+#endif
+#include "compat.h"
+
+#if MG_SUPPORTED
+#if MG_BEFORE_3_13
+#include "internal/pycore_opcode.h"
+#else
+#include "internal/pycore_opcode_metadata.h"
+#endif
+
+/* Whether an operand of the instruction `opcode` is kept in a C variable of the interpreter for the instruction that follows:
+ * execution cannot start in between. */
+static int
+holds_operand(int opcode)
+{
+#ifdef KW_NAMES
+    if (opcode == KW_NAMES) {
+        return 1;
+    }
+#endif
+    return opcode == EXTENDED_ARG;
+}
+
+mg_layout *
+mg_layout_of(PyCodeObject *code)
+{
+    mg_layout *layout = NULL;
+    PyObject *bytes = PyCode_GetCode(code); /* without specialised or instrumented instructions */
+    if (bytes == NULL) {
+        return NULL;
+    }
+    const unsigned char *raw = (const unsigned char *)PyBytes_AS_STRING(bytes);
+    int n = (int)(PyBytes_GET_SIZE(bytes) / 2);
+    size_t cells_at = (sizeof(mg_layout) + n + sizeof(int) - 1) / sizeof(int) * sizeof(int);
+    layout = PyMem_Calloc(1, cells_at + sizeof(int) * (code->co_nlocalsplus + 1));
+    if (layout == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    layout->n_units = n;
+    layout->first_traceable = code->_co_firsttraceable;
+    layout->cells = (int *)((char *)layout + cells_at);
+    int held = 0, oparg = 0;
+    for (int unit = 0; unit < n;) {
+        int opcode = raw[2 * unit];
+        layout->flags[unit] = MG_UNIT_STARTS | (held ? 0 : MG_UNIT_CONTINUES);
+        oparg = oparg << 8 | raw[2 * unit + 1];
+        if (opcode == MAKE_CELL && unit < layout->first_traceable && layout->n_cells < code->co_nlocalsplus) {
+            layout->cells[layout->n_cells++] = oparg;
+        }
+#ifdef PRECALL
+        held = holds_operand(opcode) || (held && opcode == PRECALL); /* 3.11: KW_NAMES, PRECALL, CALL */
+#else
+        held = holds_operand(opcode);
+#endif
+        if (opcode != EXTENDED_ARG) {
+            oparg = 0;
+        }
+        unit += 1 + _PyOpcode_Caches[opcode];
+    }
+done:
+    Py_DECREF(bytes);
+    return layout;
+}
+
+#if !MG_BEFORE_3_13
+/* One number of the exception table: big-endian groups of six bits, 0x40 = more follow (0x80 marks an entry's first byte). */
+static const unsigned char *
+read_varint(const unsigned char *p, int *value)
+{
+    int v = *p & 63;
+    while (*p & 64) {
+        p++;
+        v = v << 6 | (*p & 63);
+    }
+    *value = v;
+    return p + 1;
+}
+
+/* Ordinal of the exception table's entry that covers the unit, or -1. The interpreter uses the first that does. */
+static int
+covering_entry(PyCodeObject *code, int unit)
+{
+    const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
+    const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
+    for (int i = 0; p < end; i++) {
+        int start, length, target, depth;
+        p = read_varint(p, &start);
+        p = read_varint(p, &length);
+        p = read_varint(p, &target);
+        p = read_varint(p, &depth);
+        if (start <= unit && unit < start + length) {
+            return i;
+        }
+    }
+    return -1;
+}
+#endif
+
+void
+mg_frame_raise_at(mg_frame *f, int unit)
+{
+    PyCodeObject *code = mg_frame_code(f);
+#if MG_BEFORE_3_13
+    f->prev_instr = _PyCode_CODE(code) + unit;
+#else
+    /* 3.13 takes the traceback's line from instr_ptr but looks the handler up at instr_ptr - 1. Where both units have the
+     * same handler the instruction itself is exact. Otherwise the handler decides, and one unit further is nearly always still
+     * the instruction (its inline cache) or an instruction of the same line. */
+    int shift = unit > 0 && covering_entry(code, unit - 1) != covering_entry(code, unit);
+    f->instr_ptr = _PyCode_CODE(code) + unit + shift;
+#endif
+}
+
+PyObject *
+mg_frame_return(PyThreadState *ts, mg_frame *f, PyObject *value)
+{
+    int base = mg_frame_code(f)->co_nlocalsplus;
+    while (f->stacktop > base) {
+        PyObject *dropped = f->localsplus[--f->stacktop];
+        Py_XDECREF(dropped);
+    }
+#if MG_BEFORE_3_12
+    return value;
+#else
+    static _Py_CODEUNIT stub[2] = {{.op.code = RETURN_VALUE}, {.op.code = RETURN_VALUE}};
+    f->localsplus[f->stacktop++] = value;
+#if MG_BEFORE_3_13
+    f->prev_instr = stub; /* executes stub[1] */
+#else
+    f->instr_ptr = stub;
+#endif
+    return mg_interpret(ts, f, 0);
+#endif
+}
+
+#else /* !MG_SUPPORTED */
+
+mg_layout *
+mg_layout_of(PyCodeObject *Py_UNUSED(code))
+{
+    PyErr_SetString(PyExc_NotImplementedError, "this version of Python is not known to magneto");
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,630 @@
+/* The frame-evaluation function (PEP 523), and who is active in which thread.
+ *
+ * A frame of ours goes round the loop in run_frame: find a region for (policy, code, offset), call it; it returns the frame's
+ * value, or a Resume that is written into the frame and gives the next offset. The loop ends in CPython's own interpreter,
+ * which also ends every frame (it returns, unwinds and pops it): see compat.h.
+ *
+ * While a region runs, its frame is not linked into the thread's stack of frames: nobody sees it, nothing else writes to it.
+ */
+#include "frame.h"
+
+_Thread_local mg_thread mg_this_thread = {.stack_low = (char *)UINTPTR_MAX};
+
+static PyObject *compiler, *on_rerun; /* NULL: none */
+static PyObject *skip_entry, *skip_code;
+
+static struct {
+    unsigned long long hooked, hits, misses, compiles, reruns, interpreted;
+} counts;
+
+#if MG_SUPPORTED
+
+static PyInterpreterState *interpreter;
+static long n_active;                    /* activations on the stacks of all threads */
+static _PyFrameEvalFunction previous;    /* what stood in our place; never ours */
+
+static PyObject *eval_frame(PyThreadState *ts, mg_frame *f, int throwflag);
+
+/* ---- activation ---- */
+
+void
+mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
+{
+    mg_thread *t = &mg_this_thread;
+    activation->policy = t->policy;
+    activation->enclosing = t->enclosing;
+    activation->replaced = NULL;
+    t->policy = policy;
+    t->enclosing = enclosing;
+    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    n_active++;
+    if (current != eval_frame) {
+        if (n_active == 1) {
+            previous = current;
+        }
+        else {
+            activation->replaced = (void *)current; /* somebody went on top of us */
+        }
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, eval_frame);
+    }
+}
+
+void
+mg_deactivate(mg_activation *activation)
+{
+    mg_thread *t = &mg_this_thread;
+    t->policy = activation->policy;
+    t->enclosing = activation->enclosing;
+    n_active--;
+    if ((n_active == 0 || activation->replaced != NULL) && _PyInterpreterState_GetEvalFrameFunc(interpreter) == eval_frame) {
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, n_active == 0 ? previous : (_PyFrameEvalFunction)activation->replaced);
+    }
+}
+
+/* ---- frames that are not ours ---- */
+
+#ifdef __linux__
+#include <pthread.h>
+
+/* Without the hook, Python-to-Python calls use no C stack; with it they do. So deep recursion must not run into its end. */
+static MG_COLD void
+measure_stack(mg_thread *t)
+{
+    pthread_attr_t attributes;
+    void *base = NULL;
+    size_t size = 0;
+    t->stack_low = t->stack_base = NULL;
+    if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
+        if (pthread_attr_getstack(&attributes, &base, &size) == 0 && size < ((size_t)1 << 40)) {
+            size_t reserve = size >= ((size_t)4 << 20) ? (size_t)1 << 20 : size / 4;
+            t->stack_base = base;
+            t->stack_low = (char *)base + reserve;
+        }
+        pthread_attr_destroy(&attributes);
+    }
+}
+#else
+static MG_COLD void
+measure_stack(mg_thread *t)
+{
+    t->stack_low = t->stack_base = NULL;
+}
+#endif
+
+static MG_COLD int
+stack_is_low(mg_thread *t, char *here)
+{
+    if (t->stack_low == (char *)UINTPTR_MAX) {
+        measure_stack(t);
+    }
+    return here < t->stack_low && here >= t->stack_base; /* (a coroutine library may run us on another stack) */
+}
+
+/* Runs the frame with the hook taken out, so that what it calls uses no more C stack. Other threads merely run in eager. */
+static MG_COLD PyObject *
+interpret_unhooked(PyThreadState *ts, mg_frame *f, int throwflag)
+{
+    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+    PyObject *result = _PyEval_EvalFrameDefault(ts, f, throwflag);
+    if (n_active > 0 && _PyInterpreterState_GetEvalFrameFunc(interpreter) == _PyEval_EvalFrameDefault) {
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, current);
+    }
+    return result;
+}
+
+/* A foreign evaluation function may hand the frame on to the one that it found installed, which may be ours: remember it. */
+static MG_COLD PyObject *
+delegate(PyThreadState *ts, mg_thread *t, mg_frame *f, int throwflag)
+{
+    void *outer = t->delegated;
+    t->delegated = f;
+    t->unusual++;
+    PyObject *result = previous(ts, f, throwflag);
+    t->unusual--;
+    t->delegated = outer;
+    return result;
+}
+
+/* Runs a frame that we have not touched. */
+static inline PyObject *
+pass_on(PyThreadState *ts, mg_thread *t, mg_frame *f, int throwflag)
+{
+    char *here = __builtin_frame_address(0);
+    if (MG_UNLIKELY(here < t->stack_low) && stack_is_low(t, here)) {
+        return interpret_unhooked(ts, f, throwflag);
+    }
+    if (MG_UNLIKELY(previous != _PyEval_EvalFrameDefault)) {
+        return delegate(ts, t, f, throwflag);
+    }
+    return mg_interpret(ts, f, throwflag);
+}
+
+/* ---- frames of ours ---- */
+
+static void
+view_of(mg_frame *f, mg_frame_view *view)
+{
+    PyCodeObject *code = mg_frame_code(f);
+    view->localsplus = f->localsplus;
+    view->nlocalsplus = code->co_nlocalsplus;
+    view->stack = f->localsplus + code->co_nlocalsplus;
+    view->nstack = f->stacktop - code->co_nlocalsplus;
+    view->globals = f->f_globals;
+    view->builtins = f->f_builtins;
+    view->closure = mg_frame_function(f)->func_closure;
+    view->code = code;
+}
+
+/* Ends the frame with the exception that is set: its handlers see it at `offset`, or at its first line when it has not begun. */
+static MG_COLD PyObject *
+raise_in_frame(PyThreadState *ts, mg_frame *f, int offset, int started)
+{
+    int unit = offset / 2;
+    if (!started) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if (mg_frame_run_prologue(f) == 0) {
+            unit = mg_frame_code(f)->_co_firsttraceable;
+        }
+        PyErr_Restore(type, value, traceback);
+    }
+    mg_frame_raise_at(f, unit);
+    return mg_interpret(ts, f, 1);
+}
+
+/* Drops the traceback entries of the region's own function from the front: they are no lines of the user's. */
+static void
+strip_traceback(PyObject *exc, PyObject *fn)
+{
+    PyObject *traceback = PyException_GetTraceback(exc);
+    PyObject *first = traceback;
+    while (first != NULL && PyTraceBack_Check(first) && PyFunction_Check(fn)) {
+        PyCodeObject *code = PyFrame_GetCode(((PyTracebackObject *)first)->tb_frame);
+        int own = (PyObject *)code == PyFunction_GET_CODE(fn);
+        Py_DECREF(code);
+        if (!own) {
+            break;
+        }
+        first = (PyObject *)((PyTracebackObject *)first)->tb_next;
+    }
+    if (first != traceback) {
+        PyException_SetTraceback(exc, first ? first : Py_None);
+    }
+    Py_XDECREF(traceback);
+}
+
+/* Goes on in the frame, into which the Resume has been written, with the exception that it carries. */
+static MG_COLD PyObject *
+throw_in_frame(PyThreadState *ts, mg_frame *f, Resume *resume)
+{
+    PyErr_Restore(Py_NewRef(Py_TYPE(resume->exc)), Py_NewRef(resume->exc), PyException_GetTraceback(resume->exc));
+    mg_frame_raise_at(f, resume->offset / 2);
+    Py_DECREF(resume);
+    return mg_interpret(ts, f, 1);
+}
+
+static PyObject *
+continue_in_frame(PyThreadState *ts, mg_frame *f, int offset)
+{
+    counts.interpreted++;
+    mg_frame_continue_at(f, offset / 2);
+    return mg_interpret(ts, f, 0);
+}
+
+/* Runs a frame from its start whose free variables we had bound. */
+static PyObject *
+start_frame(PyThreadState *ts, mg_thread *t, mg_frame *f)
+{
+    counts.interpreted++;
+    mg_frame_unbind_free(f);
+    return pass_on(ts, t, f, 0);
+}
+
+/* Calls Python code of ours from the frame of `policy`, with the hook inactive. */
+static inline PyObject *
+call_inactive_within(mg_thread *t, Policy *policy, PyObject *fn, PyObject *const *args, size_t nargsf)
+{
+    Policy *enclosing = t->enclosing;
+    t->policy = NULL;
+    t->enclosing = policy;
+    PyObject *result = PyObject_Vectorcall(fn, args, nargsf, NULL);
+    t->policy = policy;
+    t->enclosing = enclosing;
+    return result;
+}
+
+static PyObject *
+list_of_regions(mg_entry *entry)
+{
+    PyObject *list = PyList_New(entry->n);
+    for (int i = 0; list != NULL && i < entry->n; i++) {
+        PyList_SET_ITEM(list, i, Py_NewRef(entry->regions[i]));
+    }
+    return list;
+}
+
+/* Asks the compiler for a region. 1: `*region` (new reference) and its call are ready; 0: interpret; -1: exception set. */
+static MG_COLD int
+compile_region(mg_thread *t, mg_frame *f, Policy *policy, mg_entry *entry, mg_frame_view *view, Region **region, mg_call *call)
+{
+    int status = -1;
+    if (compiler == NULL || !policy->compile || entry->state != ENTRY_OPEN) {
+        return 0;
+    }
+    counts.compiles++;
+    PyObject *callback = Py_NewRef(compiler), *result = NULL;
+    PyObject *state = mg_frame_state(view, entry->offset, (PyObject *)mg_frame_function(f));
+    PyObject *missed = list_of_regions(entry);
+    if (state != NULL && missed != NULL) {
+        PyObject *args[] = {NULL, (PyObject *)policy, state, missed};
+        result = call_inactive_within(t, policy, callback, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET);
+    }
+    Py_DECREF(callback);
+    Py_XDECREF(state);
+    Py_XDECREF(missed);
+    if (result == NULL) {
+        return -1;
+    }
+    if (Py_IS_TYPE(result, mg_region_type)) {
+        if (mg_entry_push(entry, (Region *)result) < 0) {
+            goto done;
+        }
+        if (mg_region_match((Region *)result, view, call)) {
+            *region = (Region *)result;
+            return 1;
+        }
+        status = 0; /* its guards do not hold for the state that it was made for: let the next call find out */
+    }
+    else if (result == skip_entry) {
+        entry->state = ENTRY_SKIP;
+        status = 0;
+    }
+    else if (result == skip_code) {
+        status = mg_skip_code(entry);
+    }
+    else if (result == Py_None) {
+        status = 0;
+    }
+    else {
+        PyErr_Format(PyExc_TypeError, "the compiler returned %s, not Region, None, SKIP_ENTRY or SKIP_CODE", Py_TYPE(result)->tp_name);
+    }
+done:
+    Py_DECREF(result);
+    return status;
+}
+
+/* A region raised an Exception: forget it and tell who wants to know. -1 if that raised. */
+static MG_COLD int
+note_rerun(mg_thread *t, Policy *policy, Region *region)
+{
+    PyObject *type, *value, *traceback, *result;
+    counts.reruns++;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (on_rerun == NULL) {
+        goto dropped;
+    }
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(value, traceback);
+    }
+    PyObject *callback = Py_NewRef(on_rerun);
+    PyObject *args[] = {NULL, (PyObject *)region, value};
+    result = call_inactive_within(t, policy, callback, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET);
+    Py_DECREF(callback);
+    Py_XDECREF(result);
+dropped:
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The entry point at which a frame that goes on at `offset` looks for regions; NULL with no exception when there is none. */
+static mg_entry *
+entry_for(PyCodeObject *code, Policy *policy, int offset)
+{
+    mg_entry *entry = mg_entry_find(mg_code_get(code), policy, offset);
+    if (entry == NULL && compiler != NULL && policy->compile) {
+        entry = mg_entry_at(code, policy, offset);
+        if (entry == NULL) {
+            PyErr_Clear(); /* out of memory: interpret */
+        }
+    }
+    return entry;
+}
+
+/* Calls the region that matched (steals it). The result is a value, a Resume, or NULL with an exception set or, when `*rerun`,
+ * without: then the frame is to be interpreted from where it stands. */
+static inline PyObject *
+call_region(mg_thread *t, Policy *policy, Region *region, mg_call *call, int *rerun)
+{
+    PyObject *fn = Py_NewRef(region->fn);
+    size_t n = (size_t)region->n_args + region->n_exports;
+    counts.hits++;
+    PyObject *result = call_inactive_within(t, policy, fn, call->values + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET);
+    mg_call_release(region, call);
+    if (MG_UNLIKELY(result == NULL)) {
+        *rerun = PyErr_ExceptionMatches(PyExc_Exception) && note_rerun(t, policy, region) == 0;
+    }
+    else if (MG_IS_RESUME(result) && ((Resume *)result)->exc != NULL) {
+        strip_traceback(((Resume *)result)->exc, fn);
+    }
+    Py_DECREF(fn);
+    Py_DECREF(region);
+    return result;
+}
+
+/* Runs a frame that stands at `offset` (not `started`: before its prologue, with its free variables bound). */
+static MG_HOT PyObject *
+run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, int offset, int started)
+{
+    for (;;) {
+        mg_call call;
+        mg_frame_view view;
+        Region *region = NULL;
+        mg_entry *entry = entry_for(mg_frame_code(f), policy, offset);
+        view_of(f, &view);
+        int found = entry != NULL && (region = mg_entry_match(entry, &view, &call)) != NULL;
+        if (MG_UNLIKELY(!found) && entry != NULL) {
+            counts.misses++;
+            found = compile_region(t, f, policy, entry, &view, &region, &call);
+            if (found < 0) {
+                return raise_in_frame(ts, f, offset, started);
+            }
+        }
+        int rerun = 0;
+        PyObject *result = found ? call_region(t, policy, region, &call, &rerun) : NULL;
+        if (!found || rerun) {
+            return started ? continue_in_frame(ts, f, offset) : start_frame(ts, t, f);
+        }
+        if (result == NULL) {
+            return raise_in_frame(ts, f, offset, started);
+        }
+        if (!MG_IS_RESUME(result)) {
+            return mg_frame_return(ts, f, result);
+        }
+        Resume *resume = (Resume *)result;
+        if (mg_frame_commit(f, resume, started) < 0) {
+            Py_DECREF(result);
+            return raise_in_frame(ts, f, offset, started);
+        }
+        offset = resume->offset;
+        started = 1;
+        if (resume->exc != NULL) {
+            return throw_in_frame(ts, f, resume);
+        }
+        int interpret = resume->interpret;
+        Py_DECREF(result);
+        if (interpret) {
+            return continue_in_frame(ts, f, offset);
+        }
+    }
+}
+
+/* The frame that materialise() called: takes the state that was left for it. */
+static MG_COLD PyObject *
+run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
+{
+    Resume *resume = (Resume *)Py_NewRef(t->pending);
+    t->pending = NULL;
+    t->pending_fn = NULL;
+    t->unusual--;
+    mg_frame_bind_free(f);
+    if (mg_frame_commit(f, resume, 0) < 0) {
+        Py_DECREF(resume);
+        return raise_in_frame(ts, f, 0, 0);
+    }
+    if (resume->exc != NULL) {
+        return throw_in_frame(ts, f, resume);
+    }
+    int offset = resume->offset, interpret = resume->interpret;
+    Py_DECREF(resume);
+    if (interpret || t->policy == NULL) {
+        return continue_in_frame(ts, f, offset);
+    }
+    counts.hooked++;
+    return run_frame(ts, t, f, t->policy, offset, 1);
+}
+
+static MG_HOT PyObject *
+eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
+{
+    mg_thread *t = &mg_this_thread;
+    if (MG_UNLIKELY(t->unusual != 0)) {
+        if (t->delegated == f) {
+            return mg_interpret(ts, f, throwflag);
+        }
+        if (t->pending != NULL && (PyObject *)mg_frame_function(f) == t->pending_fn && !throwflag) {
+            return run_pending(ts, t, f);
+        }
+    }
+    Policy *policy = t->policy;
+    PyCodeObject *code = mg_frame_code(f);
+    const int kinds = CO_OPTIMIZED | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
+    if (policy == NULL || throwflag || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
+        return pass_on(ts, t, f, throwflag);
+    }
+    mg_entry *entry = mg_entry_find(mg_code_get(code), policy, 0);
+    if (entry == NULL ? compiler == NULL || !policy->compile
+                      : entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {
+        return pass_on(ts, t, f, 0);
+    }
+    char *here = __builtin_frame_address(0);
+    if (MG_UNLIKELY(here < t->stack_low) && stack_is_low(t, here)) {
+        return interpret_unhooked(ts, f, 0);
+    }
+    counts.hooked++;
+    mg_frame_bind_free(f);
+    return run_frame(ts, t, f, policy, 0, 0);
+}
+
+static PyObject *
+materialise(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    mg_thread *t = &mg_this_thread;
+    if (nargs != 2 || !PyFunction_Check(args[0]) || !MG_IS_RESUME(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "materialise(function over a no-argument clone, Resume)");
+        return NULL;
+    }
+    PyCodeObject *code = (PyCodeObject *)PyFunction_GET_CODE(args[0]);
+    const int refused = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_VARARGS | CO_VARKEYWORDS;
+    if (code->co_argcount || code->co_kwonlyargcount || (code->co_flags & refused) || !(code->co_flags & CO_OPTIMIZED)) {
+        PyErr_Format(PyExc_ValueError, "materialise: the code of %U is no clone without arguments", code->co_qualname);
+        return NULL;
+    }
+    mg_activation activation;
+    mg_activate(&activation, t->policy ? t->policy : t->enclosing, NULL);
+    t->pending_fn = args[0];
+    t->pending = (Resume *)args[1];
+    t->unusual++;
+    PyObject *result = PyObject_Vectorcall(args[0], NULL, 0, NULL);
+    if (t->pending == (Resume *)args[1]) { /* the call failed before there was a frame */
+        t->pending_fn = NULL;
+        t->pending = NULL;
+        t->unusual--;
+        if (result != NULL) {
+            Py_CLEAR(result);
+            PyErr_SetString(PyExc_SystemError, "materialise: the function did not run as a frame");
+        }
+    }
+    mg_deactivate(&activation);
+    return result;
+}
+
+#else /* !MG_SUPPORTED */
+
+void
+mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
+{
+    mg_thread *t = &mg_this_thread;
+    activation->policy = t->policy;
+    activation->enclosing = t->enclosing;
+    t->policy = policy;
+    t->enclosing = enclosing;
+}
+
+void
+mg_deactivate(mg_activation *activation)
+{
+    mg_this_thread.policy = activation->policy;
+    mg_this_thread.enclosing = activation->enclosing;
+}
+
+static PyObject *
+materialise(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
+{
+    PyErr_SetString(PyExc_NotImplementedError, "this version of Python is not known to magneto");
+    return NULL;
+}
+
+#endif
+
+/* ---- module ---- */
+
+static PyObject *
+call_switched(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, int active)
+{
+    if (nargs < 1) {
+        PyErr_SetString(PyExc_TypeError, "a callable is missing");
+        return NULL;
+    }
+    mg_thread *t = &mg_this_thread;
+    mg_activation activation;
+    mg_activate(&activation, !active ? NULL : t->policy ? t->policy : t->enclosing, NULL);
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(nargs - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+    mg_deactivate(&activation);
+    return result;
+}
+
+static PyObject *
+call_active(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    return call_switched(args, nargs, kwnames, 1);
+}
+
+static PyObject *
+call_inactive(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    return call_switched(args, nargs, kwnames, 0);
+}
+
+/* Sets a callback and returns the one before, None standing for none. */
+static PyObject *
+swap_callback(PyObject **where, PyObject *callback)
+{
+    if (callback != Py_None && !PyCallable_Check(callback)) {
+        PyErr_SetString(PyExc_TypeError, "a callable or None");
+        return NULL;
+    }
+    PyObject *old = *where;
+    *where = callback == Py_None ? NULL : Py_NewRef(callback);
+    return old != NULL ? old : Py_NewRef(Py_None);
+}
+
+static PyObject *
+set_compiler(PyObject *Py_UNUSED(module), PyObject *callback)
+{
+    return swap_callback(&compiler, callback);
+}
+
+static PyObject *
+set_on_rerun(PyObject *Py_UNUSED(module), PyObject *callback)
+{
+    return swap_callback(&on_rerun, callback);
+}
+
+static PyObject *
+active_policy(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    return Py_NewRef(mg_this_thread.policy ? (PyObject *)mg_this_thread.policy : Py_None);
+}
+
+static PyObject *
+eval_frame_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+#if MG_SUPPORTED
+    return PyBool_FromLong(_PyInterpreterState_GetEvalFrameFunc(interpreter) == eval_frame);
+#else
+    Py_RETURN_FALSE;
+#endif
+}
+
+static PyObject *
+counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "hooked", counts.hooked, "hits", counts.hits, "misses", counts.misses, "compiles",
+                         counts.compiles, "reruns", counts.reruns, "interpreted", counts.interpreted);
+}
+
+#define FAST(f) ((PyCFunction)(void (*)(void))(f))
+
+static PyMethodDef functions[] = {
+    {"call_active", FAST(call_active), METH_FASTCALL | METH_KEYWORDS,
+     "call_active(fn, /, *args, **kwargs)\n\nCalls fn with the policy of the enclosing region active."},
+    {"call_inactive", FAST(call_inactive), METH_FASTCALL | METH_KEYWORDS, "call_inactive(fn, /, *args, **kwargs)\n\nCalls fn with the hook inactive."},
+    {"materialise", FAST(materialise), METH_FASTCALL,
+     "materialise(fn, resume)\n\nRuns fn (over clone_code(code)) as a frame that starts in the state `resume`; its result, or its exception."},
+    {"set_compiler", set_compiler, METH_O, "set_compiler(callback(policy, state, missed)) -> the callback before"},
+    {"set_on_rerun", set_on_rerun, METH_O, "set_on_rerun(callback(region, exc)) -> the callback before"},
+    {"active_policy", active_policy, METH_NOARGS, "Policy that is active in this thread, or None."},
+    {"eval_frame_installed", eval_frame_installed, METH_NOARGS, "Whether our evaluation function is in place."},
+    {"counters", counters, METH_NOARGS, "What happened so far in this process."},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+mg_eval_frame_init(PyObject *module)
+{
+#if MG_SUPPORTED
+    interpreter = PyInterpreterState_Get();
+    previous = _PyEval_EvalFrameDefault;
+#endif
+    if (mg_add_sentinel(module, "SKIP_ENTRY", &skip_entry) < 0 || mg_add_sentinel(module, "SKIP_CODE", &skip_code) < 0) {
+        return -1;
+    }
+    if (PyModule_AddObjectRef(module, "SUPPORTED", MG_SUPPORTED ? Py_True : Py_False) < 0) {
+        return -1;
+    }
+    return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,179 @@
+/* Frame evaluation: the objects and the functions shared by resume.c, region.c, eval_frame.c and callable.c.
+ *
+ *   Policy --owns--> entry points (policy, code, offset) --own--> Regions
+ *   code object --code extra--> mg_code: a hash table of (borrowed) entry points
+ *
+ * An entry point dies with its policy or with its code object, whichever goes first. Nothing here holds a code object alive.
+ */
+#ifndef MAGNETO_FRAME_H
+#define MAGNETO_FRAME_H
+
+#include "compat.h"
+
+typedef struct mg_code mg_code;
+typedef struct mg_entry mg_entry;
+typedef struct Region Region;
+typedef struct Policy Policy;
+
+/* ---- resume.c ---- */
+
+extern PyObject *mg_unbound, *mg_null, *mg_keep; /* sentinels, immortal for us */
+int mg_add_sentinel(PyObject *module, const char *name, PyObject **where); /* compared by identity, printed by name */
+
+typedef struct {
+    PyObject_HEAD
+    int offset;       /* bytes */
+    char interpret;   /* CPython runs the rest of the frame */
+    PyObject *locals; /* tuple */
+    PyObject *stack;  /* tuple, bottom first */
+    PyObject *exc;    /* exception instance, or NULL */
+} Resume;
+
+extern PyTypeObject *mg_resume_type;
+#define MG_IS_RESUME(op) (Py_TYPE(op) == mg_resume_type)
+
+/* ---- region.c ---- */
+
+struct Region {
+    PyObject_HEAD
+    PyObject *fn;
+    PyObject *guards; /* NULL: always hits */
+    PyObject *info;
+    char native;      /* guards is a GuardProgram (otherwise a Python predicate) */
+    int n_exports;
+    mg_entry *entry; /* NULL once removed; borrowed */
+    unsigned long long hits;
+    int n_args;
+    int *args;      /* slot numbers */
+};
+
+enum { ENTRY_OPEN, ENTRY_SKIP, ENTRY_SKIP_CODE };
+
+struct mg_entry {
+    mg_code *owner;
+    Policy *policy;
+    mg_entry *prev, *next; /* the policy's list */
+    int offset;
+    int state; /* ENTRY_SKIP: do not call the compiler; ENTRY_SKIP_CODE: do not hook the code at all */
+    int n, capacity;
+    Region **regions; /* owned; most recently used first */
+};
+
+struct Policy {
+    PyObject_HEAD
+    PyObject *payload;
+    PyObject *weakrefs;
+    char compile;
+    mg_entry *entries;
+};
+
+struct mg_code {
+    PyCodeObject *code; /* borrowed: this struct is its code extra */
+    mg_code *prev, *next;
+    mg_layout *layout;  /* NULL until needed */
+    PyObject *clone;    /* no-argument clone, or NULL */
+    int n, mask;        /* entry points; table size - 1 */
+    mg_entry **table;   /* open addressing by (policy, offset); NULL = free */
+};
+
+extern PyTypeObject *mg_policy_type, *mg_region_type;
+
+mg_code *mg_code_of(PyCodeObject *code);      /* existing or new; NULL with an exception set */
+mg_layout *mg_code_layout(PyCodeObject *code); /* borrowed; NULL with an exception set */
+mg_entry *mg_entry_at(PyCodeObject *code, Policy *policy, int offset); /* existing or new; NULL with an exception set */
+int mg_entry_push(mg_entry *entry, Region *region); /* at the front; takes a new reference; -1 with an exception set */
+int mg_skip_code(mg_entry *entry);                  /* -1 with an exception set */
+
+/* Arguments of one region call: values[0] is room for vectorcall, then come the slots (borrowed), then the guard program's
+ * exports (owned). Large ones live on the heap. */
+enum { MG_SMALL_CALL = 24 };
+typedef struct {
+    PyObject **values;
+    PyObject *small[MG_SMALL_CALL];
+} mg_call;
+
+/* Whether the guards of `region` hold; if so its exports stand in `call` and the caller has to end it with mg_call_release. */
+int mg_region_match(Region *region, const mg_frame_view *view, mg_call *call);
+void mg_call_release(Region *region, mg_call *call);
+
+/* The first region that matches, moved to the front: new reference. NULL on a miss, without an exception. */
+Region *mg_entry_match(mg_entry *entry, const mg_frame_view *view, mg_call *call);
+
+/* ---- state.c ---- */
+
+/* What the compiler gets to see of a frame. New reference, or NULL with an exception set. */
+PyObject *mg_frame_state(const mg_frame_view *view, int offset, PyObject *function);
+
+#if MG_SUPPORTED
+extern Py_ssize_t mg_extra_index;
+
+static inline mg_code *
+mg_code_get(PyCodeObject *code)
+{
+    void *extra = NULL;
+    if (MG_GET_EXTRA((PyObject *)code, mg_extra_index, &extra) < 0) {
+        PyErr_Clear();
+        return NULL;
+    }
+    return extra;
+}
+
+static inline size_t
+mg_entry_hash(const Policy *policy, int offset)
+{
+    return ((size_t)policy >> 4) + (size_t)offset * 0x9E3779B1u;
+}
+
+static inline mg_entry *
+mg_entry_find(const mg_code *owner, const Policy *policy, int offset)
+{
+    if (owner == NULL || owner->table == NULL) {
+        return NULL;
+    }
+    for (size_t i = mg_entry_hash(policy, offset);; i++) {
+        mg_entry *entry = owner->table[i & owner->mask];
+        if (entry == NULL || (entry->policy == policy && entry->offset == offset)) {
+            return entry;
+        }
+    }
+}
+
+/* ---- resume.c, the frame side ---- */
+
+/* Copies the cells of the closure into the free-variable slots of a frame that has not started (CPython would do it first), and
+ * takes them out again. In between the slots own references. */
+void mg_frame_bind_free(mg_frame *f);
+void mg_frame_unbind_free(mg_frame *f);
+
+/* Does what the instructions before RESUME do to the slots, except for free variables (see above). -1: exception set. */
+int mg_frame_run_prologue(mg_frame *f);
+
+/* Writes the state of `resume` into `f`. `started`: the prologue has been done. 0, or -1 with SystemError (state unchanged). */
+int mg_frame_commit(mg_frame *f, Resume *resume, int started);
+#endif
+
+/* ---- eval_frame.c ---- */
+
+typedef struct {
+    Policy *policy;          /* active now; borrowed from the activation that set it; NULL = the hook is inactive */
+    Policy *enclosing;       /* policy of the region or compiler call that runs, for call_active and materialise */
+    int unusual;             /* how many of the two next are set: one test on the fast path */
+    PyObject *pending_fn;    /* materialise: the function whose frame takes `pending`; borrowed */
+    Resume *pending;
+    void *delegated;         /* frame that we handed to a foreign evaluation function */
+    char *stack_low;         /* C stack addresses below this are nearly the end ... */
+    char *stack_base;        /* ... of the thread's own stack, which ends here */
+} mg_thread;
+
+extern _Thread_local mg_thread mg_this_thread;
+
+/* Round a call during which the hook has to be in place. */
+typedef struct {
+    void *replaced; /* foreign evaluation function that stood in place of ours */
+    Policy *policy, *enclosing;
+} mg_activation;
+
+void mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing);
+void mg_deactivate(mg_activation *activation);
+
+#endif

@@ -1,0 +1,782 @@
+/* Policies, regions, and the entry points at which regions are looked up. */
+#include "frame.h"
+
+#include <structmember.h>
+
+PyTypeObject *mg_policy_type, *mg_region_type;
+static PyObject *guard_program_type; /* of guards.c; NULL when it is not built in */
+static mg_code *all_codes;
+
+/* ---- entry points ---- */
+
+static void
+entry_drop_regions(mg_entry *entry)
+{
+    while (entry->n > 0) {
+        Region *region = entry->regions[--entry->n];
+        region->entry = NULL;
+        Py_DECREF(region);
+    }
+}
+
+/* Removes one region; the entry's reference is dropped. */
+static void
+entry_remove(mg_entry *entry, Region *region)
+{
+    for (int i = 0; i < entry->n; i++) {
+        if (entry->regions[i] == region) {
+            entry->n--;
+            memmove(&entry->regions[i], &entry->regions[i + 1], sizeof(Region *) * (entry->n - i));
+            region->entry = NULL;
+            Py_DECREF(region);
+            return;
+        }
+    }
+}
+
+static void
+entry_unlink(mg_entry *entry)
+{
+    if (entry->prev != NULL) {
+        entry->prev->next = entry->next;
+    }
+    else {
+        entry->policy->entries = entry->next;
+    }
+    if (entry->next != NULL) {
+        entry->next->prev = entry->prev;
+    }
+}
+
+static void
+entry_free(mg_entry *entry)
+{
+    entry_drop_regions(entry);
+    PyMem_Free(entry->regions);
+    PyMem_Free(entry);
+}
+
+int
+mg_entry_push(mg_entry *entry, Region *region)
+{
+    if (region->entry != NULL) {
+        PyErr_SetString(PyExc_ValueError, "the region already stands at an entry point");
+        return -1;
+    }
+    if (entry->n == entry->capacity) {
+        int capacity = entry->capacity ? 2 * entry->capacity : 2;
+        Region **grown = PyMem_Realloc(entry->regions, sizeof(Region *) * capacity);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        entry->regions = grown;
+        entry->capacity = capacity;
+    }
+    memmove(&entry->regions[1], &entry->regions[0], sizeof(Region *) * entry->n);
+    entry->regions[0] = (Region *)Py_NewRef(region);
+    entry->n++;
+    region->entry = entry;
+    return 0;
+}
+
+MG_HOT Region *
+mg_entry_match(mg_entry *entry, const mg_frame_view *view, mg_call *call)
+{
+    /* A guard may run any code: the list may change during a check. It is read anew each time, so that at worst a region is
+     * passed over or tried twice. */
+    for (int i = 0; i < entry->n; i++) {
+        Region *region = (Region *)Py_NewRef(entry->regions[i]);
+        if (mg_region_match(region, view, call)) {
+            if (i > 0 && i < entry->n && entry->regions[i] == region) {
+                memmove(&entry->regions[1], &entry->regions[0], sizeof(Region *) * i);
+                entry->regions[0] = region;
+            }
+            return region;
+        }
+        Py_DECREF(region);
+    }
+    return NULL;
+}
+
+#if MG_SUPPORTED
+
+Py_ssize_t mg_extra_index;
+
+static void
+code_table_insert(mg_code *owner, mg_entry *entry)
+{
+    size_t i = mg_entry_hash(entry->policy, entry->offset);
+    while (owner->table[i & owner->mask] != NULL) {
+        i++;
+    }
+    owner->table[i & owner->mask] = entry;
+}
+
+static int
+code_table_resize(mg_code *owner, int size)
+{
+    mg_entry **old = owner->table;
+    mg_entry **table = PyMem_Calloc(size, sizeof(mg_entry *));
+    int old_size = old ? owner->mask + 1 : 0;
+    if (table == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    owner->table = table;
+    owner->mask = size - 1;
+    for (int i = 0; i < old_size; i++) {
+        if (old[i] != NULL) {
+            code_table_insert(owner, old[i]);
+        }
+    }
+    PyMem_Free(old);
+    return 0;
+}
+
+/* Takes the entry out of its code's table (the chain behind it is inserted anew, which keeps it gapless). */
+static void
+code_table_remove(mg_code *owner, mg_entry *entry)
+{
+    size_t i = mg_entry_hash(entry->policy, entry->offset);
+    while (owner->table[i & owner->mask] != entry) {
+        i++;
+    }
+    owner->table[i & owner->mask] = NULL;
+    owner->n--;
+    for (i++; owner->table[i & owner->mask] != NULL; i++) {
+        mg_entry *moved = owner->table[i & owner->mask];
+        owner->table[i & owner->mask] = NULL;
+        code_table_insert(owner, moved);
+    }
+}
+
+/* The code object goes away. */
+static void
+code_extra_free(void *extra)
+{
+    mg_code *own = extra;
+    if (own == NULL) {
+        return;
+    }
+    if (own->prev != NULL) {
+        own->prev->next = own->next;
+    }
+    else {
+        all_codes = own->next;
+    }
+    if (own->next != NULL) {
+        own->next->prev = own->prev;
+    }
+    own->code = NULL;
+    mg_entry **table = own->table;
+    int size = table ? own->mask + 1 : 0;
+    own->table = NULL;
+    for (int i = 0; i < size; i++) {
+        if (table[i] != NULL) {
+            entry_unlink(table[i]);
+        }
+    }
+    for (int i = 0; i < size; i++) { /* dropping regions may run any code: nothing points to the entries any more */
+        if (table[i] != NULL) {
+            entry_free(table[i]);
+        }
+    }
+    PyMem_Free(table);
+    PyMem_Free(own->layout);
+    Py_XDECREF(own->clone);
+    PyMem_Free(own);
+}
+
+mg_code *
+mg_code_of(PyCodeObject *code)
+{
+    mg_code *own = mg_code_get(code);
+    if (own != NULL) {
+        return own;
+    }
+    own = PyMem_Calloc(1, sizeof(mg_code));
+    if (own == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    if (MG_SET_EXTRA((PyObject *)code, mg_extra_index, own) < 0) {
+        PyMem_Free(own);
+        return NULL;
+    }
+    own->code = code;
+    own->next = all_codes;
+    if (all_codes != NULL) {
+        all_codes->prev = own;
+    }
+    all_codes = own;
+    return own;
+}
+
+mg_layout *
+mg_code_layout(PyCodeObject *code)
+{
+    mg_code *own = mg_code_of(code);
+    if (own == NULL) {
+        return NULL;
+    }
+    if (own->layout == NULL) {
+        own->layout = mg_layout_of(code);
+    }
+    return own->layout;
+}
+
+mg_entry *
+mg_entry_at(PyCodeObject *code, Policy *policy, int offset)
+{
+    mg_code *own = mg_code_of(code);
+    if (own == NULL) {
+        return NULL;
+    }
+    mg_entry *entry = mg_entry_find(own, policy, offset);
+    if (entry != NULL) {
+        return entry;
+    }
+    if (3 * (own->n + 1) > 2 * (own->table ? own->mask + 1 : 0)) {
+        if (code_table_resize(own, own->table ? 2 * (own->mask + 1) : 4) < 0) {
+            return NULL;
+        }
+    }
+    entry = PyMem_Calloc(1, sizeof(mg_entry));
+    if (entry == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    entry->owner = own;
+    entry->policy = policy;
+    entry->offset = offset;
+    entry->next = policy->entries;
+    if (policy->entries != NULL) {
+        policy->entries->prev = entry;
+    }
+    policy->entries = entry;
+    code_table_insert(own, entry);
+    own->n++;
+    return entry;
+}
+
+int
+mg_skip_code(mg_entry *entry)
+{
+    mg_entry *start = mg_entry_at(entry->owner->code, entry->policy, 0); /* what a frame's start looks at */
+    if (start == NULL) {
+        return -1;
+    }
+    start->state = ENTRY_SKIP_CODE;
+    if (entry->state == ENTRY_OPEN) {
+        entry->state = ENTRY_SKIP;
+    }
+    return 0;
+}
+
+#endif /* MG_SUPPORTED */
+
+/* ---- Policy ---- */
+
+static PyObject *
+policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"payload", "compile", NULL};
+    PyObject *payload = Py_None;
+    int compile = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|Op:Policy", names, &payload, &compile)) {
+        return NULL;
+    }
+    Policy *self = (Policy *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->payload = Py_NewRef(payload);
+        self->compile = (char)compile;
+    }
+    return (PyObject *)self;
+}
+
+/* The policy owns its regions, whichever code object they are looked up from: so the collector sees cycles through them. */
+static int
+policy_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Policy *self = (Policy *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->payload);
+    for (mg_entry *entry = self->entries; entry != NULL; entry = entry->next) {
+        for (int i = 0; i < entry->n; i++) {
+            Py_VISIT(entry->regions[i]);
+        }
+    }
+    return 0;
+}
+
+static void
+policy_drop_entries(Policy *self)
+{
+#if MG_SUPPORTED
+    while (self->entries != NULL) {
+        mg_entry *entry = self->entries;
+        entry_unlink(entry);
+        code_table_remove(entry->owner, entry);
+        entry_free(entry);
+    }
+#endif
+}
+
+static int
+policy_clear(PyObject *op)
+{
+    Py_CLEAR(((Policy *)op)->payload);
+    policy_drop_entries((Policy *)op); /* only when unreachable: no frame runs under this policy */
+    return 0;
+}
+
+static void
+policy_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject_GC_UnTrack(op);
+    if (((Policy *)op)->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(op);
+    }
+    policy_clear(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *
+policy_repr(PyObject *op)
+{
+    return PyUnicode_FromFormat("<Policy %R at %p>", ((Policy *)op)->payload ? ((Policy *)op)->payload : Py_None, op);
+}
+
+static PyMemberDef policy_members[] = {
+    {"payload", T_OBJECT, offsetof(Policy, payload), 0, "any object"},
+    {"compile", T_BOOL, offsetof(Policy, compile), 0, "False: run only what is compiled already"},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Policy, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot policy_slots[] = {
+    {Py_tp_new, policy_new},
+    {Py_tp_dealloc, policy_dealloc},
+    {Py_tp_traverse, policy_traverse},
+    {Py_tp_clear, policy_clear},
+    {Py_tp_repr, policy_repr},
+    {Py_tp_members, policy_members},
+    {Py_tp_doc, "Policy(payload=None, compile=True)\n\nIdentity of one optimised context; owns what was compiled under it."},
+    {0, NULL},
+};
+
+static PyType_Spec policy_spec = {
+    .name = "magneto._C.Policy",
+    .basicsize = sizeof(Policy),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .slots = policy_slots,
+};
+
+/* ---- Region ---- */
+
+static int
+check_native(Region *region, const mg_frame_view *view, PyObject **exports)
+{
+    PyObject *program = Py_NewRef(region->guards); /* a property that it reads might invalidate the region */
+    int hit = mg_guard_check(program, view) && (region->n_exports == 0 || mg_guard_exports(program, view, exports) == 0);
+    Py_DECREF(program);
+    return hit;
+}
+
+/* Guards that no program expresses: a Python predicate over the region's own arguments. An error in it is a miss. */
+static int
+check_python(Region *region, PyObject **args)
+{
+    PyObject *guards = Py_NewRef(region->guards);
+    Policy *active = mg_this_thread.policy;
+    mg_this_thread.policy = NULL;
+    PyObject *result = PyObject_Vectorcall(guards, args, region->n_args | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    mg_this_thread.policy = active;
+    int hit = result != NULL && PyObject_IsTrue(result) > 0;
+    Py_XDECREF(result);
+    Py_DECREF(guards);
+    PyErr_Clear();
+    return hit;
+}
+
+MG_HOT int
+mg_region_match(Region *region, const mg_frame_view *view, mg_call *call)
+{
+    int n = 1 + region->n_args + region->n_exports;
+    call->values = n <= MG_SMALL_CALL ? call->small : PyMem_New(PyObject *, n);
+    if (call->values == NULL) {
+        return 0;
+    }
+    for (int i = 0; i < region->n_args; i++) {
+        int slot = region->args[i], above = slot - view->nlocalsplus;
+        if (above < 0) {
+            call->values[1 + i] = view->localsplus[slot] ? view->localsplus[slot] : mg_unbound;
+        }
+        else if (above < view->nstack) {
+            call->values[1 + i] = view->stack[above] ? view->stack[above] : mg_null;
+        }
+        else {
+            goto miss;
+        }
+    }
+    if (region->guards != NULL) {
+        PyObject **exports = &call->values[1 + region->n_args];
+        if (!(region->native ? check_native(region, view, exports) : check_python(region, &call->values[1]))) {
+            goto miss;
+        }
+    }
+    region->hits++;
+    return 1;
+miss:
+    if (call->values != call->small) {
+        PyMem_Free(call->values);
+    }
+    return 0;
+}
+
+void
+mg_call_release(Region *region, mg_call *call)
+{
+    for (int i = 0; i < region->n_exports; i++) {
+        Py_DECREF(call->values[1 + region->n_args + i]);
+    }
+    if (call->values != call->small) {
+        PyMem_Free(call->values);
+    }
+}
+
+static int
+region_set_guards(Region *self, PyObject *guards)
+{
+    if (guards == Py_None) {
+        return 0;
+    }
+    int native = guard_program_type != NULL && PyObject_TypeCheck(guards, (PyTypeObject *)guard_program_type);
+    if (!native && !PyCallable_Check(guards)) {
+        PyErr_SetString(PyExc_TypeError, "Region: guards is a GuardProgram, a predicate over the arguments, or None");
+        return -1;
+    }
+    self->guards = Py_NewRef(guards);
+    self->native = (char)native;
+    self->n_exports = native && mg_guard_n_exports != NULL ? mg_guard_n_exports(guards) : 0;
+    return 0;
+}
+
+static int
+region_set_args(Region *self, PyObject *args)
+{
+    PyObject *tuple = PySequence_Tuple(args);
+    if (tuple == NULL) {
+        return -1;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    self->args = PyMem_New(int, n + 1);
+    if (self->args == NULL) {
+        Py_DECREF(tuple);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        long slot = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
+        if (slot < 0 || slot > INT_MAX) {
+            if (!PyErr_Occurred()) {
+                PyErr_Format(PyExc_ValueError, "Region: %ld is not a slot", slot);
+            }
+            Py_DECREF(tuple);
+            return -1;
+        }
+        self->args[i] = (int)slot;
+    }
+    self->n_args = (int)n;
+    Py_DECREF(tuple);
+    return 0;
+}
+
+static PyObject *
+region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"fn", "args", "guards", "info", NULL};
+    PyObject *fn, *slots, *guards = Py_None, *info = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OO:Region", names, &fn, &slots, &guards, &info)) {
+        return NULL;
+    }
+    if (!PyCallable_Check(fn)) {
+        PyErr_SetString(PyExc_TypeError, "Region: fn is not callable");
+        return NULL;
+    }
+    Region *self = (Region *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->fn = Py_NewRef(fn);
+    self->info = Py_NewRef(info);
+    if (region_set_guards(self, guards) < 0 || region_set_args(self, slots) < 0) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static int
+region_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Region *self = (Region *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->fn);
+    Py_VISIT(self->guards);
+    Py_VISIT(self->info);
+    return 0;
+}
+
+static int
+region_clear(PyObject *op)
+{
+    Region *self = (Region *)op;
+    if (self->entry != NULL) {
+        Py_INCREF(op);
+        entry_remove(self->entry, self);
+        Py_DECREF(op);
+    }
+    Py_CLEAR(self->fn);
+    Py_CLEAR(self->guards);
+    Py_CLEAR(self->info);
+    return 0;
+}
+
+static void
+region_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    Region *self = (Region *)op;
+    PyObject_GC_UnTrack(op);
+    Py_XDECREF(self->fn);
+    Py_XDECREF(self->guards);
+    Py_XDECREF(self->info);
+    PyMem_Free(self->args);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *
+region_get_valid(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(((Region *)op)->entry != NULL);
+}
+
+static int
+region_set_valid(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
+{
+    Region *self = (Region *)op;
+    int valid = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (valid < 0) {
+        return -1;
+    }
+    if (valid && self->entry == NULL) {
+        PyErr_SetString(PyExc_ValueError, "a removed region cannot be made valid again");
+        return -1;
+    }
+    if (!valid && self->entry != NULL) {
+        entry_remove(self->entry, self);
+    }
+    return 0;
+}
+
+static PyObject *
+region_get_code(PyObject *op, void *Py_UNUSED(closure))
+{
+    mg_entry *entry = ((Region *)op)->entry;
+    return Py_NewRef(entry != NULL && entry->owner->code != NULL ? (PyObject *)entry->owner->code : Py_None);
+}
+
+static PyObject *
+region_get_offset(PyObject *op, void *Py_UNUSED(closure))
+{
+    mg_entry *entry = ((Region *)op)->entry;
+    return PyLong_FromLong(entry != NULL ? entry->offset : -1);
+}
+
+static PyObject *
+region_get_policy(PyObject *op, void *Py_UNUSED(closure))
+{
+    mg_entry *entry = ((Region *)op)->entry;
+    return Py_NewRef(entry != NULL ? (PyObject *)entry->policy : Py_None);
+}
+
+static PyObject *
+region_get_args(PyObject *op, void *Py_UNUSED(closure))
+{
+    Region *self = (Region *)op;
+    PyObject *tuple = PyTuple_New(self->n_args);
+    for (int i = 0; tuple != NULL && i < self->n_args; i++) {
+        PyObject *slot = PyLong_FromLong(self->args[i]);
+        if (slot == NULL) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        PyTuple_SET_ITEM(tuple, i, slot);
+    }
+    return tuple;
+}
+
+/* Removes the region and lets go of what it holds. A run in progress keeps its function by itself. */
+static PyObject *
+region_invalidate(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    Region *self = (Region *)op;
+    if (self->entry != NULL) {
+        entry_remove(self->entry, self);
+    }
+    PyObject *fn = self->fn, *guards = self->guards;
+    self->fn = Py_NewRef(Py_None);
+    self->guards = NULL;
+    Py_XDECREF(fn);
+    Py_XDECREF(guards);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef region_methods[] = {
+    {"invalidate", region_invalidate, METH_NOARGS, "Removes the region and drops its function and guards."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef region_members[] = {
+    {"fn", T_OBJECT, offsetof(Region, fn), READONLY, "the generated function"},
+    {"guards", T_OBJECT, offsetof(Region, guards), READONLY, "GuardProgram, predicate over the arguments, or None"},
+    {"info", T_OBJECT, offsetof(Region, info), 0, "any object"},
+    {"hits", T_ULONGLONG, offsetof(Region, hits), READONLY, "how often the guards held"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef region_getset[] = {
+    {"valid", region_get_valid, region_set_valid, "whether it stands at an entry point; set False to remove it", NULL},
+    {"code", region_get_code, NULL, "code object of its entry point, or None", NULL},
+    {"offset", region_get_offset, NULL, "byte offset of its entry point, or -1", NULL},
+    {"policy", region_get_policy, NULL, "policy of its entry point, or None", NULL},
+    {"args", region_get_args, NULL, "slots passed to fn", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot region_slots[] = {
+    {Py_tp_new, region_new},
+    {Py_tp_dealloc, region_dealloc},
+    {Py_tp_traverse, region_traverse},
+    {Py_tp_clear, region_clear},
+    {Py_tp_methods, region_methods},
+    {Py_tp_members, region_members},
+    {Py_tp_getset, region_getset},
+    {Py_tp_doc, "Region(fn, args, guards=None, info=None)\n\nOne compiled way to go on from an entry point."},
+    {0, NULL},
+};
+
+static PyType_Spec region_spec = {
+    .name = "magneto._C.Region",
+    .basicsize = sizeof(Region),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = region_slots,
+};
+
+/* ---- listing and clearing ---- */
+
+static int
+append_regions(PyObject *list, mg_code *own, PyObject *policy)
+{
+    for (int i = 0; own->table != NULL && i <= own->mask; i++) {
+        mg_entry *entry = own->table[i];
+        if (entry == NULL || (policy != Py_None && (PyObject *)entry->policy != policy)) {
+            continue;
+        }
+        for (int k = 0; k < entry->n; k++) {
+            if (PyList_Append(list, (PyObject *)entry->regions[k]) < 0) {
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+collect_regions(PyObject *code, PyObject *policy)
+{
+    PyObject *list = PyList_New(0);
+    for (mg_code *own = all_codes; list != NULL && own != NULL; own = own->next) {
+        if ((code == Py_None || (PyObject *)own->code == code) && append_regions(list, own, policy) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+static PyObject *
+list_regions(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"code", "policy", NULL};
+    PyObject *code = Py_None, *policy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:regions", names, &code, &policy)) {
+        return NULL;
+    }
+    return collect_regions(code, policy);
+}
+
+/* Forgets regions and skip marks. The entry points themselves stay: frames that run may point to them. */
+static PyObject *
+clear(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"policy", NULL};
+    PyObject *policy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:clear", names, &policy)) {
+        return NULL;
+    }
+    PyObject *held = collect_regions(Py_None, policy); /* so that dropping them runs no code while we walk */
+    if (held == NULL) {
+        return NULL;
+    }
+    for (mg_code *own = all_codes; own != NULL; own = own->next) {
+        for (int i = 0; own->table != NULL && i <= own->mask; i++) {
+            mg_entry *entry = own->table[i];
+            if (entry != NULL && (policy == Py_None || (PyObject *)entry->policy == policy)) {
+                entry_drop_regions(entry);
+                entry->state = ENTRY_OPEN;
+            }
+        }
+    }
+    Py_DECREF(held);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef region_functions[] = {
+    {"regions", (PyCFunction)(void (*)(void))list_regions, METH_VARARGS | METH_KEYWORDS,
+     "regions(code=None, policy=None) -> list of the regions that stand at entry points of that code and policy"},
+    {"clear", (PyCFunction)(void (*)(void))clear, METH_VARARGS | METH_KEYWORDS,
+     "clear(policy=None)\n\nForgets what was compiled, and which entry points are skipped."},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+mg_region_init(PyObject *module)
+{
+#if MG_SUPPORTED
+    mg_extra_index = MG_REQUEST_EXTRA(code_extra_free);
+    if (mg_extra_index < 0) {
+        PyErr_SetString(PyExc_RuntimeError, "no room left for data on code objects");
+        return -1;
+    }
+#endif
+    mg_policy_type = (PyTypeObject *)PyType_FromSpec(&policy_spec);
+    mg_region_type = (PyTypeObject *)PyType_FromSpec(&region_spec);
+    if (mg_policy_type == NULL || mg_region_type == NULL) {
+        return -1;
+    }
+    if (mg_guard_check != NULL) { /* guards.c was initialised before */
+        guard_program_type = PyObject_GetAttrString(module, "GuardProgram");
+        if (guard_program_type == NULL) {
+            return -1;
+        }
+    }
+    if (PyModule_AddObjectRef(module, "Policy", (PyObject *)mg_policy_type) < 0
+        || PyModule_AddObjectRef(module, "Region", (PyObject *)mg_region_type) < 0) {
+        return -1;
+    }
+    return PyModule_AddFunctions(module, region_functions);
+}

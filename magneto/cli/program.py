@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from magneto.api import compile as magneto_compile
+from magneto.api.optimize import compile as magneto_compile
 from magneto.base.errors import UserError
 from magneto.base.text import did_you_mean
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch.fx
 
-from magneto.api import inspect, optimize
+from magneto.api.inspect import inspect
+from magneto.api.optimize import optimize
 from magneto.base import events
 from magneto.base.errors import CATALOGUE, format_stack
 from magneto.base.events import Event

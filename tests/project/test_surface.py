@@ -18,7 +18,7 @@ PUBLIC = {
     # backends
     "list_backends", "lookup_backend", "register_backend",
     # switches and errors
-    "config", "MagnetoError", "Unsupported", "UserError", "InternalError", "MagnetoWarning", "__version__",
+    "config", "MagnetoError", "GraphBreak", "Unsupported", "UserError", "InternalError", "MagnetoWarning", "__version__",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ never renumber, never reuse. `docs/errors.md` is generated from this table (`mak
 - hint: the edit that mends it; may be empty.
 
 Ranges: B0xx control flow and bytecode (machine), B1xx calls and values (trackers); U0xx public functions,
-U1xx flags, U2xx backends; W0xx environment and compilers, W1xx capture, W2xx stores; I0xx base, I1xx capture, I2xx graphs,
+U1xx flags, U2xx backends; W00x environment and compilers, W01x capture, W1xx graphs, W2xx stores; I0xx base, I1xx capture, I2xx graphs,
 I3xx inductor.
 """
 
@@ -46,6 +46,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "B003",
         "variable {name} has no captured value here",
         "The variable is unbound, or shared with a function in a way that is not followed.",
+        "",
+    ),
+    ErrorEntry(
+        "B004",
+        "global variable {name} cannot be read or written here",
+        "The variable's home cannot be named in the generated function.",
         "",
     ),
     ErrorEntry(
@@ -185,7 +191,7 @@ ROWS: tuple[ErrorEntry, ...] = (
     ErrorEntry("U102", "flag {name} expects {expected}, got {got}", "", "docs/flags.md lists all flags."),
     # ---- U2xx: backends ----------------------------------------------------------------------------------------------
     ErrorEntry("U201", "backend {name} is not available: {reason}", "", ""),
-    # ---- W0xx: environment and compilers -----------------------------------------------------------------------------
+    # ---- W0xx: environment, compilers, capture -----------------------------------------------------------------------------
     ErrorEntry(
         "W001",
         "Python {version} is not supported: programs run in eager",
@@ -205,6 +211,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "MAGNETO_DUMP=dir keeps the source of the kernel; please report it.",
     ),
     ErrorEntry(
+        "W004",
+        "the extension magneto._C cannot be loaded ({error}): programs run in eager",
+        "",
+        "Reinstall with pip install . in the environment's own Python.",
+    ),
+    ErrorEntry(
         "W010",
         "internal error while capturing {code} ({file}:{line}), it runs in eager: {error}",
         "",
@@ -217,31 +229,7 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Make the value that keeps changing a tensor or a constant; MAGNETO_RECOMPILE_LIMIT raises the limit.",
     ),
     ErrorEntry("W012", "backend {backend} failed, the graph runs in eager: {error}", "", "nopython=True raises the backend's own error."),
-    ErrorEntry(
-        "W004",
-        "the extension magneto._C cannot be loaded ({error}): programs run in eager",
-        "",
-        "Reinstall with pip install . in the environment's own Python.",
-    ),
-    # ---- W1xx: capture -----------------------------------------------------------------------------------------------
-    ErrorEntry(
-        "W101",
-        "{function} was compiled {limit} times and keeps changing ({reason}): further variants run in eager",
-        "Each set of guards is one compiled variant; the flag `recompile_limit` bounds them.",
-        "Make the changing value a tensor, mark its size dynamic (magneto.mark_dynamic), or raise config.recompile_limit.",
-    ),
-    ErrorEntry(
-        "W102",
-        "backend {backend} failed on a graph of {function}, it runs in eager: {error}",
-        "With suppress_errors (the default) an error inside the compiler never stops the program.",
-        "magneto.config.suppress_errors = False shows the whole traceback.",
-    ),
-    ErrorEntry(
-        "W103",
-        "internal error while capturing {function}, it runs in eager: {error}",
-        "With suppress_errors (the default) an error inside the compiler never stops the program.",
-        "Please report it with the output of MAGNETO_LOG=1.",
-    ),
+    # ---- W1xx: graphs -------------------------------------------------------------------------------------------------
     ErrorEntry(
         "W104",
         "graph {graph} runs in eager: {reason}",
@@ -267,6 +255,12 @@ ROWS: tuple[ErrorEntry, ...] = (
     ErrorEntry("I101", "the symbolic machine lost track at {where}: {what}", "", "Please report it."),
     # ---- I2xx: graphs ------------------------------------------------------------------------------------------------
     ErrorEntry("I201", "malformed graph: {what}", "", "Please report it."),
+    ErrorEntry(
+        "I202",
+        "the graph is not compiled as a whole: {reason}",
+        "Something in it has no functional form; its operations run as in eager, results are the same.",
+        "",
+    ),
     # ---- I3xx: inductor ----------------------------------------------------------------------------------------------
     ErrorEntry("I301", "{stage} cannot handle {what}", "", "Please report it."),
 )

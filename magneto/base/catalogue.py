@@ -50,9 +50,9 @@ ROWS: tuple[ErrorEntry, ...] = (
     ),
     ErrorEntry(
         "B004",
-        "global variable {name} cannot be read or written here",
-        "The variable's home cannot be named in the generated function.",
-        "",
+        "import of {name}, which is not loaded yet",
+        "Importing runs the module's own code; once it is loaded, the import statement is captured.",
+        "Import it at the top of the file.",
     ),
     ErrorEntry(
         "B011",

@@ -1,0 +1,1 @@
+"""What prims compute: on torch tensors and on numpy arrays."""

@@ -1,0 +1,190 @@
+"""Numpy meanings of the prims: the executable specification that tests compare against. Not for speed."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = Any
+
+_DTYPES: dict[torch.dtype, Any] = {
+    torch.bool: np.bool_,
+    torch.uint8: np.uint8,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
+}
+
+
+def numpy_dtype(dtype: torch.dtype) -> Any:
+    """The numpy dtype; KeyError for bfloat16 and other types numpy lacks."""
+    return _DTYPES[dtype]
+
+
+def rounded(fn: Callable[..., Array], category: str) -> Callable[..., Array]:
+    """Python numbers take the array operand's dtype; half precision computes in float32 and rounds."""
+
+    def meaning(*operands: Any) -> Array:
+        dtype = next(operand.dtype for operand in operands if isinstance(operand, (np.ndarray, np.generic)))
+        wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+        with np.errstate(all="ignore"):
+            result = np.asarray(fn(*[np.asarray(operand).astype(wide) for operand in operands]))
+        return result if result.dtype == np.bool_ else result.astype(dtype)
+
+    return meaning
+
+
+def rsqrt(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
+def reciprocal(x: Array) -> Array:
+    return 1 / x
+
+
+def sign(x: Array) -> Array:
+    """nan has sign 0, as in torch."""
+    return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
+def _lgamma(x: float) -> float:
+    if math.isinf(x):
+        return math.inf
+    if math.isnan(x):
+        return math.nan
+    return math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x)
+
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+lgamma = np.vectorize(_lgamma, otypes=[np.float64])
+
+
+def floordiv(a: Array, b: Array) -> Array:
+    return np.where(b == 0, a / b, np.floor_divide(a, b)) if np.issubdtype(a.dtype, np.floating) else np.floor_divide(a, b)
+
+
+def remainder(a: Array, b: Array) -> Array:
+    """The sign of the divisor; a zero keeps the dividend's sign."""
+    rest = np.fmod(a, b)
+    return np.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+
+
+def shift_left(a: Array, b: Array) -> Array:
+    """Shifts of the width or more, and negative ones, give 0."""
+    bits = a.dtype.itemsize * 8
+    return np.where((b < 0) | (b >= bits), 0, np.left_shift(a, np.clip(b, 0, bits - 1)))
+
+
+def shift_right(a: Array, b: Array) -> Array:
+    """Too large and negative shifts leave only the sign."""
+    bits = a.dtype.itemsize * 8
+    far = (b < 0) | (b >= bits)
+    shifted = np.right_shift(a, np.where(far, bits - 1, b))
+    return shifted if np.issubdtype(a.dtype, np.signedinteger) else np.where(far, 0, shifted)
+
+
+def where(condition: Array, a: Any, b: Any) -> Array:
+    dtype = a.dtype if isinstance(a, (np.ndarray, np.generic)) else b.dtype
+    return np.where(condition, np.asarray(a).astype(dtype), np.asarray(b).astype(dtype))
+
+
+def convert(x: Array, dtype: torch.dtype) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(x).astype(numpy_dtype(dtype))
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def _accumulated(fn: Callable[..., Array]) -> Callable[..., Array]:
+    """Half precision accumulates in float32, integers and bool in int64."""
+
+    def reduce(x: Array, dims: Sequence[int]) -> Array:
+        wide = x.astype(np.int64) if x.dtype.kind in "bui" else _wide(x)
+        result = np.asarray(fn(wide, axis=tuple(dims)))
+        return result.astype(np.int64 if x.dtype.kind in "bui" else x.dtype)
+
+    return reduce
+
+
+def _plain(fn: Callable[..., Array]) -> Callable[..., Array]:
+    def reduce(x: Array, dims: Sequence[int]) -> Array:
+        return np.asarray(fn(x, axis=tuple(dims)))
+
+    return reduce
+
+
+REDUCTIONS: dict[str, Callable[..., Array]] = {
+    "sum": _accumulated(np.sum),
+    "prod": _accumulated(np.prod),
+    "amax": _plain(np.max),
+    "amin": _plain(np.min),
+    "any": _plain(np.any),
+    "all": _plain(np.all),
+    "argmax": lambda x, dim: np.asarray(np.argmax(x, axis=dim), dtype=np.int64),
+    "argmin": lambda x, dim: np.asarray(np.argmin(x, axis=dim), dtype=np.int64),
+}
+
+
+def var(x: Array, dims: Sequence[int], correction: float = 1) -> tuple[Array, Array]:
+    axes = tuple(dims)
+    wide = x.astype(np.float64)
+    count = math.prod(x.shape[d] for d in axes)
+    mean = wide.mean(axis=axes, keepdims=True)
+    with np.errstate(all="ignore"):
+        spread = ((wide - mean) ** 2).sum(axis=axes) / np.float64(max(0, count - correction))
+    return np.asarray(spread, dtype=x.dtype), np.asarray(mean.squeeze(axes), dtype=x.dtype)
+
+
+def broadcast_in_dim(x: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
+    order = builtins.sorted(range(len(dims)), key=lambda i: dims[i])
+    sizes = [1] * len(shape)
+    for dim, size in zip(dims, x.shape, strict=True):
+        sizes[dim] = size
+    return np.broadcast_to(np.transpose(x, order).reshape(sizes), tuple(shape))
+
+
+def slice_(x: Array, starts: Sequence[int], limits: Sequence[int], steps: Sequence[int]) -> Array:
+    return x[tuple(builtins.slice(start, limit, step) for start, limit, step in zip(starts, limits, steps, strict=True))]
+
+
+def flip(x: Array, dims: Sequence[int]) -> Array:
+    return np.flip(x, tuple(dims))
+
+
+def cat(xs: Sequence[Array], dim: int) -> Array:
+    return np.concatenate(list(xs), dim)
+
+
+def pad(x: Array, lo: Sequence[int], hi: Sequence[int], value: Any) -> Array:
+    return np.pad(x, list(zip(lo, hi, strict=True)), constant_values=value)
+
+
+def iota(n: int, dtype: torch.dtype, device: Any = None) -> Array:
+    return np.arange(n).astype(numpy_dtype(dtype))
+
+
+def full(shape: Sequence[int], value: Any, dtype: torch.dtype, device: Any = None) -> Array:
+    return np.full(tuple(shape), value, dtype=numpy_dtype(dtype))
+
+
+def index_select(x: Array, dim: int, index: Array) -> Array:
+    return np.take(x, index, axis=dim)
+
+
+def gather(x: Array, dim: int, index: Array) -> Array:
+    grids = np.ogrid[tuple(builtins.slice(0, size) for size in index.shape)] if index.ndim else []
+    position = [index if d == dim else grid for d, grid in enumerate(grids)]
+    return x[tuple(position)] if index.ndim else x

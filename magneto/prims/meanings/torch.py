@@ -1,0 +1,121 @@
+"""Torch meanings of the prims that are not simply a torch function."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def _tensor(value: Any, like: Tensor) -> Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def number_first(fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
+    """A binary function that also takes a Python number on the left, in the tensor's dtype."""
+
+    def binary(a: Any, b: Any) -> Tensor:
+        if isinstance(a, torch.Tensor):
+            return fn(a, b)
+        return fn(torch.full_like(b, a), b)
+
+    return binary
+
+
+def maximum(a: Tensor, b: Any) -> Tensor:
+    return torch.maximum(a, _tensor(b, a))
+
+
+def minimum(a: Tensor, b: Any) -> Tensor:
+    return torch.minimum(a, _tensor(b, a))
+
+
+def where(condition: Tensor, a: Any, b: Any) -> Tensor:
+    like = a if isinstance(a, torch.Tensor) else b
+    return torch.where(condition, _tensor(a, like), _tensor(b, like))
+
+
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
+
+
+def _over(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reduce(x: Tensor, dims: Sequence[int]) -> Tensor:
+        return fn(x, tuple(dims)) if len(dims) else fn(x.unsqueeze(0), (0,))
+
+    return reduce
+
+
+def _prod(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    for dim in builtins.sorted((d % max(x.ndim, 1) for d in dims), reverse=True):
+        x = torch.prod(x, dim)
+    return x
+
+
+def _any(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return torch.any(x, dims) if x.dtype is not torch.uint8 else torch.any(x != 0, dims)
+
+
+def _all(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return torch.all(x, dims) if x.dtype is not torch.uint8 else torch.all(x != 0, dims)
+
+
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sum": _over(torch.sum),
+    "prod": _over(_prod),
+    "amax": _over(torch.amax),
+    "amin": _over(torch.amin),
+    "any": _over(_any),
+    "all": _over(_all),
+    "argmax": lambda x, dim: torch.argmax(x, dim),
+    "argmin": lambda x, dim: torch.argmin(x, dim),
+}
+
+
+def var(x: Tensor, dims: Sequence[int], correction: float = 1) -> tuple[Tensor, Tensor]:
+    result = torch.var_mean(x, tuple(dims), correction=correction) if len(dims) else torch.var_mean(x[None], (0,), correction=correction)
+    return result[0], result[1]
+
+
+def broadcast_in_dim(x: Tensor, shape: Sequence[int], dims: Sequence[int]) -> Tensor:
+    if list(dims) != builtins.sorted(dims):
+        order = builtins.sorted(range(len(dims)), key=lambda i: dims[i])
+        x, dims = x.permute(order), [dims[i] for i in order]
+    sizes = [1] * len(shape)
+    for dim, size in zip(dims, x.shape, strict=True):
+        sizes[dim] = size
+    return x.reshape(sizes).expand(tuple(shape))
+
+
+def slice_(x: Tensor, starts: Sequence[int], limits: Sequence[int], steps: Sequence[int]) -> Tensor:
+    return x[tuple(builtins.slice(start, limit, step) for start, limit, step in zip(starts, limits, steps, strict=True))]
+
+
+def cat(xs: Sequence[Tensor], dim: int) -> Tensor:
+    return torch.cat(list(xs), dim)
+
+
+def pad(x: Tensor, lo: Sequence[int], hi: Sequence[int], value: Any) -> Tensor:
+    amounts = [amount for below, above in zip(reversed(lo), reversed(hi), strict=True) for amount in (below, above)]
+    return torch.constant_pad_nd(x, amounts, value)
+
+
+def iota(n: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    return torch.arange(n, dtype=torch.int64, device=device).to(dtype)
+
+
+def full(shape: Sequence[int], value: Any, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    return torch.full(tuple(shape), value, dtype=dtype, device=device)
+
+
+def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if index.ndim == 1:
+        return torch.index_select(x, dim, index)
+    if dim == 0 and x.ndim == 2:
+        return torch.embedding(x, index)
+    picked = torch.index_select(x, dim, index.reshape(-1))
+    return picked.reshape(x.shape[:dim] + index.shape + x.shape[dim + 1 :])

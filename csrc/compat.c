@@ -67,7 +67,6 @@ done:
     return layout;
 }
 
-#if !MG_BEFORE_3_13
 /* One number of the exception table: big-endian groups of six bits, 0x40 = more follow (0x80 marks an entry's first byte). */
 static const unsigned char *
 read_varint(const unsigned char *p, int *value)
@@ -81,25 +80,25 @@ read_varint(const unsigned char *p, int *value)
     return p + 1;
 }
 
-/* Ordinal of the exception table's entry that covers the unit, or -1. The interpreter uses the first that does. */
-static int
-covering_entry(PyCodeObject *code, int unit)
+int
+mg_handler_at(PyCodeObject *code, int unit, int *depth)
 {
     const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
     const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
     for (int i = 0; p < end; i++) {
-        int start, length, target, depth;
+        int start, length, target, depth_lasti;
         p = read_varint(p, &start);
         p = read_varint(p, &length);
         p = read_varint(p, &target);
-        p = read_varint(p, &depth);
+        p = read_varint(p, &depth_lasti);
         if (start <= unit && unit < start + length) {
+            *depth = depth_lasti >> 1;
             return i;
         }
     }
+    *depth = 0;
     return -1;
 }
-#endif
 
 void
 mg_frame_raise_at(mg_frame *f, int unit)
@@ -111,7 +110,7 @@ mg_frame_raise_at(mg_frame *f, int unit)
     /* 3.13 takes the traceback's line from instr_ptr but looks the handler up at instr_ptr - 1. Where both units have the
      * same handler the instruction itself is exact. Otherwise the handler decides, and one unit further is nearly always still
      * the instruction (its inline cache) or an instruction of the same line. */
-    int shift = unit > 0 && covering_entry(code, unit - 1) != covering_entry(code, unit);
+    int depth, shift = unit > 0 && mg_handler_at(code, unit - 1, &depth) != mg_handler_at(code, unit, &depth);
     f->instr_ptr = _PyCode_CODE(code) + unit + shift;
 #endif
 }

@@ -89,6 +89,9 @@ mg_frame_continue_at(mg_frame *f, int unit)
 #endif
 }
 
+/* Ordinal of the exception table's entry whose handler serves the unit, and how many stack values that handler keeps; -1 and 0. */
+int mg_handler_at(PyCodeObject *code, int unit, int *depth);
+
 /* The exception being raised belongs to the instruction at unit `unit` (compat.c). */
 void mg_frame_raise_at(mg_frame *f, int unit);
 

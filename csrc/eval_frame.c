@@ -355,76 +355,114 @@ call_region(mg_thread *t, Policy *policy, Region *region, mg_call *call, int *re
     return result;
 }
 
-/* Runs a frame that stands at `offset` (not `started`: before its prologue, with its free variables bound). */
-static MG_HOT PyObject *
-run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, int offset, int started)
+/* Writes a Resume into the frame. Where it says what the frame handles (as `except` does on entry and at its end: what
+ * sys.exception() and a bare `raise` see), `*outer` notes what was handled outside. -1: SystemError, state unchanged. */
+static int
+apply_resume(PyThreadState *ts, mg_frame *f, Resume *resume, int started, PyObject **outer)
 {
+    if (mg_frame_commit(f, resume, started) < 0) {
+        return -1;
+    }
+    if (MG_UNLIKELY(resume->handling != NULL)) {
+        PyObject **handled = &ts->exc_info->exc_value;
+        if (*outer == NULL) {
+            *outer = Py_NewRef(*handled ? *handled : Py_None);
+        }
+        Py_XSETREF(*handled, resume->handling == Py_None ? NULL : Py_NewRef(resume->handling));
+    }
+    return 0;
+}
+
+/* Runs a frame that stands at `offset` (not `started`: before its prologue, with its free variables bound).
+ * `outer` (stolen): NULL, or what was handled when the frame began, once a Resume has changed that. */
+static MG_HOT PyObject *
+run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, int offset, int started, PyObject *outer)
+{
+    PyObject *result = NULL;
     for (;;) {
         mg_call call;
         mg_frame_view view;
         Region *region = NULL;
         mg_entry *entry = entry_for(mg_frame_code(f), policy, offset);
         view_of(f, &view);
-        int found = entry != NULL && (region = mg_entry_match(entry, &view, &call)) != NULL;
+        int rerun = 0, found = entry != NULL && (region = mg_entry_match(entry, &view, &call)) != NULL;
         if (MG_UNLIKELY(!found) && entry != NULL) {
             counts.misses++;
             found = compile_region(t, f, policy, entry, &view, &region, &call);
             if (found < 0) {
-                return raise_in_frame(ts, f, offset, started);
+                goto raise;
             }
         }
-        int rerun = 0;
-        PyObject *result = found ? call_region(t, policy, region, &call, &rerun) : NULL;
-        if (!found || rerun) {
-            return started ? continue_in_frame(ts, f, offset) : start_frame(ts, t, f);
+        if (!found) {
+            goto interpret;
+        }
+        result = call_region(t, policy, region, &call, &rerun);
+        if (result == NULL && rerun) {
+            goto interpret;
         }
         if (result == NULL) {
-            return raise_in_frame(ts, f, offset, started);
+            goto raise;
         }
         if (!MG_IS_RESUME(result)) {
-            return mg_frame_return(ts, f, result);
+            goto value;
         }
         Resume *resume = (Resume *)result;
-        if (mg_frame_commit(f, resume, started) < 0) {
+        if (apply_resume(ts, f, resume, started, &outer) < 0) {
             Py_DECREF(result);
-            return raise_in_frame(ts, f, offset, started);
+            goto raise;
         }
         offset = resume->offset;
         started = 1;
         if (resume->exc != NULL) {
+            Py_XDECREF(outer);
             return throw_in_frame(ts, f, resume);
         }
         int interpret = resume->interpret;
         Py_DECREF(result);
         if (interpret) {
-            return continue_in_frame(ts, f, offset);
+            goto interpret;
         }
     }
+interpret:
+    Py_XDECREF(outer);
+    return started ? continue_in_frame(ts, f, offset) : start_frame(ts, t, f);
+raise:
+    Py_XDECREF(outer);
+    return raise_in_frame(ts, f, offset, started);
+value:
+    if (MG_UNLIKELY(outer != NULL)) {
+        Py_XSETREF(ts->exc_info->exc_value, outer == Py_None ? NULL : Py_NewRef(outer));
+        Py_DECREF(outer);
+    }
+    return mg_frame_return(ts, f, result);
 }
 
 /* The frame that materialise() called: takes the state that was left for it. */
 static MG_COLD PyObject *
 run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
 {
+    PyObject *outer = NULL;
     Resume *resume = (Resume *)Py_NewRef(t->pending);
     t->pending = NULL;
     t->pending_fn = NULL;
     t->unusual--;
     mg_frame_bind_free(f);
-    if (mg_frame_commit(f, resume, 0) < 0) {
+    if (apply_resume(ts, f, resume, 0, &outer) < 0) {
         Py_DECREF(resume);
         return raise_in_frame(ts, f, 0, 0);
     }
     if (resume->exc != NULL) {
+        Py_XDECREF(outer);
         return throw_in_frame(ts, f, resume);
     }
     int offset = resume->offset, interpret = resume->interpret;
     Py_DECREF(resume);
     if (interpret || t->policy == NULL) {
+        Py_XDECREF(outer);
         return continue_in_frame(ts, f, offset);
     }
     counts.hooked++;
-    return run_frame(ts, t, f, t->policy, offset, 1);
+    return run_frame(ts, t, f, t->policy, offset, 1, outer);
 }
 
 static MG_HOT PyObject *
@@ -456,7 +494,7 @@ eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     }
     counts.hooked++;
     mg_frame_bind_free(f);
-    return run_frame(ts, t, f, policy, 0, 0);
+    return run_frame(ts, t, f, policy, 0, 0, NULL);
 }
 
 static PyObject *

@@ -27,6 +27,7 @@ typedef struct {
     PyObject *locals; /* tuple */
     PyObject *stack;  /* tuple, bottom first */
     PyObject *exc;    /* exception instance, or NULL */
+    PyObject *handling; /* exception that the frame handles from now on, None for none; NULL = as before */
 } Resume;
 
 extern PyTypeObject *mg_resume_type;
@@ -148,7 +149,8 @@ void mg_frame_unbind_free(mg_frame *f);
 /* Does what the instructions before RESUME do to the slots, except for free variables (see above). -1: exception set. */
 int mg_frame_run_prologue(mg_frame *f);
 
-/* Writes the state of `resume` into `f`. `started`: the prologue has been done. 0, or -1 with SystemError (state unchanged). */
+/* Writes the state of `resume` into `f` (its slots and stack). `started`: the prologue has been done. 0, or -1 with SystemError
+ * (state unchanged). */
 int mg_frame_commit(mg_frame *f, Resume *resume, int started);
 #endif
 

@@ -55,6 +55,7 @@ resume_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->locals);
     Py_VISIT(self->stack);
     Py_VISIT(self->exc);
+    Py_VISIT(self->handling);
     return 0;
 }
 
@@ -65,6 +66,7 @@ resume_clear(PyObject *op)
     Py_CLEAR(self->locals);
     Py_CLEAR(self->stack);
     Py_CLEAR(self->exc);
+    Py_CLEAR(self->handling);
     return 0;
 }
 
@@ -121,13 +123,21 @@ resume_make(PyTypeObject *type, PyObject *offset, PyObject *locals, PyObject *st
 static PyObject *
 resume_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"offset", "locals", "stack", "exc", "interpret", NULL};
-    PyObject *offset, *locals, *stack = NULL, *exc = NULL;
+    static char *names[] = {"offset", "locals", "stack", "exc", "interpret", "handling", NULL};
+    PyObject *offset, *locals, *stack = NULL, *exc = NULL, *handling = mg_keep;
     int interpret = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOp:Resume", names, &offset, &locals, &stack, &exc, &interpret)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOpO:Resume", names, &offset, &locals, &stack, &exc, &interpret, &handling)) {
         return NULL;
     }
-    return resume_make(type, offset, locals, stack, exc, interpret);
+    if (handling != mg_keep && handling != Py_None && !PyExceptionInstance_Check(handling)) {
+        PyErr_SetString(PyExc_TypeError, "Resume: handling is an exception instance, None or KEEP");
+        return NULL;
+    }
+    PyObject *self = resume_make(type, offset, locals, stack, exc, interpret);
+    if (self != NULL && handling != mg_keep) {
+        ((Resume *)self)->handling = Py_NewRef(handling);
+    }
+    return self;
 }
 
 /* What generated code calls at each break: positional arguments only go straight to resume_make. */
@@ -177,6 +187,7 @@ static PyMemberDef resume_members[] = {
     {"locals", T_OBJECT, offsetof(Resume, locals), READONLY, "one value per localsplus slot, or UNBOUND, or KEEP"},
     {"stack", T_OBJECT, offsetof(Resume, stack), READONLY, "the whole value stack, bottom first; NULL_ for a C NULL"},
     {"exc", T_OBJECT, offsetof(Resume, exc), READONLY, "exception raised by the instruction at offset, or None"},
+    {"handling", T_OBJECT, offsetof(Resume, handling), READONLY, "exception that the frame handles (None also for: as before)"},
     {"interpret", T_BOOL, offsetof(Resume, interpret), READONLY, "CPython runs the rest of the frame"},
     {NULL, 0, 0, 0, NULL},
 };
@@ -188,7 +199,7 @@ static PyType_Slot resume_slots[] = {
     {Py_tp_clear, resume_clear},
     {Py_tp_repr, resume_repr},
     {Py_tp_members, resume_members},
-    {Py_tp_doc, "Resume(offset, locals, stack=(), exc=None, interpret=False)\n\nWhere and with which state the frame goes on."},
+    {Py_tp_doc, "Resume(offset, locals, stack=(), exc=None, interpret=False, handling=KEEP)\n\nWhere and with which state the frame goes on."},
     {0, NULL},
 };
 
@@ -264,8 +275,10 @@ check_resume(PyCodeObject *code, const mg_layout *layout, const Resume *resume)
     if (PyTuple_GET_SIZE(resume->locals) != code->co_nlocalsplus) {
         return refuse(code, resume, "locals do not match the slots of the code");
     }
-    if (PyTuple_GET_SIZE(resume->stack) > code->co_stacksize) {
-        return refuse(code, resume, "stack is larger than the code's");
+    int kept;
+    mg_handler_at(code, unit, &kept);
+    if (PyTuple_GET_SIZE(resume->stack) > code->co_stacksize || PyTuple_GET_SIZE(resume->stack) < kept) {
+        return refuse(code, resume, "the stack does not fit the code");
     }
     for (int i = 0; i < code->co_nlocalsplus; i++) {
         PyObject *value = PyTuple_GET_ITEM(resume->locals, i);

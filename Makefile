@@ -18,6 +18,7 @@ help:
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "magneto needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -U pip "setuptools>=77"
 
 # torch first, and by exact version: a plain "torch" could bring another build and gigabytes with it.
 $(VENV)/.torch: | $(VENV)/bin/python

@@ -1,0 +1,70 @@
+"""A functional graph as a plain Python function, its operations called one after another. For `aot_eager` and for tests."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.base.text import compile_source
+
+
+def as_function(graph: fx.Graph, name: str = "graph") -> Callable[..., tuple[Any, ...]]:
+    """`graph` as generated source; a value is dropped after its last use."""
+    text, namespace = source_of(graph)
+    function: Callable[..., tuple[Any, ...]] = compile_source(f"{name} in eager", text, namespace)["run"]
+    return function
+
+
+def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
+    namespace: dict[str, Any] = {}
+    nodes = list(graph.nodes)
+    last_use = {used: node for node in nodes for used in node.all_input_nodes}
+    dying: dict[fx.Node, list[str]] = {}
+    for used, user in last_use.items():
+        if user.op != "output":
+            dying.setdefault(user, []).append(used.name)
+    parameters = [node.name for node in nodes if node.op == "placeholder"]
+    lines = [f"def run({', '.join(parameters)}):"]
+    names: dict[Any, str] = {}
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return value.name
+        if value is None or type(value) in (int, bool, str):
+            return repr(value)
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            inner = "".join(text(item) + ", " for item in value)
+            return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+        name = f"k{len(namespace)}"
+        namespace[name] = value
+        return name
+
+    for node in nodes:
+        if node.op == "output":
+            lines.append(f"    return {text(tuple(node.args[0]))}")
+        elif node.op == "call_function":
+            if node.target is operator.getitem:
+                expression = f"{text(node.args[0])}[{node.args[1]}]"
+            else:
+                if node.target not in names:
+                    names[node.target] = f"f{len(names)}_{getattr(node.target, '__name__', 'op').replace('.', '_')}"
+                    namespace[names[node.target]] = node.target
+                arguments = [text(a) for a in node.args] + [f"{key}={text(value)}" for key, value in node.kwargs.items()]
+                expression = f"{names[node.target]}({', '.join(arguments)})"
+            freed = "; " + "".join(f"{dead} = " for dead in dying[node]) + "None" if node in dying else ""
+            lines.append(f"    {node.name} = {expression}{freed}")
+    return "\n".join(lines) + "\n", namespace
+
+
+def without_grad(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with grad mode off while it runs."""
+
+    def run(*args: Any) -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    return run

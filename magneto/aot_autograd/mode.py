@@ -1,0 +1,454 @@
+"""The dispatch mode that records a functional graph while ordinary torch code runs on tensors without data.
+
+Tensors inside are *hollow*: real strided tensors of the true device whose memory is never touched. So every choice that ATen makes above
+the dispatcher (attention flavour, autocast, `.to` of what is already there) is eager's own, and autograd works as ever. View operations run natively (they touch no
+data and give eager's geometry and `_base`); all others are answered here: the node is recorded, the result is described by `graph.rules.propagate`, and
+a new hollow tensor is returned. In-place operations become functional ones plus a change of the storage's value (`storage.py`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from magneto.aot_autograd.overloads import (
+    COMPOSITE,
+    METADATA,
+    NEEDS_VALUES,
+    PURE,
+    VIEW,
+    WRITE,
+    Facts,
+    aten,
+    facts_of,
+    functional_of,
+)
+from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.storage import Storages, View, geometry_of
+from magneto.aot_autograd.views import ViewStep, normalised, write_through
+from magneto.graph.meta import TensorMeta
+from magneto.graph.rules import propagate
+
+
+def hollow(meta: TensorMeta) -> torch.Tensor:
+    """A tensor of this description whose contents mean nothing."""
+    return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
+
+
+class FunctionalMode(TorchDispatchMode):
+    """Records into `graph`. `stack` and `stage` are attached to every node recorded from now on."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.storages = Storages()
+        self.stack: Any = ()
+        self.stage = "forward"
+        self.literals: list[torch.Tensor] = []
+        self.literal_nodes: list[fx.Node] = []
+        self.new_literal: Callable[[int], fx.Node] = lambda i: graph.placeholder(f"literal_{i}")
+        self._seen: dict[Any, fx.Node] = {}
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------
+
+    def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+        """A node for `op` on nodes and constants; an equal one already there is used again where that makes no difference."""
+        kwargs = kwargs or {}
+        facts = facts_of(op)
+        key = None
+        if facts.shareable:
+            key = (op, _key(args), _key(kwargs)) if kwargs else (op, _key(args))
+            found = self._seen.get(key)
+            if found is not None:
+                return found
+        value = propagate(op, _metas(args), {name: _metas(v) for name, v in kwargs.items()} if kwargs else {})
+        node = self._node(op, args, kwargs, value)
+        if key is not None:
+            self._seen[key] = node
+        return node
+
+    def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", op, args, kwargs)
+        node.meta["val"] = value
+        node.meta["stack"] = self.stack
+        node.meta["stage"] = self.stage
+        return node
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        """Result `index` of a node with several results."""
+        key = (operator.getitem, node, index)
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = self._node(operator.getitem, (node, index), {}, node.meta["val"][index])
+        return found
+
+    def reshape(self, value: fx.Node, shape: tuple[int, ...]) -> fx.Node:
+        """`value` in another shape, copied first where its strides ask for it."""
+        meta: TensorMeta = value.meta["val"]
+        if meta.shape == tuple(shape):
+            return value
+        if not meta.is_contiguous():
+            try:
+                hollow(meta).view(shape)
+            except RuntimeError:
+                value = self.emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+        return self.emit(aten.view.default, (value, list(shape)))
+
+    def flatten(self, value: fx.Node) -> fx.Node:
+        """A dense value's elements in the order of its memory, as one dimension."""
+        meta: TensorMeta = value.meta["val"]
+        if not meta.is_contiguous():
+            if not meta.is_dense():
+                raise Refusal("as_strided of a tensor with gaps")
+            value = self.emit(aten.permute.default, (value, _memory_order(meta)))
+        return self.reshape(value, (meta.numel,))
+
+    def unflatten(self, flat: fx.Node, meta: TensorMeta) -> fx.Node:
+        """The inverse of `flatten` for a tensor described by `meta`."""
+        order = _memory_order(meta)
+        value = self.reshape(flat, tuple(meta.shape[d] for d in order))
+        if order != list(range(len(order))):
+            value = self.emit(aten.permute.default, (value, [order.index(d) for d in range(len(order))]))
+        return value
+
+    def with_strides(self, node: fx.Node, wanted: TensorMeta) -> fx.Node:
+        """`node` laid out with the strides of `wanted` (dense)."""
+        meta: TensorMeta = node.meta["val"]
+        if meta.strides == wanted.strides or not wanted.is_dense():
+            return node
+        order = _memory_order(wanted)
+        if order == list(range(len(order))):
+            return self.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        moved = self.emit(aten.permute.default, (node, order))
+        copied = self.emit(aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
+        return self.emit(aten.permute.default, (copied, [order.index(d) for d in range(len(order))]))
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def view_for(self, tensor: torch.Tensor) -> View:
+        """The record of a tensor met as an argument."""
+        storage = self.storages.find(tensor)
+        if storage is None:
+            return self._literal(tensor)
+        view = storage.views.get(geometry_of(tensor))
+        if view is not None:
+            return view
+        root = storage.root
+        if root is None or tensor.dtype != root.meta.dtype:
+            raise Refusal("a view made out of sight")
+        step = self._strided_step(root, tensor)
+        return self._add_view(tensor, root, step)
+
+    def _strided_step(self, root: View, tensor: torch.Tensor) -> ViewStep:
+        offset = tensor.storage_offset() - root.meta.storage_offset
+        if TensorMeta.of(tensor).storage_size() > root.meta.storage_size() or offset < 0:
+            raise Refusal("a view that reaches beyond the tensor it was made from")
+        if root.input_index >= 0 and offset != 0:
+            raise Refusal("as_strided with an offset into an input")
+        return ViewStep(aten.as_strided.default, (list(tensor.shape), list(tensor.stride()), offset))
+
+    def _add_view(self, tensor: torch.Tensor, parent: View, step: ViewStep) -> View:
+        view = View(parent.storage, TensorMeta.of(tensor), parent, step, version=-1)
+        parent.storage.views[geometry_of(tensor)] = view
+        return view
+
+    def _literal(self, tensor: torch.Tensor) -> View:
+        """A real tensor met inside the graph (torch.tensor([1, 2]), an index list). Its numbers are constants of the graph."""
+        meta = TensorMeta.of(tensor)
+        if tensor.numel() == 1 and not tensor.is_complex() and tensor.device.type == "cpu":
+            node = self.emit(aten.full.default, (list(tensor.shape), tensor.item()), {"dtype": tensor.dtype, "device": tensor.device})
+        else:
+            node = self.new_literal(len(self.literals))
+            node.meta["val"] = meta
+            node.meta["stack"] = ()
+            self.literals.append(tensor.detach())
+            self.literal_nodes.append(node)
+        view = self.storages.add_root(tensor, meta, node)
+        view.storage.literal = True
+        return view
+
+    def read(self, view: View) -> fx.Node:
+        """The node that holds the present value of `view`."""
+        storage = view.storage
+        if view.node is not None and view.version == storage.version:
+            return view.node
+        step = view.step
+        assert view.parent is not None and step is not None
+        value = self.read(view.parent)
+        if step.op is aten.as_strided.default and (view.parent.input_index < 0 or value.op != "placeholder"):
+            view.node = self.emit(step.op, (self.flatten(value), *step.args))
+        else:
+            view.node = self.emit(step.op, (value, *step.args))
+        view.version = storage.version
+        return view.node
+
+    def write(self, tensor: torch.Tensor, value: fx.Node) -> None:
+        """Give `tensor` the numbers of `value`, converted to its dtype and layout."""
+        view = self.view_for(tensor)
+        meta = view.meta
+        new: TensorMeta = value.meta["val"]
+        if new.shape != meta.shape:
+            raise Refusal(f"an in-place result of shape {new.shape} for a tensor of shape {meta.shape}")
+        if new.device != meta.device:
+            value = self.emit(aten._to_copy.default, (value,), {"dtype": meta.dtype, "device": meta.device})
+        elif new.dtype != meta.dtype:
+            value = self.emit(aten._to_copy.default, (value,), {"dtype": meta.dtype})
+        if torch.is_grad_enabled():
+            view.storage.written_in_grad_mode = True
+        self._write(view, value)
+
+    def _write(self, view: View, value: fx.Node) -> None:
+        storage = view.storage
+        parent = view.parent
+        if parent is None:
+            value = self.with_strides(value, view.meta)
+            storage.version += 1
+        else:
+            assert view.step is not None
+            present = lambda: self.read(parent)  # noqa: E731 - reads before the root's version moves
+            self._write(parent, write_through(self, view.step, present, parent.meta, value))
+            if value.meta["val"].strides != view.meta.strides:
+                return  # read again through its parent, so that every node has the strides of the tensor it stands for
+        view.node = value
+        view.version = storage.version
+
+    # ---- dispatch ----------------------------------------------------------------------------------------------------
+
+    def dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        facts = facts_of(func)
+        if facts.name in NEEDS_VALUES:
+            raise Refusal(f"{facts.name} needs the numbers in a tensor")
+        return _HANDLERS[facts.kind](self, func, facts, args, kwargs)
+
+    def nodes(self, value: Any) -> Any:
+        """Arguments with nodes in place of tensors."""
+        if isinstance(value, torch.Tensor):
+            return self.read(self.view_for(value))
+        kind = type(value)
+        if kind is list or kind is tuple or kind is torch.Size:
+            return [self.nodes(item) for item in value]
+        if isinstance(value, torch.Generator):
+            raise Refusal("a random generator as argument")
+        return value
+
+    def results(self, node: fx.Node, value: Any) -> Any:
+        """New hollow tensors for the results of `node`."""
+        if isinstance(value, TensorMeta):
+            if value.device.type == "meta":
+                raise Refusal("a tensor on the meta device")
+            made = hollow(value)
+            self.storages.add_root(made, value, node)
+            return made
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.results(self.item(node, i), item) if item is not None else None for i, item in enumerate(value))
+        return value
+
+    def pure(self, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        special = SPECIAL.get(facts.name)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        node = self.emit(func, tuple(self.nodes(a) for a in args), {name: self.nodes(v) for name, v in kwargs.items()})
+        return self.results(node, node.meta["val"])
+
+    def composite(self, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def view(self, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = args[0]
+        parent = self.view_for(source)
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            self._record_view(func, args, kwargs, parent, None, result)
+        else:
+            for index, item in enumerate(result):
+                self._record_view(func, args, kwargs, parent, index, item)
+        return result
+
+    def _record_view(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], parent: View, index: int | None, result: torch.Tensor
+    ) -> None:
+        storage = parent.storage
+        if self.storages.find(result) is not storage:
+            raise Refusal(f"{func} gave new memory for a view")
+        if geometry_of(result) in storage.views:
+            return
+        if func is aten.as_strided.default:
+            root = parent.chain()[0]
+            self._add_view(result, root, self._strided_step(root, result))
+            return
+        if kwargs and func is not aten.expand.default:
+            raise Refusal(f"{func} with {sorted(kwargs)}")
+        self._add_view(result, parent, normalised(func, args[1:], index, parent.meta, result))
+
+    def metadata(self, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = args[0]
+        parent = self.view_for(target)
+        functional = _view_form(facts)
+        result = func(*args, **kwargs)
+        self._record_view(functional, args, kwargs, parent, None, target)
+        return result
+
+    def written(self, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        special = SPECIAL.get(facts.name)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        functional = functional_of(func, facts)
+        targets = [args[place] if isinstance(place, int) else kwargs[place] for place in facts.writes]
+        if isinstance(targets[0], (list, tuple)):
+            _refuse_order_dependence(self, args, targets)
+        inputs = {name: self.nodes(v) for name, v in kwargs.items() if not (facts.out_variant and name in facts.writes)}
+        args += facts.defaults[len(args) :]
+        node = self.emit(functional, tuple(self.nodes(a) for a in args), inputs)
+        value = node.meta["val"]
+        if isinstance(value, TensorMeta):
+            self._write_target(targets[0], node)
+            return targets[0]
+        values = [self.item(node, i) for i in range(len(value))]
+        if len(targets) == 1 and isinstance(targets[0], (list, tuple)):
+            self._write_target(targets[0], values)
+            return None
+        fresh = facts.fresh_results
+        for target, new in zip(targets, values[fresh:], strict=True):
+            self._write_target(target, new)
+        results = tuple(self.results(v, v.meta["val"]) for v in values[:fresh])
+        if not fresh:
+            return tuple(targets) if facts.out_variant else (targets[0] if func._schema.returns else None)
+        return results[0] if fresh == 1 else results
+
+    def _write_target(self, target: Any, value: Any) -> None:
+        if isinstance(target, (list, tuple)):
+            items = value if isinstance(value, list) else [self.item(value, i) for i in range(len(target))]
+            for one, item in zip(target, items, strict=True):
+                self.write(one, item)
+        else:
+            self.write(target, value)
+
+
+def _view_form(facts: Facts) -> Any:
+    form = facts.functional
+    if form is None or facts_of(form).kind != VIEW:
+        raise Refusal(f"{facts.name} changes what its argument is")
+    return form
+
+
+def _refuse_order_dependence(mode: FunctionalMode, args: tuple[Any, ...], targets: list[Any]) -> None:
+    """A list operation works element by element; one that reads what an earlier element wrote is not the functional operation."""
+    for written in targets:
+        places: dict[Any, int] = {}
+        for position, tensor in enumerate(written):
+            if places.setdefault(mode.view_for(tensor).storage, position) != position:
+                raise Refusal("a list operation that writes the same memory twice")
+        for other in args:
+            if isinstance(other, (list, tuple)):
+                for position, tensor in enumerate(other):
+                    if isinstance(tensor, torch.Tensor) and places.get(mode.view_for(tensor).storage, position) != position:
+                        raise Refusal("a list operation that reads what it writes")
+
+
+# ---- operations with a treatment of their own ------------------------------------------------------------------------
+
+
+def _copy_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    target, source = args[0], args[1]
+    value = mode.nodes(source)
+    if value.meta["val"].shape != tuple(target.shape):
+        value = mode.emit(aten.expand.default, (value, list(target.shape)))
+    mode.write(target, value)
+    return target  # type: ignore[no-any-return]
+
+
+def _fill_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    target = args[0]
+    number = args[1] if len(args) > 1 else 0
+    if isinstance(number, torch.Tensor):
+        scalar = mode.nodes(number)
+        if scalar.target is aten.full.default and scalar.meta["val"].dtype == target.dtype:
+            number = scalar.args[1]
+    if isinstance(number, torch.Tensor):
+        value = mode.emit(aten.expand.default, (mode.nodes(number), list(target.shape)))
+    else:
+        value = mode.emit(aten.full.default, (list(target.shape), number), {"dtype": target.dtype, "device": target.device})
+    mode.write(target, value)
+    return target  # type: ignore[no-any-return]
+
+
+def _batch_norm(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """native_batch_norm writes its running statistics in training, which its schema does not say; nor does it count as a version."""
+    nodes = tuple(mode.nodes(a) for a in args)
+    training, mean, var = args[5], args[3], args[4]
+    if not training or mean is None:
+        node = mode.emit(aten.native_batch_norm.default, nodes)
+        return mode.results(node, node.meta["val"])
+    node = mode.emit(aten._native_batch_norm_legit_functional.default, nodes)
+    for target, index in ((mean, 3), (var, 4)):
+        mode.write(target, mode.item(node, index))
+    return tuple(mode.results(mode.item(node, i), node.meta["val"][i]) for i in range(3))
+
+
+def _lift_fresh(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    mode.view_for(args[0])
+    return args[0]  # type: ignore[no-any-return]
+
+
+def _lift_fresh_view(mode: FunctionalMode, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if facts.name == "aten.lift_fresh.default":
+        return _lift_fresh(mode, func, args, kwargs)
+    return mode.view(func, facts, args, kwargs)
+
+
+SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    "aten.copy_.default": _copy_,
+    "aten.fill_.Scalar": _fill_,
+    "aten.fill_.Tensor": _fill_,
+    "aten.zero_.default": _fill_,
+    "aten.native_batch_norm.default": _batch_norm,
+}
+
+_HANDLERS: dict[str, Callable[..., Any]] = {
+    PURE: FunctionalMode.pure,
+    VIEW: _lift_fresh_view,
+    WRITE: FunctionalMode.written,
+    METADATA: FunctionalMode.metadata,
+    COMPOSITE: FunctionalMode.composite,
+}
+
+# Set after the class exists: a __torch_dispatch__ in the class body makes torch wrap it and import torch._dynamo (architecture, section 4).
+FunctionalMode.__torch_dispatch__ = FunctionalMode.dispatch  # type: ignore[assignment,method-assign]
+
+
+# ---- keys and descriptions -------------------------------------------------------------------------------------------
+
+
+def _key(value: Any) -> Any:
+    """A hashable stand-in that tells 1, 1.0, True, 0.0 and -0.0 apart."""
+    kind = type(value)
+    if kind is fx.Node or kind is str or value is None or kind is torch.dtype:
+        return value
+    if kind is tuple or kind is list:
+        return tuple([_key(item) for item in value])
+    if kind is float:
+        return ("f", value.hex())
+    if kind is dict:
+        return tuple((name, _key(item)) for name, item in value.items())
+    return (kind, value)
+
+
+def _metas(value: Any) -> Any:
+    kind = type(value)
+    if kind is fx.Node:
+        return value.meta["val"]
+    if kind is tuple or kind is list:
+        return kind(_metas(item) for item in value)
+    return value
+
+
+def _memory_order(meta: TensorMeta) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost."""
+    return sorted(range(len(meta.shape)), key=lambda d: (-meta.strides[d], -meta.shape[d] if meta.strides[d] else 0, d))

@@ -1,0 +1,114 @@
+"""Deciding what a functional graph returns: user outputs, aliases, and the new numbers of written inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.aot_autograd.mode import FunctionalMode, aten
+from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Value
+from magneto.aot_autograd.storage import View
+from magneto.graph.meta import TensorMeta
+
+
+class Collector:
+    """Gathers the results of the functional graph; each is memory of its own, never an input's and never another result's."""
+
+    def __init__(
+        self, mode: FunctionalMode, tensors: Sequence[Any], roots: Sequence[View | None], versions: Sequence[int], values: Sequence[Any]
+    ) -> None:
+        self.mode = mode
+        self.tensors = tensors
+        self.roots = roots
+        self.versions = versions
+        self.results: list[fx.Node] = []
+        self._input_of = {id(tensor): index for index, tensor in enumerate(tensors) if isinstance(tensor, torch.Tensor)}
+        placeholders = (node for node in mode.graph.nodes if node.op == "placeholder")
+        self._place = {node: index for index, node in enumerate(placeholders)}
+        self._index_of: dict[View, int] = {}
+        self._by_object: dict[int, Output] = {}
+        self._sharing: dict[int, set[int]] = {}
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._sharing.setdefault(value.untyped_storage()._cdata, set()).add(id(value))
+        self.written = {i for i, root in enumerate(roots) if root is not None and root.storage.version}
+
+    def output(self, value: Any) -> Output:
+        """How one user output is made."""
+        if not isinstance(value, torch.Tensor):
+            if _holds_tensor(value):
+                raise Refusal("nested outputs")
+            return Value(value)
+        known = self._by_object.get(id(value))
+        if known is None:
+            known = self._by_object[id(value)] = self._tensor_output(value)
+        return known
+
+    def _tensor_output(self, value: torch.Tensor) -> Output:
+        index = self._input_of.get(id(value))
+        if index is not None:
+            return Input(index)
+        view = self.mode.view_for(value)
+        root, steps = view.chain()
+        detached = not value.requires_grad
+        number = len(self._by_object)
+        if root.input_index >= 0:
+            return Alias(Input(root.input_index), steps, detached, number)
+        alone = len(self._sharing[value.untyped_storage()._cdata]) == 1
+        whole = view is root or (view.meta.is_dense() and view.meta.numel == root.meta.numel)
+        if alone and whole and view.meta.dtype == root.meta.dtype:
+            return Result(self._result(view))
+        if view is root and root not in self._index_of:
+            return Result(self._result(root))
+        return Alias(Result(self._result(root)), steps, detached, number)
+
+    def _result(self, view: View) -> int:
+        found = self._index_of.get(view)
+        if found is None:
+            found = self._index_of[view] = self.add_result(self.mode.read(view), view.meta)
+        return found
+
+    def add_result(self, node: fx.Node, meta: TensorMeta) -> int:
+        """The index of a result that holds `node`, in memory of its own."""
+        node = self.mode.with_strides(node, meta)
+        if node.op == "placeholder" or any(node is other for other in self.results):
+            node = self._copied(node)
+        self.results.append(node)
+        return len(self.results) - 1
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        meta: TensorMeta = node.meta["val"]
+        copy = self.mode.graph.call_function(aten.clone.default, (node,))
+        copy.meta.update(val=meta.with_(storage_offset=0), stack=(), stage=self.mode.stage)
+        return copy
+
+    def mutations(self) -> Iterator[Mutation]:
+        """Inputs whose numbers changed. A written input is never the source of another's new numbers."""
+        for index in sorted(self.written):
+            root = self.roots[index]
+            assert root is not None
+            node = self.mode.read(root)
+            place = self._place.get(node, -1) if node.op == "placeholder" else -1
+            if place == index:
+                continue  # written, and back to what it was
+            source = Input(place) if 0 <= place < len(self.roots) and place not in self.written else Result(self.add_result(node, node.meta["val"]))
+            counted = self.tensors[index]._version != self.versions[index]
+            yield Mutation(index, source, counted, not root.storage.written_in_grad_mode)
+
+    def check_geometry(self) -> None:
+        """Inputs must still be the views of memory that they were."""
+        for tensor, root in zip(self.tensors, self.roots, strict=True):
+            if root is not None and self.mode.storages.view_of(tensor) is not root:
+                raise Refusal("an input whose shape, strides or memory change in place")
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, dict):
+        return any(_holds_tensor(item) for item in value.values())
+    return isinstance(value, (tuple, list)) and any(_holds_tensor(item) for item in value)

@@ -1,0 +1,81 @@
+"""What the compiled functional graph's inputs and outputs mean to the caller. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from magneto.aot_autograd.views import ViewStep
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Output `index` of the functional graph, as it is."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Input `index`: the very object the caller passed."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A view of an input or of a result: `steps` applied to `base`. `detached`: eager's result does not require grad though the base does."""
+
+    base: Result | Input
+    steps: tuple[ViewStep, ...]
+    detached: bool = False
+    number: int = 0  # two user outputs are the same object exactly when everything here is equal
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Not a tensor: returned as it is."""
+
+    value: Any
+
+
+Output = Result | Input | Alias | Value
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """Input `index` receives the numbers of `source` (a result, or another input that is not written).
+
+    `counted`: eager raises the input's version counter; `under_no_grad`: eager wrote it with grad mode off.
+    """
+
+    index: int
+    source: Result | Input
+    counted: bool = True
+    under_no_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The functional graph takes `n_inputs` inputs of the caller and then `n_constants` constants, and returns `n_results` tensors.
+
+    `single`: the captured graph returned one value instead of a tuple. `extents[i]`: bytes that input i spans in memory.
+    """
+
+    n_inputs: int
+    n_constants: int
+    n_results: int
+    outputs: tuple[Output, ...]
+    mutations: tuple[Mutation, ...] = ()
+    single: bool = False
+    overlap_checks: tuple[tuple[int, int, int, int], ...] = ()  # (written input, its bytes, other input, its bytes)
+
+    @property
+    def trivial(self) -> bool:
+        """Whether the compiled functional graph already is what the caller wants."""
+        return (
+            not self.mutations
+            and not self.n_constants
+            and not self.single
+            and self.outputs == tuple(Result(i) for i in range(self.n_results))
+        )

@@ -1,0 +1,76 @@
+"""The value of every tensor while a graph is traced: storages, and the views of them.
+
+A traced tensor is identified by its storage and its geometry (offset, shape, strides, dtype), not by its Python object: two tensors with the same geometry on
+one storage always hold the same numbers, and autograd makes new objects for views at will. A storage's `root` is the tensor it was made as.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+import torch
+from torch import fx
+
+from magneto.aot_autograd.views import ViewStep
+from magneto.graph.meta import TensorMeta
+
+Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    return (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj() or tensor.is_neg())
+
+
+@dataclass(slots=True, eq=False)
+class View:
+    """One geometry on a storage. `node` holds its value as of the storage's `version`; the root's `parent` is None."""
+
+    storage: Storage
+    meta: TensorMeta
+    parent: View | None = None
+    step: ViewStep | None = None
+    node: fx.Node | None = None
+    version: int = 0
+    input_index: int = -1
+
+    def chain(self) -> tuple[View, tuple[ViewStep, ...]]:
+        """The root, and the steps from it to this view."""
+        steps: list[ViewStep] = []
+        view = self
+        while view.parent is not None:
+            assert view.step is not None
+            steps.append(view.step)
+            view = view.parent
+        return view, tuple(reversed(steps))
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """`keep` holds a tensor, so that the storage's address is not used again while tracing."""
+
+    keep: torch.Tensor
+    version: int = 0
+    views: dict[Geometry, View] = field(default_factory=dict)
+    root: View | None = None
+    written_in_grad_mode: bool = False
+    literal: bool = False
+
+
+class Storages:
+    """All storages seen in one trace."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[int, Storage] = {}
+
+    def find(self, tensor: torch.Tensor) -> Storage | None:
+        return self.by_address.get(tensor.untyped_storage()._cdata)
+
+    def add_root(self, tensor: torch.Tensor, meta: TensorMeta, node: fx.Node | None, input_index: int = -1) -> View:
+        """Register `tensor`, on memory not known so far, as it was made."""
+        storage = self.by_address[tensor.untyped_storage()._cdata] = Storage(tensor)
+        view = storage.root = View(storage, meta, node=node, input_index=input_index)
+        storage.views[geometry_of(tensor)] = view
+        return view
+
+    def view_of(self, tensor: torch.Tensor) -> View | None:
+        storage = self.by_address.get(tensor.untyped_storage()._cdata)
+        return None if storage is None else storage.views.get(geometry_of(tensor))

@@ -1,0 +1,238 @@
+"""From a captured graph to a functional graph of ATen operations and its signature.
+
+`trace` runs the captured torch-level graph once on hollow tensors under `FunctionalMode`, so that composite functions, autocast, in-place
+operations and views mean exactly what they mean in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.aot_autograd.mode import FunctionalMode, hollow
+from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.results import Collector
+from magneto.aot_autograd.signature import Mutation, Signature
+from magneto.aot_autograd.storage import View
+from magneto.graph.meta import TensorMeta
+
+
+@dataclass(slots=True)
+class AtenGraph:
+    """`graph`: placeholders for the caller's inputs, then for `constants`; its output is a tuple of nodes."""
+
+    graph: fx.Graph
+    signature: Signature
+    constants: tuple[torch.Tensor, ...] = ()
+    name: str = "graph"
+
+
+@dataclass(slots=True)
+class Tracing:
+    """A trace under way: the mode and what came in."""
+
+    mode: FunctionalMode
+    inputs: list[Any]
+    roots: list[View | None] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    attributes: list[torch.Tensor] = field(default_factory=list)  # tensors the captured graph holds itself
+    names: list[str] = field(default_factory=list)
+
+
+def trace(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = False, name: str = "graph") -> AtenGraph:
+    """The functional graph of `gm` for inputs like these. Nothing is computed and nothing is written.
+
+    Raises Refusal (see its `reason`), or what torch raises for a call that is wrong.
+    """
+    with steady_state(grad_enabled):
+        tracing, tensors = begin(gm, inputs)
+        with tracing.mode:
+            value = run_captured(gm, tracing, tensors)
+        return finish(gm, tracing, tensors, value, name)
+
+
+@contextmanager
+def steady_state(grad_enabled: bool) -> Iterator[None]:
+    """Tracing leaves no traces: grad mode, autocast and its cache, and the random stream are as before."""
+    autocast = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
+    caching = torch.is_autocast_cache_enabled()
+    random = torch.get_rng_state()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(caching)
+        for kind, enabled in autocast.items():
+            torch.set_autocast_enabled(kind, enabled)
+        torch.set_rng_state(random)
+
+
+def begin(gm: fx.GraphModule, inputs: Sequence[Any], prepare: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Tracing, list[Any]]:
+    """A mode with one placeholder per input (and per tensor that `gm` holds), and the tensors to run `gm` on."""
+    mode = FunctionalMode(fx.Graph())
+    tracing = Tracing(mode, list(inputs))
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != len(inputs):
+        raise Refusal(f"{len(placeholders)} placeholders for {len(inputs)} inputs")
+    tensors = []
+    for index, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
+        tensors.append(_add_input(tracing, str(node.target), index, value, prepare))
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            held = attribute(gm, str(node.target))
+            if isinstance(held, torch.Tensor) and not any(held is known for known in tracing.attributes):
+                tracing.attributes.append(held)
+                tensors.append(_add_input(tracing, "held_" + str(node.target).replace(".", "_"), len(tensors), held, prepare))
+    last = list(mode.graph.nodes)[-1] if tensors else None
+    mode.new_literal = _literal_maker(mode.graph, last)
+    return tracing, tensors
+
+
+def _literal_maker(graph: fx.Graph, last: fx.Node | None) -> Callable[[int], fx.Node]:
+    """Placeholders for literals go behind the last one there is, whenever they are met."""
+    place = [last if last is not None else graph._root]
+
+    def make(index: int) -> fx.Node:
+        with graph.inserting_after(place[0]):
+            place[0] = graph.placeholder(f"literal_{index}")
+        return place[0]
+
+    return make
+
+
+def _add_input(tracing: Tracing, name: str, index: int, value: Any, prepare: Callable[[torch.Tensor], torch.Tensor] | None) -> Any:
+    graph = tracing.mode.graph
+    if not isinstance(value, torch.Tensor):
+        node = graph.placeholder(name)
+        node.meta.update(val=value, stack=(), stage="forward")
+        tracing.roots.append(None)
+        tracing.versions.append(0)
+        return value
+    check_plain(value)
+    node = graph.placeholder(name)
+    data = value.data  # the same memory and geometry, a version counter of its own; never read or written while tracing
+    if tracing.mode.storages.find(data) is not None:
+        data = hollow(TensorMeta.of(data))  # shares memory with another input today: nothing may depend on that
+    meta = TensorMeta.of(data)
+    tensor = data if prepare is None else prepare(data)
+    node.meta.update(val=meta, stack=(), stage="forward")
+    view = tracing.mode.storages.add_root(tensor, meta, node, index)
+    tracing.roots.append(view)
+    tracing.versions.append(tensor._version)
+    return tensor
+
+
+def check_plain(value: torch.Tensor) -> None:
+    """Refuse what the compiled code could not handle as plain strided memory."""
+    if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter and type(value) is not torch.nn.Buffer:
+        if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise Refusal(f"an input of type {type(value).__name__}")
+    if value.layout is not torch.strided or value.is_quantized:
+        raise Refusal(f"an input of layout {value.layout}")
+    if value.is_conj() or value.is_neg():
+        raise Refusal("an input with a lazy conjugation or negation")
+    if value.device.type == "meta":
+        raise Refusal("an input on the meta device")
+
+
+def attribute(gm: fx.GraphModule, path: str) -> Any:
+    value: Any = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def run_captured(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any]) -> Any:
+    """The captured graph's output value, its operations executed in order."""
+    env: dict[fx.Node, Any] = {}
+    arguments = iter(tensors)
+    mode = tracing.mode
+    held = {id(t): tensors[len(tracing.inputs) + i] for i, t in enumerate(tracing.attributes)}
+    lookup = env.__getitem__
+    for node in gm.graph.nodes:
+        op = node.op
+        if op == "placeholder":
+            env[node] = next(arguments)
+            continue
+        if op == "get_attr":
+            value = attribute(gm, str(node.target))
+            env[node] = held.get(id(value), value)
+            continue
+        args = fx.map_arg(node.args, lookup)
+        if op == "output":
+            return args[0]
+        kwargs = fx.map_arg(node.kwargs, lookup) if node.kwargs else {}
+        mode.stack = node.meta.get("stack", ())
+        if op == "call_function":
+            env[node] = node.target(*args, **kwargs)
+        elif op == "call_method":
+            env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            raise Refusal(f"a captured node of kind {op}")
+    raise Refusal("a captured graph without an output")
+
+
+def finish(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: Any, name: str) -> AtenGraph:
+    """Decide what the functional graph returns, and describe it."""
+    single = not isinstance(value, (tuple, list))
+    values = (value,) if single else tuple(value)
+    collector = Collector(tracing.mode, tensors, tracing.roots, tracing.versions, values)
+    outputs = tuple(collector.output(v) for v in values)
+    mutations = tuple(collector.mutations())
+    collector.check_geometry()
+    graph = tracing.mode.graph
+    n_constants = len(tracing.attributes) + len(tracing.mode.literals)
+    graph.output(tuple(collector.results))
+    drop_dead(graph)
+    parameters = set(getattr(gm, "meta", {}).get("magneto", {}).get("parameter_inputs", ()))
+    signature = Signature(
+        len(tracing.inputs),
+        n_constants,
+        len(collector.results),
+        outputs,
+        mutations,
+        single,
+        _overlap_checks(tracing, mutations, parameters),
+    )
+    return AtenGraph(graph, signature, (*tracing.attributes, *tracing.mode.literals), name)
+
+
+def drop_dead(graph: fx.Graph) -> None:
+    """Remove what no result needs. Random operations stay: eager advances the random stream for them too."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            graph.erase_node(node)
+
+
+def _overlap_checks(tracing: Tracing, mutations: tuple[Mutation, ...], parameters: set[int]) -> tuple[tuple[int, int, int, int], ...]:
+    """Pairs of inputs that must not share memory. Checked now for this call's inputs, and at run time for those that are not parameters."""
+    checks = []
+    spans = {i: _span(t) for i, t in enumerate((*tracing.inputs, *tracing.attributes)) if isinstance(t, torch.Tensor)}
+    for mutation in mutations:
+        start, end = spans[mutation.index]
+        for other, (other_start, other_end) in spans.items():
+            if other == mutation.index:
+                continue
+            if start < other_end and other_start < end:
+                raise Refusal("inputs that share memory are written")
+            in_reach = mutation.index < len(tracing.inputs) and other < len(tracing.inputs)
+            if in_reach and not (mutation.index in parameters and other in parameters) and mutation.index not in parameters:
+                pair = (mutation.index, end - start, other, other_end - other_start)
+                if (pair[2], pair[3], pair[0], pair[1]) not in checks:
+                    checks.append(pair)
+    return tuple(checks)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and one past the last byte of a tensor's elements."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return start, start + reach * tensor.element_size()

@@ -1,0 +1,144 @@
+"""The callable round a compiled functional graph: write-backs, aliases and constants, as flat generated Python.
+
+Where there is nothing to do, the compiled graph itself is the callable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Signature, Value
+from magneto.aot_autograd.views import METHODS, ViewStep, aten
+from magneto.base.text import compile_source
+
+Compiled = Callable[..., Any]
+
+
+def wrap(
+    compiled: Compiled,
+    signature: Signature,
+    constants: Sequence[torch.Tensor] = (),
+    fallback: Compiled | None = None,
+    name: str = "graph",
+) -> Compiled:
+    """What the caller of the captured graph calls. `fallback` runs the captured graph in eager, for a call in which inputs share memory."""
+    if signature.trivial:
+        return compiled
+    return build(Writer(signature, constants).text(), compiled, constants, fallback, name)
+
+
+def build(source: tuple[str, dict[str, Any]], compiled: Compiled, constants: Sequence[torch.Tensor], fallback: Compiled | None, name: str) -> Compiled:
+    text, namespace = source
+    namespace.update(graph=compiled, fallback=fallback, set_grad_enabled=torch._C._set_grad_enabled, is_grad_enabled=torch.is_grad_enabled)
+    namespace.update({f"c{i}": constant for i, constant in enumerate(constants)})
+    result: Compiled = compile_source(f"wrapper of {name}", text, namespace)["wrapper"]
+    return result
+
+
+class Writer:
+    """Writes the wrapper's source. Inputs are `a0, a1, ...`, constants `c0, ...`, results of the graph `r0, ...`."""
+
+    def __init__(self, signature: Signature, constants: Sequence[torch.Tensor] = ()) -> None:
+        self.signature = signature
+        self.namespace: dict[str, Any] = {}
+        self.lines: list[str] = []
+
+    def name_of(self, index: int) -> str:
+        """Input `index` of the functional graph: the caller's, or a constant."""
+        n = self.signature.n_inputs
+        return f"a{index}" if index < n else f"c{index - n}"
+
+    def text(self) -> tuple[str, dict[str, Any]]:
+        s = self.signature
+        arguments = [f"a{i}" for i in range(s.n_inputs)]
+        self.lines = [f"def wrapper({', '.join(arguments)}):"]
+        self.overlap_checks()
+        passed = ", ".join([*arguments, *(f"c{i}" for i in range(s.n_constants))])
+        if s.n_results:
+            self.add(f"{''.join(f'r{i}, ' for i in range(s.n_results))}= graph({passed})")
+        else:
+            self.add(f"graph({passed})")
+        self.write_backs()
+        self.add(f"return {self.returned()}")
+        return "\n".join(self.lines) + "\n", self.namespace
+
+    def add(self, line: str) -> None:
+        self.lines.append("    " + line)
+
+    def overlap_checks(self) -> None:
+        """A written input that shares memory with another input is not what was compiled: that call runs in eager."""
+        checks = self.signature.overlap_checks
+        if not checks:
+            return
+        used = sorted({i for check in checks for i in (check[0], check[2])})
+        for i in used:
+            self.add(f"p{i} = a{i}.data_ptr()")
+        overlap = " or ".join(f"-{span_b} < p{b} - p{a} < {span_a}" for a, span_a, b, span_b in checks)
+        self.add(f"if {overlap}:")
+        self.add(f"    return fallback({', '.join(f'a{i}' for i in range(self.signature.n_inputs))})")
+
+    def write_backs(self) -> None:
+        for mutation in self.signature.mutations:
+            self.write_back(mutation)
+
+    def write_back(self, mutation: Mutation) -> None:
+        target = self.name_of(mutation.index) + ("" if mutation.counted else ".data")
+        self.add(f"{target}.copy_({self.base(mutation.source)})")
+
+    def base(self, base: Result | Input) -> str:
+        return f"r{base.index}" if isinstance(base, Result) else self.name_of(base.index)
+
+    def returned(self) -> str:
+        """The returned expression; equal outputs are one object."""
+        names: dict[Any, str] = {}
+        parts = []
+        for output in self.signature.outputs:
+            if isinstance(output, Alias):
+                key = (output.base, output.number)
+                if key not in names:
+                    names[key] = f"v{len(names)}"
+                    self.add(f"{names[key]} = {self.alias(output)}")
+                parts.append(names[key])
+            else:
+                parts.append(self.plain(output))
+        if self.signature.single:
+            return parts[0]
+        return "(" + "".join(part + ", " for part in parts) + ")"
+
+    def plain(self, output: Output) -> str:
+        if isinstance(output, Value):
+            return self.constant(output.value)
+        assert isinstance(output, (Result, Input))
+        return self.base(output)
+
+    def alias(self, output: Alias) -> str:
+        base = self.base(output.base)
+        if not output.steps:
+            return f"{base}.detach()" if output.detached else f"{base}.view_as({base})"
+        text = base
+        for step in output.steps:
+            text = self.step(text, step, base)
+        return text
+
+    def step(self, subject: str, step: ViewStep, base: str) -> str:
+        """One view step on a real tensor."""
+        method = METHODS.get(step.op)
+        if method is not None:
+            return subject + method.format(*(self.constant(argument) for argument in step.args))
+        if step.op is aten.as_strided.default:
+            size, stride, offset = step.args
+            place = f"{base}.storage_offset()" + (f" + {offset}" if offset else "")
+            return f"{subject}.as_strided({size}, {stride}, {place})"
+        name = "op_" + str(step.op).replace(".", "_")
+        self.namespace[name] = step.op
+        return f"{name}({', '.join([subject, *(self.constant(argument) for argument in step.args)])})"
+
+    def constant(self, value: Any) -> str:
+        if value is None or type(value) in (int, bool, str) or (type(value) in (list, tuple) and all(type(v) is int for v in value)):
+            return repr(value)
+        name = f"k{len(self.namespace)}"
+        self.namespace[name] = value
+        return name

@@ -1,0 +1,36 @@
+"""The backends that come with magneto, except those of other packages (`foreign.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from magneto.backends import pipeline
+from magneto.backends.registry import register_backend
+
+
+@register_backend
+def eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The captured graph as it is: what capture alone costs and changes."""
+    forward: Callable[..., Any] = gm.forward
+    return forward
+
+
+@register_backend
+def aot_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The functional ATen graph, run operation by operation: capture and aot_autograd without code generation."""
+    return pipeline.compile_captured(gm, example_inputs, pipeline.AOT_EAGER)
+
+
+@register_backend
+def aot_eager_decomposed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """As aot_eager, after decomposition into primitives."""
+    return pipeline.compile_captured(gm, example_inputs, pipeline.AOT_EAGER_DECOMPOSED)
+
+
+@register_backend
+def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The whole compiler: fused kernels and a native plan."""
+    return pipeline.compile_captured(gm, example_inputs, pipeline.INDUCTOR)

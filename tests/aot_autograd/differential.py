@@ -1,0 +1,91 @@
+"""Eager against a backend on copies of the same inputs: values, strides, aliasing, mutation, versions."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.aot_autograd.capture import capture
+
+from magneto.backends import lookup_backend
+from magneto.base import events
+from magneto.base.errors import MagnetoWarning
+
+
+def aliasing(tensors: list[Any]) -> list[Any]:
+    """Which tensors share memory, and where: comparable between two runs."""
+    firsts: dict[int, int] = {}
+    pattern: list[Any] = []
+    for index, value in enumerate(tensors):
+        if isinstance(value, torch.Tensor):
+            address = value.untyped_storage().data_ptr()
+            owner = firsts.setdefault(address, index) if value.untyped_storage().nbytes() else index
+            shared = owner != index or any(isinstance(t, torch.Tensor) and t is not value and t.untyped_storage().data_ptr() == address for t in tensors)
+            pattern.append((owner, value.storage_offset() if shared else None))
+        else:
+            pattern.append(None)
+    return pattern
+
+
+def check(fn: Callable[..., Any], *inputs: Any, backend: str = "aot_eager", tolerance: float = 0.0, falls_back: bool = False) -> None:
+    """`fn` through `backend` behaves as in eager, in two calls, and was (not) compiled as a whole."""
+    for_capture, for_backend = copy.deepcopy(list(inputs)), copy.deepcopy(list(inputs))
+    state = torch.get_rng_state()
+    gm, lifted = capture(fn, *for_capture)
+    torch.set_rng_state(state)
+    before = events.count("fallback")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if falls_back else "error", MagnetoWarning)
+        compiled = lookup_backend(backend)(gm, [*for_backend, *lifted])
+    assert torch.equal(torch.get_rng_state(), state), "compiling moved the random stream"
+    if not falls_back:
+        assert events.count("fallback") == before, events.events("fallback")[-1].fields
+    else:
+        assert events.count("fallback") > before
+    for a, b in zip(for_backend, inputs, strict=True):
+        same(a, b, 0.0, "input after compiling")
+    for _ in range(2):
+        ours_in, eager_in = copy.deepcopy(list(inputs)), copy.deepcopy(list(inputs))
+        held = copy.deepcopy(lifted)
+        torch.set_rng_state(state)
+        expected = fn(*eager_in)
+        after_eager, held_eager = torch.get_rng_state(), copy.deepcopy(lifted)
+        for p, value in zip(lifted, held, strict=True):
+            p.data.copy_(value.data)
+        torch.set_rng_state(state)
+        actual = compiled(*ours_in, *lifted)
+        assert torch.equal(torch.get_rng_state(), after_eager), "random stream"
+        expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+        actual = list(actual)
+        compare(actual, ours_in, expected, eager_in, tolerance)
+        for p, value in zip(lifted, held_eager, strict=True):
+            same(p, value, tolerance, "parameter or buffer")
+
+
+def compare(actual: list[Any], ours_in: list[Any], expected: list[Any], eager_in: list[Any], tolerance: float) -> None:
+    assert len(actual) == len(expected)
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        same(a, b, tolerance, f"output {i}")
+    for i, (a, b) in enumerate(zip(ours_in, eager_in, strict=True)):
+        same(a, b, tolerance, f"input {i}")
+        if isinstance(a, torch.Tensor):
+            assert (a._version > 0) == (b._version > 0), f"version of input {i}: {a._version}, eager {b._version}"
+    assert aliasing([*ours_in, *actual]) == aliasing([*eager_in, *expected])
+    objects, eager_objects = [*ours_in, *actual], [*eager_in, *expected]
+    same_object = [[a is b for b in objects] for a in objects if isinstance(a, torch.Tensor)]
+    assert same_object == [[a is b for b in eager_objects] for a in eager_objects if isinstance(a, torch.Tensor)]
+
+
+def same(a: Any, b: Any, tolerance: float, what: str) -> None:
+    if not isinstance(b, torch.Tensor):
+        assert type(a) is type(b) and a == b, f"{what}: {a!r} for {b!r}"
+        return
+    assert isinstance(a, torch.Tensor), what
+    assert a.shape == b.shape and a.dtype == b.dtype, f"{what}: {a.shape} {a.dtype} for {b.shape} {b.dtype}"
+    if b.numel() > 1:
+        assert a.stride() == b.stride(), f"{what}: strides {a.stride()} for {b.stride()}"
+    assert a.requires_grad == b.requires_grad, f"{what}: requires_grad {a.requires_grad} for {b.requires_grad}"
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{what}: {text}")

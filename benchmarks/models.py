@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +32,6 @@ def torchvision() -> Any:
         library.define(schema)
     _libraries.append(library)
     # The failed import leaves half of the package behind.
-    import sys
-
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     return importlib.import_module("torchvision")
@@ -117,10 +117,24 @@ def to_float64(value: Any) -> Any:
 
 
 def largest_error(value: Any, reference: Any) -> float:
-    """Largest absolute difference to the reference, relative to the reference's largest magnitude per tensor; NaN where only one is NaN."""
-    worst = 0.0
-    for got, want in zip(tensors_of(value), tensors_of(reference), strict=True):
-        if want.is_floating_point():
-            scale = max(want.abs().max().item(), 1e-30)
-            worst = max(worst, ((got.double() - want.double()).abs().max() / scale).item())
-    return worst
+    """Largest difference to the reference, per tensor relative to its largest finite magnitude.
+
+    Infinite where only one of the two is NaN or infinite, where integers differ, or where the structures do.
+    """
+    ours, wanted = tensors_of(value), tensors_of(reference)
+    if [t.shape for t in ours] != [t.shape for t in wanted]:
+        return math.inf
+    return max((_error(got, want) for got, want in zip(ours, wanted, strict=True)), default=0.0)
+
+
+def _error(got: torch.Tensor, want: torch.Tensor) -> float:
+    if got.numel() == 0:
+        return 0.0
+    if not want.is_floating_point():
+        return 0.0 if torch.equal(got, want) else math.inf
+    got, want = got.double(), want.double()
+    difference = (got - want).abs()
+    difference[(got == want) | (got.isnan() & want.isnan())] = 0.0
+    finite = want[want.isfinite()].abs()
+    scale = max(finite.max().item(), 1e-30) if finite.numel() else 1.0
+    return torch.nan_to_num(difference, nan=math.inf, posinf=math.inf).max().item() / scale

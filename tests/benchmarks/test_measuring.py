@@ -1,0 +1,128 @@
+"""The instruments of the benchmarks: errors, processor time, tables."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks import measure, overhead, run
+from benchmarks.models import CASES, largest_error, tensors_of, to_float64
+
+NAN, INF = math.nan, math.inf
+
+
+def test_errors():
+    reference = torch.tensor([1.0, 2.0, NAN, INF])
+    assert largest_error(reference.clone(), reference) == 0.0
+    assert largest_error(torch.tensor([1.0, 2.5, NAN, INF]), reference) == 0.25
+    assert largest_error(torch.tensor([NAN, 2.0, NAN, INF]), reference) == INF
+    assert largest_error(torch.tensor([1.0, 2.0, 0.0, INF]), reference) == INF
+    assert largest_error(torch.tensor([1.0, 2.0, NAN, -INF]), reference) == INF
+    assert largest_error([torch.tensor([1, 2])], [torch.tensor([1, 3])]) == INF
+    assert largest_error([reference], [reference, reference]) == INF
+    assert largest_error((), ()) == 0.0
+
+
+def test_tensors_of_nested_results():
+    a, b = torch.ones(1), torch.zeros(2)
+    assert [t.shape[0] for t in tensors_of({"x": (a, [b]), "y": None})] == [1, 2]
+
+
+def test_float64_of_nested_arguments():
+    args = to_float64({"x": [torch.ones(2)], "ids": torch.tensor([1]), "n": 3})
+    assert args["x"][0].dtype == torch.float64 and args["ids"].dtype == torch.int64 and args["n"] == 3
+
+
+def test_processor_seconds_count_living_children():
+    before = measure.processor_seconds()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        deadline = time.perf_counter() + 10
+        while measure.processor_seconds() - before < 0.2 and time.perf_counter() < deadline:
+            time.sleep(0.05)
+        assert measure.processor_seconds() - before >= 0.2
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_cost_of_a_call():
+    result, cost = measure.cost_of(lambda: sum(range(200_000)))
+    assert result == 19999900000 and cost.wall > 0 and cost.cpu >= 0
+
+
+def test_memory_peak_sees_what_is_freed_again():
+    small = measure.memory_peak_mb(lambda: None)
+    big = measure.memory_peak_mb(lambda: torch.ones(64, 1024, 1024).sum())
+    assert math.isnan(big) or big - small > 200
+
+
+def test_interleaving_gives_every_variant_its_turns():
+    order = []
+    times = measure.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0.0, least=4)
+    assert {name: len(values) for name, values in times.items()} == {"a": 4, "b": 4}
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
+
+
+def _results():
+    base = {"model": "m", "mode": "inference"}
+    return {
+        "environment": {"cpu": "x"},
+        "rows": [
+            {**base, "compiler": "eager", "steady_seconds": 0.02, "error": 1e-6, "peak_mb": 100.0},
+            {
+                **base,
+                "compiler": "magneto",
+                "steady_seconds": 0.01,
+                "error": 2e-6,
+                "cold_cpu": 2.0,
+                "second_cpu": 1.0,
+                "graphs": 1,
+                "breaks": 0,
+            },
+            {**base, "compiler": "torch.compile", "steady_seconds": 0.016, "error": 1e-6, "cold_cpu": 20.0, "second_cpu": 2.0},
+        ],
+    }
+
+
+def test_ratios():
+    assert run.ratios(_results()) == pytest.approx(
+        {
+            "inference: cold processor seconds, magneto / torch.compile": 0.1,
+            "inference: second process, magneto / torch.compile": 0.5,
+            "inference: speed, magneto over eager": 2.0,
+            "inference: speed, magneto over torch.compile": 1.6,
+            "inference: error, magneto / eager": 2.0,
+        }
+    )
+
+
+def test_tables_show_failures_in_words(tmp_path):
+    results = _results()
+    results["rows"][2] = {"model": "m", "mode": "inference", "compiler": "torch.compile", "failed": "no luck"}
+    text = run.markdown(results)
+    assert "| m | inference | magneto | 2.00 |" in text and "no luck" in text
+    run.write(results, tmp_path)
+    assert {"results.json", "results.md"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_overhead_table():
+    row = {"case": "f", "eager_us": 1.0}
+    for name, extra in (("magneto", 1.0), ("torch.compile", 10.0)):
+        row[name] = {"call_us": 2.0 + extra, "graphs_us": 2.0, "overhead_us": extra, "graphs": 1}
+    assert "| f | 0.100 |" in overhead.markdown({"environment": {}, "rows": [row]})
+
+
+def test_tiny_functions_run():
+    for case in overhead.CASES:
+        fn, args = case.make()
+        assert fn(*args).shape == (4,)
+
+
+def test_cases_are_the_five_models():
+    assert list(CASES) == ["resnet18", "resnet50", "bert", "gpt2", "vit"]

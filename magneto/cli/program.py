@@ -26,12 +26,12 @@ def _compile_in_place(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
 def as_torch_compile() -> Iterator[None]:
     """Inside, `torch.compile` and `Module.compile` mean magneto's."""
     saved, saved_method = torch.compile, torch.nn.Module.compile
-    torch.compile = magneto_compile
-    torch.nn.Module.compile = _compile_in_place
+    torch.compile = magneto_compile  # type: ignore[assignment]
+    torch.nn.Module.compile = _compile_in_place  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.compile, torch.nn.Module.compile = saved, saved_method
+        torch.compile, torch.nn.Module.compile = saved, saved_method  # type: ignore[method-assign]
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from magneto.symbolic.nodes import ONE, ZERO, Add, And, Cmp, Const, Expr, FloorDiv, IntLike, Max, Min, Mod, Mul, Or, Sym, add, mul, to_expr, walk
+from magneto.symbolic.nodes import (
+    ONE,
+    ZERO,
+    Add,
+    And,
+    Cmp,
+    Const,
+    Expr,
+    FloorDiv,
+    IntLike,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Or,
+    Sym,
+    add,
+    mul,
+    to_expr,
+    walk,
+)
 from magneto.symbolic.printing import coefficient, evaluate, linear_in, parse_expr, strided_form, substitute, to_c, to_python
 from magneto.symbolic.rules import RULES, compare, conj, disj, divisor_of, floordiv, known_lt, known_nonneg, maximum, minimum, mod, within
 

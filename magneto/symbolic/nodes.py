@@ -418,8 +418,7 @@ def _recombine(const: int, terms: dict[Expr, int]) -> int:
         const += x0 * c
         for t, k in xs:
             terms[t] = terms.get(t, 0) + k * c
-            if type(t) is Mod:
-                work.append(t)
+        work = [t for t in terms if type(t) is Mod]  # what was put together may be the partner of another
     return const
 
 

@@ -580,7 +580,6 @@ def _comparison(op: str) -> Callable[..., Expr]:
     return lambda a, b: compare(op, a, b)
 
 
-CONSTRUCTORS.update(
-    {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum, "and": conj, "or": disj}
-    | {op: _comparison(op) for op in ("lt", "le", "gt", "ge", "eq", "ne")}
-)
+CONSTRUCTORS.update(floordiv=floordiv, mod=mod, min=minimum, max=maximum)
+CONSTRUCTORS.update({"and": conj, "or": disj})
+CONSTRUCTORS.update({op: _comparison(op) for op in ("lt", "le", "gt", "ge", "eq", "ne")})

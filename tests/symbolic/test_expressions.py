@@ -10,7 +10,22 @@ import shutil
 import subprocess
 
 import pytest
-from magneto.symbolic import Const, Sym, coefficient, compare, conj, evaluate, maximum, minimum, parse_expr, strided_form, substitute, to_c, to_python
+
+from magneto.symbolic import (
+    Const,
+    Sym,
+    coefficient,
+    compare,
+    conj,
+    evaluate,
+    maximum,
+    minimum,
+    parse_expr,
+    strided_form,
+    substitute,
+    to_c,
+    to_python,
+)
 from tests.symbolic.random_exprs import SYMBOLS, random_expr
 
 pytestmark = pytest.mark.torchfree

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from magneto.symbolic import RULES, Expr, Sym, add, compare, evaluate, floordiv, maximum, minimum, mod, mul, to_expr
+from magneto.symbolic import RULES, Expr, Sym, add, evaluate, floordiv, mod, mul, to_expr
 from magneto.symbolic.nodes import FloorDiv, Mod
 from tests.symbolic.random_exprs import SYMBOLS, random_expr
 

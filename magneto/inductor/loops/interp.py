@@ -39,7 +39,7 @@ NUMPY_DTYPES: dict[torch.dtype, Any] = {
 
 
 def _via_torch(fn: Callable[..., torch.Tensor]) -> Callable[..., Array]:
-    return lambda *xs: fn(*(torch.from_numpy(np.ascontiguousarray(x)) for x in np.broadcast_arrays(*xs))).numpy()
+    return lambda *xs: fn(*(torch.from_numpy(np.array(x, order="C")) for x in np.broadcast_arrays(*xs))).numpy()
 
 
 def _div(a: Array, b: Array) -> Array:
@@ -67,7 +67,7 @@ def _round(x: Array, dtype: torch.dtype) -> Array:
     """An array as the dtype, rounded to its precision."""
     x = np.asarray(x)
     if dtype is torch.bfloat16:
-        return torch.from_numpy(np.ascontiguousarray(x)).to(torch.bfloat16).float().numpy()
+        return torch.from_numpy(np.array(x, order="C")).to(torch.bfloat16).float().numpy()
     return x.astype(NUMPY_DTYPES[dtype], copy=False)
 
 
@@ -92,7 +92,11 @@ class _Body:
 
     def compute(self, v: Value) -> Array:
         if isinstance(v, Const):
-            return np.asarray(v.value, dtype=NUMPY_DTYPES[v.dtype]) if v.dtype is not torch.bfloat16 else _round(np.float32(v.value), v.dtype)
+            return (
+                np.asarray(v.value, dtype=NUMPY_DTYPES[v.dtype])
+                if v.dtype is not torch.bfloat16
+                else _round(np.asarray(v.value, np.float32), v.dtype)
+            )
         if isinstance(v, Load):
             return self.load(v)
         if isinstance(v, IndexValue):
@@ -197,7 +201,9 @@ class Interpreter:
 
     def put(self, buffer: Buffer, flat: torch.Tensor) -> None:
         self.flat[buffer.name] = flat
-        self.memory[buffer.name] = (flat.float() if buffer.dtype is torch.bfloat16 else flat).numpy() if buffer.dtype in NUMPY_DTYPES else None
+        self.memory[buffer.name] = (
+            (flat.float() if buffer.dtype is torch.bfloat16 else flat).numpy() if buffer.dtype in NUMPY_DTYPES else None
+        )
 
     def put_tensor(self, buffer: Buffer, t: torch.Tensor) -> None:
         expected = tuple(self.size(s) for s in buffer.strides)

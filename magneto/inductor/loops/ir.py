@@ -202,7 +202,7 @@ class Indirect(Sym):
     value: Value
     extent: Size
 
-    def __new__(cls, value: Value, size: Size) -> Indirect:  # type: ignore[misc]
+    def __new__(cls, value: Value, size: Size) -> Indirect:
         node, new = _intern_indirect(cls, value, size)
         if new:
             node.value, node.extent, node.name, node.divisor = value, size, "ind", 1

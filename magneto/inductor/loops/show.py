@@ -60,7 +60,7 @@ class BodyText:
             if v in self.names:
                 continue
             if isinstance(v, Const):
-                self.names[v] = f"const({repr(v.value)}, {show_dtype(v.dtype)})"
+                self.names[v] = f"const({v.value!r}, {show_dtype(v.dtype)})"
                 continue
             text = self.statement(v)
             self.names[v] = f"v{self.count}"

@@ -120,9 +120,7 @@ Root: TypeAlias = "Stored | Computed"
 class View(Box):
     __slots__ = ("base", "index_map")
 
-    def __init__(
-        self, base: Box, index_map: Callable[[Index], Index], shape: tuple[Size, ...], strides: tuple[Size, ...]
-    ) -> None:
+    def __init__(self, base: Box, index_map: Callable[[Index], Index], shape: tuple[Size, ...], strides: tuple[Size, ...]) -> None:
         if isinstance(base, View):
             inner = base.index_map
             outer = index_map

@@ -15,14 +15,25 @@ from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Buffer, Constant, Node, Origin, Pointwise, Size, Value, ViewOf, index_symbols
+from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Stored
-from magneto.symbolic import Expr, strided_form
 from magneto.symbolic import Const as IntConst
+from magneto.symbolic import Expr, strided_form
 
 MAX_OPS = 64
 MAX_READS = 12
 WORTH_KEEPING = 3  # operations; with fewer, several consumers recompute (one load and arithmetic against a store and a load)
+
+
+UNSUPPORTED_DTYPES = frozenset(
+    d
+    for name in (
+        "complex32 complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu uint16 uint32 uint64 "
+        "quint8 qint8 qint32"
+    ).split()  # noqa: SIM905
+    if (d := getattr(torch, name, None)) is not None
+)
+"""Loops are not generated over these: an operation on them runs as a library call."""
 
 
 class CannotLower(Exception):
@@ -64,13 +75,28 @@ def compact_strides(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Siz
         return tuple(strides)
     if not all(isinstance(s, int) for s in (*shape, *strides)):
         return dense_strides(shape)
-    order = sorted(range(len(shape)), key=lambda d: (strides[d] == 0, -int(strides[d]), d))  # type: ignore[call-overload]
-    out: list[Size] = [0] * len(shape)
+    sizes, steps = [int(s) for s in shape if isinstance(s, int)], [int(t) for t in strides if isinstance(t, int)]
+    order = sorted(range(len(sizes)), key=lambda d: (steps[d] == 0, -steps[d], d))
+    out: list[Size] = [0] * len(sizes)
     step = 1
     for d in reversed(order):
         out[d] = step
-        step *= max(int(shape[d]), 1)  # type: ignore[call-overload]
+        step *= max(sizes[d], 1)
     return tuple(out)
+
+
+def overlaps(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """May two indices mean the same element, repeated dimensions (stride 0) aside? Symbolic sizes are taken not to overlap."""
+    if 0 in shape:
+        return False
+    reach = 0
+    for t, s in sorted(
+        (t, s) for s, t in zip(shape, strides, strict=True) if isinstance(s, int) and isinstance(t, int) and s != 1 and t != 0
+    ):
+        if t <= reach:
+            return True
+        reach += (s - 1) * t
+    return False
 
 
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
@@ -132,6 +158,8 @@ class Lowering:
         return self._store(box, tuple(strides), root.origins if isinstance(root, Computed) else (), fresh)
 
     def _store(self, box: Box, strides: tuple[Size, ...], origins: tuple[Origin, ...], fresh: bool = False) -> Stored:
+        if box.dtype in UNSUPPORTED_DTYPES:
+            return self._clone(box, strides, origins)
         body = box.load(index_symbols(box.shape))
         key = (body, box.shape, strides, box.dtype, box.device)
         found = None if fresh else self._made.get(key)
@@ -141,14 +169,27 @@ class Lowering:
             self._made[key] = found
         return found
 
+    def _clone(self, box: Box, strides: tuple[Size, ...], origins: tuple[Origin, ...]) -> Stored:
+        """A copy made by the library, for dtypes without loops."""
+        view = self.strided(box) if isinstance(box.root, Stored) else None
+        if view is None:
+            raise CannotLower(f"a {box.dtype} tensor of shape {box.shape} that is no strided view")
+        buffer = self.new_buffer(box.shape, strides, box.dtype, box.device)
+        clone = torch.ops.aten.clone
+        origins = merge_origins(origins, self.origins)
+        self.nodes.append(LibraryCall(buffer.name, clone.default, (view,), (), (buffer,), out_op=clone.out, origins=origins))
+        return Stored(buffer)
+
     def settle(self, box: Box, feeds_memory: bool) -> None:
         """Decides, when a pointwise result has been made, whether it is put into memory at once. `feeds_memory`: a library call or the
         caller reads it as it is."""
         if not isinstance(box, Computed) or box.stored is not None:
             return
-        if box.ops > MAX_OPS or len(box.reads) > MAX_READS:
-            self.realise(box)
-        elif self.uses > 1 and box.reads and (feeds_memory or box.heavy or box.ops >= WORTH_KEEPING or len(box.reads) > 2):
+        if (
+            box.ops > MAX_OPS
+            or len(box.reads) > MAX_READS
+            or (self.uses > 1 and box.reads and (feeds_memory or box.heavy or box.ops >= WORTH_KEEPING or len(box.reads) > 2))
+        ):
             self.realise(box)
 
     # ---- strided views -------------------------------------------------------------------------------------------------

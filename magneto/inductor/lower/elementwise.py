@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,26 +16,19 @@ from magneto.inductor.lower.values import COMPARISONS, convert, index_value, mak
 UNARY = (
     "neg abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "erf floor ceil round trunc sign isnan isinf bitwise_not logical_not lgamma"
-).split()
+).split()  # noqa: SIM905
 BINARY = (
     "add sub mul div floordiv remainder fmod pow atan2 maximum minimum bitwise_and bitwise_or bitwise_xor shift_left shift_right "
     "eq ne lt le gt ge"
-).split()
+).split()  # noqa: SIM905
 
 HEAVY = frozenset(
     "exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf lgamma pow atan2 fmod "
-    "remainder floordiv".split()
+    "remainder floordiv".split()  # noqa: SIM905
 )
 """Worth computing once: a library function or an integer division per element."""
 
 BOOL_RESULT = COMPARISONS | {"isnan", "isinf", "logical_not"}
-
-UNSUPPORTED_DTYPES = frozenset(
-    d
-    for name in "complex32 complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64 quint8 qint8 qint32".split()
-    if (d := getattr(torch, name, None)) is not None
-)
-"""Loops are not generated over these: an operation on them runs as a library call."""
 
 Operand = Box | bool | int | float | complex
 
@@ -84,7 +78,9 @@ def lower_elementwise(name: str, low: Lowering, val: Any, *args: Operand) -> Box
     (dtype,) = dtypes
     if name in BOOL_RESULT and val.dtype is not torch.bool:
         raise CannotLower(f"{name} with a result of {val.dtype}")
-    result = pointwise(low, name, tuple(operand(a, dtype) for a in args), torch.bool if name in BOOL_RESULT else dtype, val.shape, val.strides)
+    result = pointwise(
+        low, name, tuple(operand(a, dtype) for a in args), torch.bool if name in BOOL_RESULT else dtype, val.shape, val.strides
+    )
     if val.dtype is not result.dtype:
         return pointwise(low, "convert_element_type", (result,), val.dtype, val.shape, val.strides)
     return result
@@ -112,7 +108,7 @@ def lower_iota(low: Lowering, val: Any, n: int, dtype: torch.dtype, device: Any 
     return Computed(fn, val.shape, val.strides, dtype, val.device, frozenset(), low.origins)
 
 
-ROWS = {name: partial(lower_elementwise, name) for name in (*UNARY, *BINARY)} | {
+ROWS: dict[str, Callable[..., Any]] = {name: partial(lower_elementwise, name) for name in (*UNARY, *BINARY)} | {
     "where": lower_where,
     "convert_element_type": lower_convert,
     "full": lower_full,

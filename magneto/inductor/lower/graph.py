@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, ViewOf
+from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
 from magneto.inductor.lower import elementwise, indexing, operations, reductions, views
-from magneto.inductor.lower.box import Box, Stored
-from magneto.inductor.lower.context import CannotLower, Lowering, same_layout
-from magneto.inductor.lower.elementwise import UNSUPPORTED_DTYPES
+from magneto.inductor.lower.box import Box, Stored, View
+from magneto.inductor.lower.context import UNSUPPORTED_DTYPES, CannotLower, Lowering, overlaps, same_layout
 from magneto.inductor.lower.library import emit_call
+from magneto.symbolic import ZERO
 
 PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS}
 """One row per prim with a loop form: fn(lowering, meta value of the result, *args, **kwargs) -> box(es), or None: run as library call."""
@@ -95,7 +95,7 @@ class _GraphLowering:
     # ---- leaves --------------------------------------------------------------------------------------------------------
 
     def placeholder(self, node: fx.Node) -> None:
-        val = node.meta.get("val")
+        val: Any = node.meta.get("val")
         if not hasattr(val, "strides"):
             self.inputs.append(None)
             self.env[node] = None if val is None else _Unusable(node.name, val)
@@ -150,6 +150,8 @@ class _GraphLowering:
             return None
         result = row(self.low, val, *args, **kwargs)
         if isinstance(result, Box):
+            if result.dtype in UNSUPPORTED_DTYPES and self.low.strided_form_of(result) is None:
+                return None
             if result.shape != tuple(val.shape) or result.dtype is not val.dtype:
                 raise CannotLower(f"{node.name} = {name}: {result.dtype}{result.shape} for {val.dtype}{tuple(val.shape)}")
             self.low.settle(result, self.consumers.memory[node])
@@ -203,9 +205,20 @@ class _GraphLowering:
                 assert view is not None
                 taken.setdefault(view.buffer, item)
                 return ViewOf(view.buffer, view.shape, strides, view.offset, view.dtype)
-        stored = self.low.copy(box, strides, fresh=True)
+        stored = self.copy_of_output(box, strides)
         taken[stored.buffer.name] = item
         return ViewOf(stored.buffer.name, box.shape, strides, 0, box.dtype)
+
+    def copy_of_output(self, box: Box, strides: tuple[Size, ...]) -> Stored:
+        """Memory for an output with these strides. Repeated dimensions (stride 0) are stored once."""
+        if overlaps(box.shape, strides):
+            raise CannotLower(f"an output of shape {box.shape} with overlapping strides {strides}")
+        repeated = tuple(t == 0 and s != 1 for s, t in zip(box.shape, strides, strict=True))
+        if not any(repeated):
+            return self.low.copy(box, strides, fresh=True)
+        once = tuple(1 if r else s for s, r in zip(box.shape, repeated, strict=True))
+        narrow = View(box, lambda index: tuple([ZERO if r else i for i, r in zip(index, repeated, strict=True)]), once, strides)
+        return self.low.copy(narrow, strides, fresh=True)
 
     def outside_buffers(self) -> frozenset[str]:
         """Inputs, constants, and what a library call may have returned of those."""

@@ -3,11 +3,12 @@ the address; an index read from memory is looked up by the library, which checks
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Const, Indirect, IndexValue, Size, Value, index_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, merge_origins
 from magneto.inductor.lower.library import emit_call
@@ -80,4 +81,4 @@ def _looked_up(low: Lowering, val: Any, x: Box, index: Box, index_map: Any) -> B
     return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, merge_origins(origins, low.origins), 2, 1))
 
 
-ROWS = {"index_select": lower_index_select, "gather": lower_gather}
+ROWS: dict[str, Callable[..., Any]] = {"index_select": lower_index_select, "gather": lower_gather}

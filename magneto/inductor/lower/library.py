@@ -43,11 +43,14 @@ MATRIX_ARGS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.def
 """Positions of the arguments that BLAS reads: one of the last two strides must be 1."""
 
 
+ALIASING_PRIMS = frozenset({"broadcast_in_dim", "reshape", "transpose", "slice", "flip", "convert_element_type"})
+
+
 @cache
 def may_alias(op: Any) -> bool:
     """May a result share memory with an argument? By the schema, and for every composite (it may return its argument)."""
     if not isinstance(op, torch._ops.OpOverload):
-        return True
+        return op.name in ALIASING_PRIMS
     if any(r.alias_info is not None for r in op._schema.returns):
         return True
     return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
@@ -128,7 +131,13 @@ def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _prepare_mutation(
-    low: Lowering, op: Any, names: Sequence[str], args: Sequence[Any], call_args: Sequence[Any], kwargs: dict[str, Any], call_kwargs: dict[str, Any]
+    low: Lowering,
+    op: Any,
+    names: Sequence[str],
+    args: Sequence[Any],
+    call_args: Sequence[Any],
+    kwargs: dict[str, Any],
+    call_kwargs: dict[str, Any],
 ) -> tuple[str, ...]:
     """The buffers that the call writes. What reads them lazily is realised before. An argument that could only be passed as a copy
     cannot be written."""

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from magneto.inductor.lower.box import Box, Stored, View
-from magneto.inductor.lower.context import Lowering
-from magneto.inductor.lower.elementwise import UNSUPPORTED_DTYPES, pointwise
+from magneto.inductor.lower.context import UNSUPPORTED_DTYPES, Lowering
+from magneto.inductor.lower.elementwise import pointwise
 from magneto.inductor.lower.library import emit_call
 from magneto.symbolic import ZERO
 
@@ -41,4 +42,4 @@ def lower_clone(low: Lowering, only_loops: bool, val: Any, x: Box, *, memory_for
     return View(x, lambda i: i, tuple(val.shape), tuple(val.strides))
 
 
-ROWS = {aten.clone.default: lower_clone, aten.addmm.default: lower_addmm}
+ROWS: dict[Any, Callable[..., Any]] = {aten.clone.default: lower_clone, aten.addmm.default: lower_addmm}

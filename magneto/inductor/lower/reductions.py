@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,7 +79,7 @@ def lower_reduction(name: str, low: Lowering, val: Any, x: Box, dims: int | Sequ
     over = _dims(x, dims)
     dtype: torch.dtype = val.dtype
     if kind in ("argmax", "argmin"):
-        if x.dtype is torch.bool or len(over) > 1 and sum(x.shape[d] != 1 for d in over) != len(over):
+        if x.dtype is torch.bool or (len(over) > 1 and sum(x.shape[d] != 1 for d in over) != len(over)):
             raise CannotLower(f"{name} of {x.dtype} over {sorted(over)}")
         acc = x.dtype
     elif kind in ("any", "all"):
@@ -160,4 +160,4 @@ def _zero_times(low: Lowering, mean: Box, acc: torch.dtype) -> Box:
     return low.computed(Computed(fn, mean.shape, mean.strides, acc, mean.device, mean.reads, origins, ops + 1, heavy))
 
 
-ROWS = {name: partial(lower_reduction, name) for name in KINDS} | {"var": lower_var}
+ROWS: dict[str, Callable[..., Any]] = {name: partial(lower_reduction, name) for name in KINDS} | {"var": lower_var}

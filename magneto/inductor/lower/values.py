@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Value
-from magneto.symbolic import Expr, add, compare, conj, mul
 from magneto.symbolic import Const as IntConst
+from magneto.symbolic import Expr, add, compare, conj, mul
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 INT32_LIMIT = 2**31
@@ -88,8 +88,6 @@ def _fold_logic(name: str, args: tuple[Value, ...]) -> Value | None:
     return None
 
 
-
-
 def convert(v: Value, dtype: torch.dtype) -> Value:
     """v as dtype; a no-op where it already is."""
     if v.dtype is dtype:
@@ -109,7 +107,7 @@ def _convertible(v: Const, dtype: torch.dtype) -> bool:
     if dtype is torch.bool:
         return value == value
     if dtype.is_floating_point:
-        return isinstance(value, float) and dtype is torch.float64 or (isinstance(value, int) and abs(value) < 256) or value in (0.0, 1.0)
+        return (isinstance(value, float) and dtype is torch.float64) or (isinstance(value, int) and abs(value) < 256) or value in (0.0, 1.0)
     return isinstance(value, int) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 

@@ -184,7 +184,7 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
     return low.computed(box)
 
 
-ROWS = {
+ROWS: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": lower_broadcast_in_dim,
     "reshape": lower_reshape,
     "transpose": lower_transpose,

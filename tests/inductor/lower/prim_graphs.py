@@ -10,6 +10,12 @@ import torch
 from torch import fx
 
 from magneto.graph.meta import TensorMeta
+from magneto.inductor.loops.interp import run_program
+from magneto.inductor.loops.ir import Program
+from magneto.inductor.loops.parse import parse_program
+from magneto.inductor.loops.show import show_program
+from magneto.inductor.loops.verify import verify_program
+from magneto.inductor.lower import PRIM_ROWS, lower_graph
 
 
 def _var(x: torch.Tensor, dims: Sequence[int], correction: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,3 +122,22 @@ class Graph:
     def output(self, *nodes: Any) -> None:
         self.expected = tuple(self.values[n] if isinstance(n, fx.Node) else n for n in nodes)
         self.fx.output(tuple(nodes))
+
+
+def check(g: Graph, tolerance: float = 1e-5, **options: Any) -> Program:
+    """Lowers, verifies, round-trips and interprets the graph; compares values, dtypes, shapes and strides with eager's."""
+    program = lower_graph(g.fx, **options)
+    verify_program(program)
+    text = show_program(program)
+    parsed = parse_program(text, {c.buffer.name: c.value for c in program.constants}, {name: Prim(name) for name in PRIM_ROWS})
+    assert parsed == program, text
+    found = run_program(program, *g.inputs)
+    assert len(found) == len(g.expected)
+    for a, b in zip(found, g.expected, strict=True):
+        if not isinstance(b, torch.Tensor):
+            assert a == b
+            continue
+        assert a.dtype is b.dtype and a.shape == b.shape, text
+        assert all(s < 2 or x == y for s, x, y in zip(a.shape, a.stride(), b.stride(), strict=True)), (a.stride(), b.stride(), text)
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{m}\n{text}")  # noqa: B023
+    return program

@@ -38,7 +38,7 @@ All nodes are frozen; Values are hash-consed (`is` is equality), so sharing insi
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -54,6 +54,9 @@ REDUCTION_KINDS: dict[str, int] = {
     "sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "welford": 2,
 }  # fmt: skip
 """Reduction kind -> number of output buffers."""
+
+PRINTER: list[Callable[[Value], str]] = []
+"""`show.show_value`, which registers itself here (the package imports it): repr() of a value, and the order of Indirect symbols."""
 
 _VALUES: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()
 
@@ -75,9 +78,7 @@ class Value:
         return self
 
     def __repr__(self) -> str:
-        from magneto.inductor.loops.show import show_value
-
-        return show_value(self)
+        return PRINTER[0](self)
 
 
 def _intern(cls: type[Value], *key: Any) -> tuple[Any, bool]:

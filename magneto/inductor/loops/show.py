@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from magneto.inductor.loops.ir import (
+    PRINTER,
     Buffer,
     Const,
     IndexValue,
@@ -94,6 +95,9 @@ def show_value(v: Value) -> str:
     text = BodyText()
     last = text.add(v)
     return "; ".join([*text.lines, last])
+
+
+PRINTER[:] = [show_value]
 
 
 def show_buffer(b: Buffer) -> str:

@@ -30,7 +30,7 @@ UNSUPPORTED_DTYPES = frozenset(
     for name in (
         "complex32 complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu uint16 uint32 uint64 "
         "quint8 qint8 qint32"
-    ).split()  # noqa: SIM905
+    ).split()
     if (d := getattr(torch, name, None)) is not None
 )
 """Loops are not generated over these: an operation on them runs as a library call."""

@@ -16,15 +16,15 @@ from magneto.inductor.lower.values import COMPARISONS, convert, index_value, mak
 UNARY = (
     "neg abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "erf floor ceil round trunc sign isnan isinf bitwise_not logical_not lgamma"
-).split()  # noqa: SIM905
+).split()
 BINARY = (
     "add sub mul div floordiv remainder fmod pow atan2 maximum minimum bitwise_and bitwise_or bitwise_xor shift_left shift_right "
     "eq ne lt le gt ge"
-).split()  # noqa: SIM905
+).split()
 
 HEAVY = frozenset(
     "exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf lgamma pow atan2 fmod "
-    "remainder floordiv".split()  # noqa: SIM905
+    "remainder floordiv".split()
 )
 """Worth computing once: a library function or an integer division per element."""
 

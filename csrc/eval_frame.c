@@ -618,6 +618,21 @@ active_policy(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     return Py_NewRef(mg_this_thread.policy ? (PyObject *)mg_this_thread.policy : Py_None);
 }
 
+/* For a scope inside an optimised call (`with disable():`); the call itself restores what was active round it. */
+static PyObject *
+set_active_policy(PyObject *Py_UNUSED(module), PyObject *policy)
+{
+    mg_thread *t = &mg_this_thread;
+    if (policy != Py_None && !PyObject_TypeCheck(policy, mg_policy_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Policy or None");
+        return NULL;
+    }
+    PyObject *before = Py_NewRef(t->policy ? (PyObject *)t->policy : Py_None);
+    t->policy = policy == Py_None ? NULL : (Policy *)policy;
+    Py_XSETREF(t->chosen, Py_NewRef(policy));
+    return before;
+}
+
 static PyObject *
 eval_frame_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
@@ -646,6 +661,7 @@ static PyMethodDef functions[] = {
     {"set_compiler", set_compiler, METH_O, "set_compiler(callback(policy, state, missed)) -> the callback before"},
     {"set_on_rerun", set_on_rerun, METH_O, "set_on_rerun(callback(region, exc)) -> the callback before"},
     {"active_policy", active_policy, METH_NOARGS, "Policy that is active in this thread, or None."},
+    {"set_active_policy", set_active_policy, METH_O, "set_active_policy(policy or None) -> what was active in this thread before"},
     {"eval_frame_installed", eval_frame_installed, METH_NOARGS, "Whether our evaluation function is in place."},
     {"counters", counters, METH_NOARGS, "What happened so far in this process."},
     {NULL, NULL, 0, NULL},

@@ -159,6 +159,7 @@ int mg_frame_commit(mg_frame *f, Resume *resume, int started);
 typedef struct {
     Policy *policy;          /* active now; borrowed from the activation that set it; NULL = the hook is inactive */
     Policy *enclosing;       /* policy of the region or compiler call that runs, for call_active and materialise */
+    PyObject *chosen;        /* owned: what set_active_policy() last made active, so that it stays alive */
     int unusual;             /* how many of the two next are set: one test on the fast path */
     PyObject *pending_fn;    /* materialise: the function whose frame takes `pending`; borrowed */
     Resume *pending;

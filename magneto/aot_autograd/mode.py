@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from magneto.aot_autograd.overloads import (
     COMPOSITE,
     METADATA,
-    NEEDS_VALUES,
     PURE,
+    REFUSED,
     VIEW,
     WRITE,
     Facts,
@@ -222,8 +222,6 @@ class FunctionalMode(TorchDispatchMode):
     def dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         facts = facts_of(func)
-        if facts.name in NEEDS_VALUES:
-            raise Refusal(f"{facts.name} needs the numbers in a tensor")
         return _HANDLERS[facts.kind](self, func, facts, args, kwargs)
 
     def nodes(self, value: Any) -> Any:
@@ -403,12 +401,24 @@ def _lift_fresh_view(mode: FunctionalMode, func: Any, facts: Facts, args: tuple[
     return mode.view(func, facts, args, kwargs)
 
 
+def _index(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
+        raise Refusal("indexing with a mask: how many elements it selects depends on data")
+    node = mode.emit(func, tuple(mode.nodes(a) for a in args))
+    return mode.results(node, node.meta["val"])
+
+
+def _refused(mode: FunctionalMode, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Refusal(f"{facts.name} needs the numbers in a tensor, or changes its memory")
+
+
 SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     "aten.copy_.default": _copy_,
     "aten.fill_.Scalar": _fill_,
     "aten.fill_.Tensor": _fill_,
     "aten.zero_.default": _fill_,
     "aten.native_batch_norm.default": _batch_norm,
+    "aten.index.Tensor": _index,
 }
 
 _HANDLERS: dict[str, Callable[..., Any]] = {
@@ -417,6 +427,7 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     WRITE: FunctionalMode.written,
     METADATA: FunctionalMode.metadata,
     COMPOSITE: FunctionalMode.composite,
+    REFUSED: _refused,
 }
 
 # Set after the class exists: a __torch_dispatch__ in the class body makes torch wrap it and import torch._dynamo (architecture, section 4).

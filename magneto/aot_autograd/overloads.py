@@ -16,26 +16,14 @@ PURE, VIEW, WRITE, METADATA, COMPOSITE, REFUSED = "pure", "view", "write", "meta
 # Aliasing in fact, though the schema does not say so.
 UNDECLARED_VIEWS = frozenset({"aten._unsafe_view.default"})
 
-# Operations for which tracing cannot stand in: the result, or its shape, needs numbers.
-NEEDS_VALUES = frozenset(
-    {
-        "aten._local_scalar_dense.default",
-        "aten.equal.default",
-        "aten.is_nonzero.default",
-        "aten.nonzero.default",
-        "aten.masked_select.default",
-        "aten._unique2.default",
-        "aten.unique_dim.default",
-        "aten.unique_consecutive.default",
-        "aten.bincount.default",
-        "aten.repeat_interleave.Tensor",
-        "aten.resize_.default",
-        "aten.resize_as_.default",
-    }
-)
+# Tags of operations for which tracing cannot stand in: the result, or its shape, needs numbers.
+NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
-# Composites that read a tensor's memory directly, unseen by a dispatch mode. On tensors without data they would read garbage.
-READS_MEMORY = frozenset({"tensor_split", "_pad_packed_sequence", "_pack_padded_sequence", "segment_reduce", "histogramdd"})
+# Operations of that kind without the tag, and those that make memory what it was not.
+REFUSED_NAMES = frozenset({"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default", "aten.resize_.default", "aten.resize_as_.default"})
+
+# Not refused though tagged: the shape is known unless an index is a mask, which the mode looks at itself.
+BY_ARGUMENTS = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put.default", "aten.index_put_.default"})
 
 # Fresh memory without defined contents: two of them must stay two.
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
@@ -77,6 +65,8 @@ def _build(op: Any) -> Facts:
     schema = op._schema
     name = str(op)
     packet = name.split(".")[1]
+    if name in REFUSED_NAMES or (any(tag in op.tags for tag in NEEDS_VALUES) and name not in BY_ARGUMENTS):
+        return Facts(name, packet, REFUSED, False)
     random = torch.Tag.nondeterministic_seeded in op.tags
     arguments = schema.arguments
     writes = tuple(a.name if a.kwarg_only else i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)

@@ -387,9 +387,16 @@ def test_write_through_overlapping_view_falls_back() -> None:
 
 def test_value_dependence_falls_back() -> None:
     def f(a):
-        return a[a > 0], a.nonzero()
+        return a.nonzero(), a[0]
 
-    check(f, torch.randn(5), falls_back=True)
+    def g(a):
+        return a[a > 0]
+
+    def h(a):
+        return a.repeat_interleave(torch.tensor([1, 2, 3, 4, 5])), a + 1
+
+    for fn in (f, g, h):
+        check(fn, torch.randn(5), falls_back=True)
 
 
 def test_wrong_program_raises_as_in_eager() -> None:

@@ -25,6 +25,8 @@ def codes(code: CodeType) -> Iterator[CodeType]:
             yield from codes(const)
 
 
+pytestmark = pytest.mark.torchfree
+
 MODULES = (asyncio.base_events, json.decoder, inspect, argparse, typing, dataclasses)
 
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -438,6 +438,29 @@ class LibraryCall:
     def views(self) -> tuple[ViewOf, ...]:
         """Every tensor argument."""
         return tuple(iter_views((self.args, tuple(v for _, v in self.kwargs))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Overloads do not pickle: they travel by name."""
+        values = [getattr(self, f.name) for f in fields(self)]
+        return _library_call, tuple(_OpName(str(v)) if isinstance(v, torch._ops.OpOverload) else v for v in values)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpName:
+    name: str
+
+
+def _library_call(*values: Any) -> LibraryCall:
+    restored: list[Any] = [op_named(v.name) if isinstance(v, _OpName) else v for v in values]
+    return LibraryCall(*restored)
+
+
+def op_named(name: str) -> torch._ops.OpOverload:
+    """The overload that prints as `name` (namespace.packet.overload)."""
+    namespace, packet, overload = name.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
 
 
 Node: TypeAlias = "Pointwise | Reduction | LibraryCall"

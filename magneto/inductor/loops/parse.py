@@ -26,6 +26,7 @@ from magneto.inductor.loops.ir import (
     Value,
     ViewOf,
     index_symbols,
+    op_named,
     reduce_symbols,
 )
 from magneto.symbolic import Const as IntConst
@@ -70,8 +71,7 @@ class _Parser:
         name = _text(e.args[0])
         if e.func.id == "prim":
             return self.prims[name]
-        namespace, packet, overload = name.split(".")
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        return op_named(name)
 
     def argument(self, e: ast.expr) -> Any:
         match e:

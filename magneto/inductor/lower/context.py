@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols
+from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
 from magneto.inductor.lower.box import Box, Computed, Stored
 from magneto.symbolic import Const as IntConst
 from magneto.symbolic import Expr, strided_form
@@ -185,12 +185,12 @@ class Lowering:
         caller reads it as it is."""
         if not isinstance(box, Computed) or box.stored is not None:
             return
-        if (
-            box.ops > MAX_OPS
-            or len(box.reads) > MAX_READS
-            or (self.uses > 1 and box.reads and (feeds_memory or box.heavy or box.ops >= WORTH_KEEPING or len(box.reads) > 2))
-        ):
+        reads = len(box.reads)
+        if box.ops > MAX_OPS or reads > MAX_READS:
             self.realise(box)
+        elif self.uses > 1 and reads:
+            if feeds_memory or box.heavy or box.ops >= WORTH_KEEPING or reads > 2 or (reads == 2 and self.uses > 2):
+                self.realise(box)
 
     # ---- strided views -------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,11 @@ class Lowering:
         for box, reads in self._by_body:
             if buffer in reads and box.stored is None:
                 self.realise(box)
-        self._made = {key: stored for key, stored in self._made.items() if stored.buffer.name != buffer}
+        stale = (
+            key for key, stored in self._made.items() if stored.buffer.name == buffer or any(v.buffer == buffer for v in loads(key[0]))
+        )
+        for key in tuple(stale):
+            del self._made[key]
 
 
 def merge_origins(a: tuple[Origin, ...], b: tuple[Origin, ...]) -> tuple[Origin, ...]:

@@ -50,6 +50,8 @@ def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) ->
     if not _in_bounds(index, size):
         if rank == 1:
             return emit_call(low, aten.index_select.default, (x, dim, index), {}, val)
+        if dim == 0 and len(x.shape) == 2:
+            return emit_call(low, aten.embedding.default, (x, index), {}, val)
         return None
 
     def index_map(i: Index) -> Index:

@@ -43,6 +43,13 @@ MATRIX_ARGS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.def
 """Positions of the arguments that BLAS reads: one of the last two strides must be 1."""
 
 
+FRESH_RESULTS = frozenset({
+    aten.scaled_dot_product_attention.default, aten.matmul.default, aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
+    aten.batch_norm.default, aten.layer_norm.default, aten.group_norm.default, aten.einsum.default, aten.max_pool2d.default,
+    aten.softmax.int, aten.log_softmax.int,
+})  # fmt: skip
+"""Composites that never return an argument."""
+
 ALIASING_PRIMS = frozenset({"broadcast_in_dim", "reshape", "transpose", "slice", "flip", "convert_element_type"})
 
 
@@ -51,6 +58,8 @@ def may_alias(op: Any) -> bool:
     """May a result share memory with an argument? By the schema, and for every composite (it may return its argument)."""
     if not isinstance(op, torch._ops.OpOverload):
         return op.name in ALIASING_PRIMS
+    if op in FRESH_RESULTS:
+        return False
     if any(r.alias_info is not None for r in op._schema.returns):
         return True
     return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))

@@ -124,9 +124,7 @@ def lower_var(low: Lowering, val: Any, x: Box, dims: int | Sequence[int] | None,
     """(var, mean) by Welford's algorithm, in float32 at least."""
     var_val, mean_val = val
     over = _dims(x, dims)
-    acc = accumulate_dtype(x.dtype)
-    if not x.dtype.is_floating_point:
-        raise CannotLower(f"var of {x.dtype}")
+    acc = accumulate_dtype(var_val.dtype)
     count = _numel([x.shape[d] for d in over])
     if not isinstance(count, int) or count == 0:
         raise CannotLower(f"var over {count} elements")

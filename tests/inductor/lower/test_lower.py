@@ -313,3 +313,43 @@ def test_repeated_dimensions_of_outputs_are_stored_once() -> None:
     g.output(g.broadcast_in_dim(x, (3, 5), (0, 1)), g.broadcast_in_dim(g.exp(x), (2, 3, 5), (1, 2)))
     program = check(g)
     assert [n.ranges for n in program.nodes] == [(3, 1), (3, 1)]
+
+
+def test_symbolic_sizes() -> None:
+    """A graph whose metas have symbolic sizes lowers to loops over them."""
+    from torch import fx
+
+    from magneto.graph.meta import TensorMeta
+    from magneto.inductor.loops.interp import run_program
+    from magneto.symbolic import Sym
+    from tests.inductor.lower.prim_graphs import Prim
+
+    s = Sym("s0", 2)
+    graph = fx.Graph()
+
+    def call(name: str, shape: tuple, strides: tuple, *args: object) -> fx.Node:
+        node = graph.call_function(Prim(name), args)
+        node.meta["val"] = TensorMeta(shape, strides, torch.float32)
+        return node
+
+    x = graph.placeholder("x")
+    x.meta["val"] = TensorMeta((s, 4, 2), (8, 2, 1), torch.float32)
+    flat = call("reshape", (s, 8), (8, 1), x, (s, 8))
+    turned = call("transpose", (8, s), (1, 8), flat, (1, 0))
+    e = call("exp", (8, s), (1, 8), turned)
+    total = call("sum", (8,), (1,), e, (1,))
+    wide = call("broadcast_in_dim", (8, s), (1, 0), total, (8, s), (0,))
+    graph.output((call("div", (8, s), (1, 8), e, wide), call("reshape", (s * 8,), (1,), e, (s * 8,))))
+    program = lower_graph(graph)
+    value = torch.randn(3, 4, 2)
+    result, line = run_program(program, value, sizes={"s0": 3})
+    expected = value.reshape(3, 8).t().exp()
+    torch.testing.assert_close(result, expected / expected.sum(1, keepdim=True))
+    torch.testing.assert_close(line, expected.reshape(24))
+
+
+def test_embedding_of_a_matrix_of_indices() -> None:
+    g = Graph()
+    table, index = g.input(torch.randn(9, 4)), g.input(torch.tensor([[1, 8], [0, 2]]))
+    g.output(g.call(aten.embedding.default, table, index))
+    check(g)

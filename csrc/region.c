@@ -768,11 +768,9 @@ mg_region_init(PyObject *module)
     if (mg_policy_type == NULL || mg_region_type == NULL) {
         return -1;
     }
-    if (mg_guard_check != NULL) { /* guards.c was initialised before */
-        guard_program_type = PyObject_GetAttrString(module, "GuardProgram");
-        if (guard_program_type == NULL) {
-            return -1;
-        }
+    guard_program_type = mg_guard_check != NULL ? PyObject_GetAttrString(module, "GuardProgram") : NULL; /* guards.c comes first */
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
     }
     if (PyModule_AddObjectRef(module, "Policy", (PyObject *)mg_policy_type) < 0
         || PyModule_AddObjectRef(module, "Region", (PyObject *)mg_region_type) < 0) {

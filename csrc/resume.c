@@ -178,8 +178,16 @@ static PyObject *
 resume_repr(PyObject *op)
 {
     Resume *self = (Resume *)op;
-    return PyUnicode_FromFormat("Resume(%d, locals=%R, stack=%R%s%S%s)", self->offset, self->locals, self->stack, self->exc ? ", exc=" : "",
-                                self->exc ? (PyObject *)Py_TYPE(self->exc) : Py_None, self->interpret ? ", interpret=True" : "");
+    PyObject *exc = self->exc ? PyUnicode_FromFormat(", exc=%R", self->exc) : PyUnicode_FromString("");
+    PyObject *handling = self->handling ? PyUnicode_FromFormat(", handling=%R", self->handling) : PyUnicode_FromString("");
+    PyObject *text = NULL;
+    if (exc != NULL && handling != NULL) {
+        text = PyUnicode_FromFormat("Resume(%d, locals=%R, stack=%R%U%s%U)", self->offset, self->locals, self->stack, exc,
+                                    self->interpret ? ", interpret=True" : "", handling);
+    }
+    Py_XDECREF(exc);
+    Py_XDECREF(handling);
+    return text;
 }
 
 static PyMemberDef resume_members[] = {

@@ -1,4 +1,4 @@
-"""Types of the C extension (frame evaluation). The meaning of each name stands in docs/design/interfaces.md."""
+# Types of the C extension. The meaning of each name stands in docs/design/interfaces.md.
 
 from collections.abc import Callable, Sequence
 from types import CellType, CodeType

@@ -6,7 +6,8 @@
  *   ("CONST",  dst, object)                          once, when the plan is built
  *   ("ALLOC",  dst, callable, args, kwargs, keep)    callable(*args, **kwargs) with constant arguments
  *   ("VIEW",   dst, src, callable, args, keep)       callable(src, *args)
- *   ("KERNEL", address, registers, release_gil)      void f(void *const *data): pointers of the registers' tensors
+ *   ("KERNEL", address, registers, release_gil)      int f(void *const *data): pointers of the registers' tensors; the result
+ *                                                    is 0, or has bits 1 (index out of range), 2 (integer division by zero)
  *   ("CALL",   dst, callable, registers, kwnames)    the last len(kwnames) registers are keyword arguments; dst -1 drops the result
  *   ("LIST",   dst, registers)
  *   ("UNPACK", src, dsts)                            dst -1 skips an element
@@ -14,8 +15,9 @@
  *
  * `keep` marks what survives the call. A kept ALLOC belongs to a *workspace*: a set of registers that one call at a time
  * owns and that the next call finds filled. Concurrent calls each have a workspace of their own; one idle workspace is
- * remembered. A kept VIEW of an input is remembered together with the input object and its data pointer, and made again when
- * either differs (parameters may be given new storage behind the same object).
+ * remembered. A kept VIEW of an input is remembered together with the input object and its data pointer once two calls in
+ * a row have shown the same ones (parameters do, activations do not, and must not be kept alive), and made again when either
+ * differs (parameters may be given new storage behind the same object). A kept VIEW of a kept register is made once.
  *
  * Ownership: registers of inputs and constants are borrowed, all others owned. Everything runs under the GIL, except kernels
  * that ask for its release, whose data stay alive because the registers own them.
@@ -26,7 +28,7 @@
 #include "dlpack.h"
 
 typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_CALL, OP_LIST, OP_UNPACK, OP_FREE } PlanOp;
-typedef void (*PlanKernel)(void *const *data);
+typedef int (*PlanKernel)(void *const *data);
 
 typedef struct {
     PlanOp op;
@@ -42,8 +44,9 @@ typedef struct {
 typedef struct {
     PyObject **regs;      /* n_registers */
     void **data;          /* data pointer of the tensor in the register once asked for, else NULL */
-    PyObject **view_of;   /* n_views remembered sources of kept views, owned */
-    void **view_data;
+    PyObject **view_of;   /* n_views sources of the kept views at hand, owned; NULL: there is none */
+    void **view_seen;     /* source of the last call, compared only */
+    void **view_data;     /* its data pointer */
 } Workspace;
 
 typedef struct {
@@ -53,15 +56,18 @@ typedef struct {
     Py_ssize_t n_code;
     int n_registers, n_inputs, n_outputs, n_views, max_regs, no_grad;
     int *outputs;
+    int *view_regs;       /* per kept view of an input or temporary: its register */
     char *kind;           /* per register: see REG_* */
     PyObject *constants;  /* list of (register, object) kept alive */
     PyObject **constant_objs; /* n_registers, borrowed from `constants`, NULL elsewhere */
     Workspace *idle;
     PyObject *source;     /* the instruction tuples, for people */
     uint64_t calls;
+    PyObject *weakrefs;
 } PlanObject;
 
 enum { REG_TEMP = 0, REG_INPUT = 1, REG_CONST = 2, REG_KEPT = 3 };
+enum { VIEW_NEW = 0, VIEW_KEPT = 1, VIEW_ONCE = 2 }; /* PlanInstr.flag of a VIEW */
 
 static const mg_dlpack_api *dlpack;
 static PyObject *is_grad_enabled, *set_grad_enabled, *str_data_ptr;
@@ -140,12 +146,13 @@ workspace_acquire(PlanObject *plan)
         return ws;
     }
     size_t n = (size_t)plan->n_registers, v = (size_t)plan->n_views;
-    ws = PyMem_Calloc(1, sizeof(Workspace) + (2 * n + 2 * v) * sizeof(void *));
+    ws = PyMem_Calloc(1, sizeof(Workspace) + (2 * n + 3 * v) * sizeof(void *));
     if (ws == NULL) return (Workspace *)PyErr_NoMemory();
     ws->regs = (PyObject **)(ws + 1);
     ws->data = (void **)(ws->regs + n);
     ws->view_of = (PyObject **)(ws->data + n);
-    ws->view_data = (void **)(ws->view_of + v);
+    ws->view_seen = (void **)(ws->view_of + v);
+    ws->view_data = ws->view_seen + v;
     for (size_t r = 0; r < n; r++) ws->regs[r] = plan->constant_objs[r];
     return ws;
 }
@@ -166,6 +173,11 @@ workspace_release(PlanObject *plan, Workspace *ws)
             ws->data[r] = NULL;
         }
     }
+    for (int v = 0; v < plan->n_views; v++) /* views that are not remembered must not keep their sources' memory alive */
+        if (ws->view_of[v] == NULL) {
+            Py_CLEAR(ws->regs[plan->view_regs[v]]);
+            ws->data[plan->view_regs[v]] = NULL;
+        }
     if (plan->idle == NULL) plan->idle = ws;
     else workspace_free(plan, ws); /* a concurrent call was faster */
 }
@@ -212,9 +224,12 @@ run_view(const PlanInstr *in, Workspace *ws)
 {
     PyObject *src = ws->regs[in->src];
     void *data = NULL;
-    if (in->flag) {
+    int same = 0;
+    if (in->flag == VIEW_ONCE && ws->regs[in->dst] != NULL) return 0;
+    if (in->flag == VIEW_KEPT) {
         if (plan_pointer(ws, in->src, &data) < 0) return -1;
-        if (ws->regs[in->dst] != NULL && ws->view_of[in->slot] == src && ws->view_data[in->slot] == data) return 0;
+        same = ws->view_seen[in->slot] == src && ws->view_data[in->slot] == data;
+        if (same && ws->view_of[in->slot] != NULL) return 0;
     }
     Py_ssize_t n = PyTuple_GET_SIZE(in->args);
     PyObject *stack[12];
@@ -227,10 +242,10 @@ run_view(const PlanInstr *in, Workspace *ws)
     PyObject *value = PyObject_Vectorcall(in->callable, stack + 1, (size_t)(n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     if (value == NULL) return -1;
     plan_set(ws, in->dst, value);
-    if (in->flag) {
-        Py_INCREF(src);
-        Py_XSETREF(ws->view_of[in->slot], src);
+    if (in->flag == VIEW_KEPT) {
+        ws->view_seen[in->slot] = src;
         ws->view_data[in->slot] = data;
+        Py_XSETREF(ws->view_of[in->slot], same ? Py_NewRef(src) : NULL);
     }
     return 0;
 }
@@ -240,13 +255,17 @@ run_kernel(const PlanInstr *in, Workspace *ws, void **pointers)
 {
     for (int i = 0; i < in->n; i++)
         if (plan_pointer(ws, in->regs[i], &pointers[i]) < 0) return -1;
+    int status;
     if (in->flag) {
         Py_BEGIN_ALLOW_THREADS
-        in->kernel((void *const *)pointers);
+        status = in->kernel((void *const *)pointers);
         Py_END_ALLOW_THREADS
     }
-    else in->kernel((void *const *)pointers);
-    return 0;
+    else status = in->kernel((void *const *)pointers);
+    if (status == 0) return 0;
+    if (status & 1) PyErr_SetString(PyExc_IndexError, "index out of range in self");
+    else PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError");
+    return -1;
 }
 
 static int
@@ -490,7 +509,11 @@ parse_view(PlanObject *plan, PyObject *t, PlanInstr *in)
     if (check_dst(plan, in->dst, 0) < 0 || check_reg(plan, in->src, 0) < 0) return -1;
     if (in->flag) {
         plan->kind[in->dst] = REG_KEPT;
-        in->slot = plan->n_views++;
+        if (plan->kind[in->src] == REG_KEPT || plan->kind[in->src] == REG_CONST) in->flag = VIEW_ONCE;
+        else {
+            in->slot = plan->n_views++;
+            plan->view_regs[in->slot] = in->dst;
+        }
     }
     return 0;
 }
@@ -621,9 +644,10 @@ plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     plan->source = Py_NewRef(instructions);
     plan->constants = PyList_New(0);
     plan->code = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(PlanInstr));
+    plan->view_regs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(int));
     plan->kind = PyMem_Calloc((size_t)n_registers + 1, 1);
     plan->constant_objs = PyMem_Calloc((size_t)n_registers + 1, sizeof(PyObject *));
-    if (plan->constants == NULL || plan->code == NULL || plan->kind == NULL || plan->constant_objs == NULL) {
+    if (plan->constants == NULL || plan->code == NULL || plan->view_regs == NULL || plan->kind == NULL || plan->constant_objs == NULL) {
         if (!PyErr_Occurred()) PyErr_NoMemory();
         goto fail;
     }
@@ -668,6 +692,7 @@ plan_dealloc(PyObject *self)
 {
     PlanObject *plan = (PlanObject *)self;
     PyObject_GC_UnTrack(self);
+    if (plan->weakrefs != NULL) PyObject_ClearWeakRefs(self);
     plan_clear(self);
     for (Py_ssize_t i = 0; i < plan->n_code; i++) {
         PlanInstr *in = &plan->code[i];
@@ -680,6 +705,7 @@ plan_dealloc(PyObject *self)
     PyMem_Free(plan->kind);
     PyMem_Free(plan->constant_objs);
     PyMem_Free(plan->outputs);
+    PyMem_Free(plan->view_regs);
     Py_XDECREF(plan->constants);
     Py_XDECREF(plan->source);
     Py_TYPE(self)->tp_free(self);
@@ -722,6 +748,7 @@ static PyTypeObject Plan_Type = {
     .tp_basicsize = sizeof(PlanObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(PlanObject, vectorcall),
+    .tp_weaklistoffset = offsetof(PlanObject, weakrefs),
     .tp_call = PyVectorcall_Call,
     .tp_new = plan_new,
     .tp_traverse = plan_traverse,

@@ -1,0 +1,400 @@
+"""FusedKernel -> C text.
+
+A kernel is `int f(void *const *p)`: pointers to the data of the buffers it reads and writes, in the order of `parameters`. It returns 0, or
+bits that say why its results are void (an index out of range, an integer division by zero).
+
+The text depends on nothing but the computation: no buffer names, no symbol names, so that equal layers give equal text. Long sums are kept in
+blocks of `SUM_BLOCK` elements whose partial sums are added in double: the error stays near that of eager's cascade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from magneto.inductor.codegen.cpp_emit import Emitter, Scope, indent
+from magneto.inductor.codegen.cpp_nest import Nest, nest_of
+from magneto.inductor.codegen.cpp_ops import HEAVY
+from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
+from magneto.inductor.codegen.cpp_split import write_split
+from magneto.inductor.codegen.cpp_types import compute_type, convert, memory_type, to_memory
+from magneto.inductor.loops.ir import Indirect, Load, Op, Value, walk_values
+from magneto.inductor.schedule.fuse import member_stages
+from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_loads
+from magneto.symbolic import Expr, Sym, to_c
+
+SUM_BLOCK = 1024
+CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One walk over the row: reductions folded and buffers stored in it, and values kept for later walks."""
+
+    folds: list[Member] = field(default_factory=list)
+    stores: list[Member] = field(default_factory=list)
+    keeps: list[Member] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.folds or self.stores or self.keeps)
+
+
+def parameters(kernel: FusedKernel) -> tuple[str, ...]:
+    """Buffers in the order of the kernel's pointers: read ones, then stored ones."""
+    reads = kernel.reads()
+    return (*reads, *(name for name in kernel.stored if name not in reads))
+
+
+def kernel_text(kernel: FusedKernel) -> str:
+    """The C function, named SYMBOL."""
+    return _Writer(kernel).text()
+
+
+class _Writer:
+    def __init__(self, kernel: FusedKernel) -> None:
+        self.nest: Nest = nest_of(kernel)
+        self.kernel = self.nest.kernel
+        self.members = {m.name: m for m in self.kernel.members}
+        self.stages = member_stages(self.kernel.members)
+        self.pointers = {name: f"p{i}" for i, name in enumerate(parameters(kernel))}
+        self.emitter = Emitter(self.pointers, self._resolve)
+        self.answers: dict[str, tuple[str, int]] = {}  # of loads of what is at hand: results of folds, cached values
+        self.vector_folds: dict[str, str] = {}  # outer mode: result array
+        self.arrays: dict[str, str] = {}  # member -> row-local array
+        self.heavy_memo: dict[str, bool] = {}
+        self.lines: list[str] = []
+        self.dtypes = {b: load.dtype for m in self.kernel.members for load in member_loads(m.body) for b in (load.buffer,)}
+        self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
+
+    # ---- resolving loads of what this kernel computes --------------------------------------------------------------------
+
+    def _resolve(self, load: Load) -> tuple[str, int] | Value | None:
+        member = self.members.get(load.buffer)
+        if member is None:
+            return None
+        answer = self.answers.get(load.buffer)
+        if answer is not None:
+            return answer
+        assert not member.is_reduction, f"{load.buffer} is read before it is folded"
+        return member.body
+
+    # ---- passes ------------------------------------------------------------------------------------------------------------
+
+    def _passes(self) -> list[_Pass]:
+        """What each walk over the row does. A value that is costly and needed in two walks is kept in between."""
+        last = max(self.stages.values(), default=0) + 1
+        passes = [_Pass() for _ in range(last + 1)]
+        for member in self.kernel.members:
+            stage = passes[self.stages[member.name]]
+            if member.is_reduction:
+                stage.folds.append(member)
+            elif member.full and member.name in self.kernel.stored:
+                stage.stores.append(member)
+        seen: dict[str, int] = {}
+        room = CACHE_BYTES
+        width = self._row_length()
+        for number, current in enumerate(passes):
+            for name in self._demanded(current):
+                member = self.members[name]
+                if name not in seen:
+                    seen[name] = number
+                elif seen[name] < number and self._is_heavy(name) and self.nest.mode != "split":
+                    size = width * member.acc_dtype.itemsize
+                    first = passes[seen[name]]
+                    if size <= room and member not in first.keeps:
+                        room -= size
+                        first.keeps.append(member)
+        return passes
+
+    def _row_length(self) -> int:
+        n = 1
+        for dim in self.kernel.cols:
+            n *= dim.size
+        return n * (self.nest.chunk if self.nest.mode == "outer" else 1)
+
+    def _demanded(self, current: _Pass) -> list[str]:
+        """Full pointwise members whose values a pass needs, through each other."""
+        found: dict[str, None] = {}
+        work: list[Member] = [*current.folds, *current.stores]
+        while work:
+            member = work.pop()
+            for load in member_loads(member.body):
+                inner = self.members.get(load.buffer)
+                if inner is not None and inner.full and not inner.is_reduction and inner.name not in found:
+                    found[inner.name] = None
+                    work.append(inner)
+        for member in current.stores:
+            found[member.name] = None
+        return list(found)
+
+    def _is_heavy(self, name: str) -> bool:
+        """Is computing the member anew more work than writing and reading an array?"""
+        found = self.heavy_memo.get(name)
+        if found is None:
+            body = self.members[name].body
+            values = walk_values(body)
+            reads = {v.buffer for v in values if isinstance(v, Load)}
+            found = any(isinstance(v, Op) and v.name in HEAVY for v in values) or len(reads) > 2
+            found = found or any(self._is_heavy(b) for b in reads if b in self.members and not self.members[b].is_reduction and self.members[b].full)
+            self.heavy_memo[name] = found
+        return found
+
+    # ---- text --------------------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        nest = self.nest
+        for name, pointer in self.pointers.items():
+            kind = memory_type(self.dtypes[name])
+            const = "" if name in self.kernel.stored else "const "
+            self.emitter.scopes[0].lines.append(f"{const}{kind} *{pointer} = p[{pointer[1:]}];")
+        if nest.mode == "split":
+            body = write_split(self)
+        else:
+            body = self._parallel_loop()
+        lines = ["int SYMBOL(void *const *p) {", *indent(self.emitter.scopes[0].lines), "    int status = 0;", *indent(body), "    return status;", "}"]
+        return "\n".join(lines) + "\n"
+
+    def _parallel_loop(self) -> list[str]:
+        """The loop over rows, shared out to threads, and what stands in it."""
+        nest = self.nest
+        head, symbols = self.decode_rows(nest)
+        emitter = self.emitter
+        scope = emitter.push(symbols)
+        scope.lines.extend(head)
+        if nest.mode == "outer":
+            body = self._outer_row()
+        elif nest.mode == "point":
+            body = self._point_row()
+        else:
+            body = self._inner_row()
+        emitter.pop()
+        inside = [*scope.lines, *body] if nest.mode == "point" else body
+        if nest.iterations == 1:
+            return ["{", *indent(inside), "}"]
+        pragma = ["#pragma omp parallel for schedule(static) reduction(|:status)"] if nest.parallel else []
+        return [*pragma, f"for (i64 row = 0; row < {nest.iterations}; row++) {{", *indent(inside), "}"]
+
+    def decode_rows(self, nest: Nest) -> tuple[list[str], dict[Sym, str]]:
+        """Loop variables of the outer dimensions (and bounds of the portion) out of the flat `row`."""
+        lines: list[str] = []
+        symbols: dict[Sym, str] = {}
+        rest = "row" if nest.iterations > 1 else "0"
+        if nest.portions > 1:
+            size = nest.vector.size if nest.mode == "outer" and nest.vector else nest.inner[0].size
+            lines.append(f"const i64 lo = {rest} % {nest.portions} * {nest.chunk}, hi = mg_min(lo + {nest.chunk}, {size});")
+            rest = f"{rest} / {nest.portions}" if nest.outer else rest
+        elif nest.mode == "outer" and nest.vector is not None:
+            lines.append(f"const i64 lo = 0, hi = {nest.vector.size};")
+        for position, dim in reversed(list(enumerate(nest.outer))):
+            name = f"i{position}"
+            symbols[dim.sym] = name
+            lines.append(f"const i64 {name} = {rest if position == 0 else f'{rest} % {dim.size}'};")
+            if position:
+                rest = f"({rest}) / {dim.size}"
+        return lines, symbols
+
+    # ---- loops inside a row ------------------------------------------------------------------------------------------------
+
+    def loops(self, dims: Sequence[Dim], fill: Fill, bounds: dict[int, tuple[str, str]]) -> list[str]:
+        """Nested loops over dims; `fill.inside()` adds to the innermost scope; `bounds`: position -> (from, to) instead of the whole range."""
+        return self._loop(dims, 0, fill, bounds)
+
+    def _loop(self, dims: Sequence[Dim], position: int, fill: Fill, bounds: dict[int, tuple[str, str]]) -> list[str]:
+        dim, last = dims[position], position == len(dims) - 1
+        name = f"j{position}"
+        scope = self.emitter.push({dim.sym: name})
+        if last:
+            fill.inside()
+            inner: list[str] = []
+        else:
+            inner = self._loop(dims, position + 1, fill, bounds)
+        self.emitter.pop()
+        start, stop = bounds.get(position, ("0", str(dim.size)))
+        if last:
+            return fill.wrap(name, start, stop, dim.size, scope)
+        return [f"for (i64 {name} = {start}; {name} < {stop}; {name}++) {{", *indent([*scope.lines, *inner]), "}"]
+
+    def store(self, member: Member) -> str:
+        """The statement that writes a member's value at the point of the innermost scope."""
+        value = convert(self.emitter.emit(member.body), member.body.dtype, member.buffer.dtype)
+        depth = len(self.emitter.scopes) - 1
+        index = self.emitter.index(member.store, "", depth)
+        return f"{self.pointers[member.name]}[{index}] = {to_memory(value, member.buffer.dtype)};"
+
+    # ---- pointwise ---------------------------------------------------------------------------------------------------------
+
+    def _point_row(self) -> list[str]:
+        members = [m for m in self.kernel.members if m.name in self.kernel.stored]
+        if not self.nest.inner:
+            stores = [self.store(m) for m in members]
+            return stores
+        fill = Fill(self, stores=members)
+        bounds = {0: ("lo", "hi")} if self.nest.portions > 1 else {}
+        return self.loops(self.nest.inner, fill, bounds)
+
+    # ---- reductions along the row ------------------------------------------------------------------------------------------
+
+    def _inner_row(self) -> list[str]:
+        """Passes over the cols with row values in between. Statements of the row scope must stand before the loops that use them, so
+        the row's lines are cut out after each pass."""
+        emitter, row = self.emitter, self.emitter.scopes[-1]
+        depth = len(emitter.scopes) - 1
+        body: list[str] = []
+
+        def flush() -> None:
+            body.extend(row.lines)
+            row.lines.clear()
+
+        for number, current in enumerate(self._passes()):
+            for member in self.kernel.members:  # row values that this stage allows
+                if not member.full and member.name in self.kernel.stored and self.stages[member.name] == number:
+                    text = self.store(member)
+                    row.lines.append(text)
+            if not current:
+                continue
+            folds = [fold_of(m, emitter.fresh("a")) for m in current.folds]
+            loop = self.inner_pass(current, folds, {})
+            flush()
+            body.extend(fold.declare() for fold in folds)
+            body.extend(loop)
+            for fold in folds:
+                name = emitter.fresh("r")
+                row.lines.append(f"{compute_type(fold.result_dtype)} {name} = {fold.result()};")
+                self.answers[fold.member.name] = (name, depth)
+                if fold.member.name in self.kernel.stored:
+                    index = emitter.index(fold.member.store, "", depth)
+                    row.lines.append(f"{self.pointers[fold.member.name]}[{index}] = {to_memory(name, fold.member.buffer.dtype)};")
+        flush()
+        return body
+
+    def inner_pass(self, current: _Pass, folds: list[Fold], bounds: dict[int, tuple[str, str]]) -> list[str]:
+        """One walk over the cols: declarations of kept arrays, then the loops."""
+        arrays = []
+        for member in current.keeps:
+            name = self.emitter.fresh("c")
+            self.arrays[member.name] = name
+            arrays.append(f"{compute_type(member.body.dtype)} {name}[{self._row_length()}];")
+        fill = Fill(self, current.stores, folds, current.keeps)
+        saved = {m.name: self.answers.get(m.name) for m in current.keeps}
+        loop = self.loops(self.kernel.cols, fill, bounds)
+        assert all(v is None for v in saved.values())
+        return [*arrays, *loop]
+
+    # ---- reductions across rows --------------------------------------------------------------------------------------------
+
+    def _outer_row(self) -> list[str]:
+        """Accumulators for a block of rows side by side; the vector loop runs over the rows of the block."""
+        emitter, row = self.emitter, self.emitter.scopes[-1]
+        depth = len(emitter.scopes) - 1
+        body: list[str] = list(row.lines)
+        row.lines.clear()
+        vector = self.nest.inner[-1]
+        block = self.nest.chunk
+        results: dict[str, tuple[str, torch.dtype]] = {}
+        for number, current in enumerate(self._passes()):
+            rows = [m for m in self.kernel.members if not m.full and m.name in self.kernel.stored and self.stages[m.name] == number]
+            for dims, stores, members, keeps in (((vector,), rows, [], []), (self.nest.inner, current.stores, current.folds, current.keeps)):
+                if not (stores or members or keeps):
+                    continue
+                folds = [fold_of(m, emitter.fresh("a")) for m in members]
+                for member in keeps:
+                    name = self.arrays[member.name] = emitter.fresh("c")
+                    body.append(f"{compute_type(member.body.dtype)} {name}[{self._row_length()}];")
+                for fold in folds:
+                    body.append(f"{fold.accumulator} {fold.name}[{block}];")
+                    body.append(f"for (i64 l = 0; l < {block}; l++) {fold.name}[l] = {fold.initial};")
+                position = len(dims) - 1
+                fill = Fill(self, stores, folds, keeps, across=True, results=dict(results), blocks=block, vector_depth=depth + len(dims))
+                loop = self.loops(dims, fill, {position: ("lo", "hi")})
+                body.extend([*row.lines, *loop])
+                row.lines.clear()
+                for fold in folds:
+                    results[fold.member.name] = (fold.result(f"{fold.name}[{{lane}}]"), fold.result_dtype)
+                    if fold.member.name in self.kernel.stored:
+                        text = fold.result(f"{fold.name}[j0 - lo]")
+                        index = self._row_index(fold.member.store, vector)
+                        target = f"{self.pointers[fold.member.name]}[{index}]"
+                        body.append(f"for (i64 j0 = lo; j0 < hi; j0++) {target} = {to_memory(text, fold.member.buffer.dtype)};")
+        return body
+
+    def _row_index(self, index: Expr, vector: Dim) -> str:
+        names = {**self.emitter.variables, vector.sym: "j0"}
+        assert not any(isinstance(s, Indirect) for s in index.free)
+        return to_c(index, lambda s: names[s])
+
+
+class Fill:
+    """What stands in the innermost loop: stores, folds, arrays kept for later passes; and how that loop is written."""
+
+    def __init__(
+        self,
+        writer: _Writer,
+        stores: Sequence[Member] = (),
+        folds: Sequence[Fold] = (),
+        keeps: Sequence[Member] = (),
+        across: bool = False,
+        results: dict[str, tuple[str, torch.dtype]] | None = None,
+        blocks: int = 0,
+        vector_depth: int = 0,
+    ) -> None:
+        self.writer, self.stores, self.folds, self.keeps = writer, stores, folds, keeps
+        self.across, self.results, self.blocks, self.vector_depth = across, results or {}, blocks, vector_depth
+
+    def inside(self) -> None:
+        """Emit everything into the innermost scope."""
+        writer, emitter = self.writer, self.writer.emitter
+        scope, depth = emitter.scopes[-1], len(emitter.scopes) - 1
+        vector = next(s for s, d in emitter.depths.items() if d == depth)
+        lane = f"{emitter.variables[vector]} - lo" if self.across else ""
+        outside = dict(writer.answers)
+        for name, (text, _) in self.results.items():
+            writer.answers[name] = (text.format(lane=lane), depth)
+        kept_now = {m.name for m in self.keeps}
+        for name, array in writer.arrays.items():
+            if name not in kept_now:
+                writer.answers[name] = (f"{array}[{self._position(lane)}]", depth)
+        emitter._depth_memo.clear()
+        for member in self.keeps:
+            scope.lines.append(f"{writer.arrays[member.name]}[{self._position(lane)}] = {emitter.emit(member.body)};")
+        for fold in self.folds:
+            value = emitter.emit(fold.member.body)
+            flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
+            scope.lines.append(fold.step(value, f"{fold.name}[{lane}]" if self.across else fold.lane, flat))
+        texts = [writer.store(m) for m in self.stores]  # all loads stand before the first store: an output may take an input's memory
+        scope.lines.extend(texts)
+        writer.answers = outside
+        emitter._depth_memo.clear()
+
+    def _position(self, lane: str) -> str:
+        """Flat position of the point in a row-local array."""
+        writer = self.writer
+        text = ""
+        for dim in writer.kernel.cols:
+            name = writer.emitter.variables[dim.sym]
+            text = f"({text}) * {dim.size} + {name}" if text else name
+        if lane:
+            text = f"({text}) * {self.blocks} + {lane}" if text else lane
+        return text
+
+    def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
+        """The innermost loop itself."""
+        if self.across or not self.folds:
+            checks = " reduction(|:status)" if scope.checks else ""
+            pragma = [f"#pragma omp simd{checks}"] if size > 1 else []
+            return [*pragma, f"for (i64 {name} = {start}; {name} < {stop}; {name}++) {{", *indent(scope.lines), "}"]
+        blocked = size > SUM_BLOCK
+        first, last = ("b", "e") if blocked else (start, stop)
+        lines = [fold.declare_lane() for fold in self.folds]
+        clauses = "".join(fold.clause() for fold in self.folds) + (" reduction(|:status)" if scope.checks else "")
+        simd = all(fold.vectorised for fold in self.folds)
+        if simd:
+            lines.append(f"#pragma omp simd{clauses}")
+        lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+        lines += [fold.join() for fold in self.folds]
+        if not blocked:
+            return ["{", *indent(lines), "}"]
+        head = [f"const i64 e = mg_min(b + {SUM_BLOCK}, {stop});"]
+        return [f"for (i64 b = {start}; b < {stop}; b += {SUM_BLOCK}) {{", *indent([*head, *lines]), "}"]
+

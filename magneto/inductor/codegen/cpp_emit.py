@@ -1,0 +1,184 @@
+"""Values as C statements, each computed once, in the outermost loop that knows its symbols.
+
+The emitter holds a stack of scopes, one per loop. `emit(value)` returns a C expression (a name or a literal) that is valid in the innermost
+scope; its statement stands in the scope of the last symbol it depends on. What a `Masked` guards is read conditionally. Computed indices are
+checked: a bad one sets a bit of `status` and is replaced by 0, so that nothing out of bounds is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
+from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
+from magneto.inductor.loops.ir import Const, Indirect, IndexValue, Load, Masked, Op, Value
+from magneto.symbolic import Expr, Sym, to_c
+
+BAD_INDEX, ZERO_DIVISION = 1, 2
+"""Bits of a kernel's result."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """The inside of one loop: statements so far, and the names of what they computed."""
+
+    lines: list[str] = field(default_factory=list)
+    memo: dict[tuple[Value, str], str] = field(default_factory=dict)
+    checks: bool = False  # statements here set `status`
+
+
+Resolver = Callable[[Load], "tuple[str, int] | Value | None"]
+"""How a load of a buffer computed in this kernel is answered: (expression, scope depth), the value to compute in its place, or None: memory."""
+
+
+class Emitter:
+    """`pointers`: buffer -> name of its C pointer. `names` of loop variables are set by `open_loop`."""
+
+    def __init__(self, pointers: Mapping[str, str], resolve: Resolver) -> None:
+        self.pointers = pointers
+        self.resolve = resolve
+        self.scopes: list[Scope] = [Scope()]
+        self.depths: dict[Sym, int] = {}
+        self.variables: dict[Sym, str] = {}
+        self._depth_memo: dict[Value, int] = {}
+        self._counter = 0
+
+    # ---- scopes --------------------------------------------------------------------------------------------------------
+
+    def push(self, symbols: Mapping[Sym, str]) -> Scope:
+        """Enter a loop that defines symbols (symbol -> C variable)."""
+        self.scopes.append(Scope())
+        for symbol, name in symbols.items():
+            self.depths[symbol] = len(self.scopes) - 1
+            self.variables[symbol] = name
+        self._depth_memo.clear()
+        return self.scopes[-1]
+
+    def pop(self) -> Scope:
+        """Leave the innermost loop."""
+        gone = len(self.scopes) - 1
+        for symbol in [s for s, d in self.depths.items() if d == gone]:
+            del self.depths[symbol]
+        self._depth_memo.clear()
+        return self.scopes.pop()
+
+    def fresh(self, prefix: str = "t") -> str:
+        self._counter += 1
+        return f"{prefix}{self._counter}"
+
+    # ---- where a value belongs -----------------------------------------------------------------------------------------
+
+    def depth(self, value: Value) -> int:
+        """The scope in which a value can first be computed."""
+        found = self._depth_memo.get(value)
+        if found is None:
+            found = self._depth_memo[value] = self._depth(value)
+        return found
+
+    def _depth(self, value: Value) -> int:
+        if isinstance(value, Load):
+            answer = self.resolve(value)
+            if isinstance(answer, tuple):
+                return answer[1]
+            if isinstance(answer, Value):
+                return self.depth(answer)
+            return self.index_depth(value.index)
+        if isinstance(value, IndexValue):
+            return self.index_depth(value.expr)
+        return max((self.depth(child) for child in value.children()), default=0)
+
+    def index_depth(self, index: Expr) -> int:
+        return max((self.depth(s.value) if isinstance(s, Indirect) else self.depths[s] for s in index.free), default=0)
+
+    # ---- statements ----------------------------------------------------------------------------------------------------
+
+    def emit(self, value: Value, mask: str = "") -> str:
+        """The C expression of a value. `mask`: a C condition under which alone memory may be read."""
+        if isinstance(value, Const):
+            return literal(value.value, value.dtype)
+        if mask and not _reads_memory(value):
+            mask = ""
+        key = (value, mask)
+        for scope in self.scopes:
+            if (found := scope.memo.get(key)) is not None:
+                return found
+        if isinstance(value, Load):
+            answer = self.resolve(value)
+            if isinstance(answer, tuple):
+                return answer[0]
+            if isinstance(answer, Value):
+                return self.emit(answer, mask)
+        depth = self.depth(value)
+        if mask:  # the condition is known in its own scope only: take the innermost
+            depth = len(self.scopes) - 1
+        text = self._text(value, mask, depth)
+        name = self.fresh()
+        scope = self.scopes[depth]
+        scope.lines.append(f"{compute_type(value.dtype)} {name} = {text};")
+        scope.memo[key] = name
+        return name
+
+    def _text(self, value: Value, mask: str, depth: int) -> str:
+        if isinstance(value, Load):
+            return self._load(value, mask, depth)
+        if isinstance(value, IndexValue):
+            return f"({compute_type(value.dtype)})({self.index(value.expr, mask, depth)})"
+        if isinstance(value, Masked):
+            condition = self.emit(value.cond, mask)
+            inner = f"({mask} & {condition})" if mask else condition
+            return f"{condition} ? {self.emit(value.value, inner)} : {self.emit(value.other, mask)}"
+        assert isinstance(value, Op)
+        args = [self.emit(a, mask) for a in value.args]
+        operand = value.args[-1].dtype
+        if value.name in DIVIDING and not is_float(operand):
+            self._check(depth, f"{args[1]} == 0", ZERO_DIVISION, mask)
+            args[1] = f"({args[1]} == 0 ? 1 : {args[1]})"
+        return op_text(value.name, args, operand, value.dtype)
+
+    def _load(self, load: Load, mask: str, depth: int) -> str:
+        try:
+            pointer = self.pointers[load.buffer]
+        except KeyError:
+            raise CannotEmit(f"buffer {load.buffer} is not a parameter of the kernel") from None
+        text = from_memory(f"{pointer}[{self.index(load.index, mask, depth)}]", load.dtype)
+        return f"{mask} ? {text} : 0" if mask else text
+
+    def index(self, index: Expr, mask: str, depth: int) -> str:
+        """C text of an index expression; computed indices are checked."""
+        computed = {s: self._computed_index(s, mask) for s in index.free if isinstance(s, Indirect)}
+        return to_c(index, lambda s: computed[s] if isinstance(s, Indirect) else self.variables[s])
+
+    def _computed_index(self, symbol: Indirect, mask: str) -> str:
+        depth = len(self.scopes) - 1 if mask else self.depth(symbol.value)
+        key = (symbol.value, f"index {symbol.extent} {mask}")
+        for scope in self.scopes:
+            if (found := scope.memo.get(key)) is not None:
+                return found
+        raw = self.emit(symbol.value, mask)
+        name = self.fresh("ix")
+        bad = f"(u64)(i64){raw} >= (u64){to_c(symbol.extent)}"
+        self._check(depth, bad, BAD_INDEX, mask)
+        self.scopes[depth].lines.append(f"i64 {name} = {bad} ? 0 : (i64){raw};")
+        self.scopes[depth].memo[key] = name
+        return name
+
+    def _check(self, depth: int, bad: str, bit: int, mask: str) -> None:
+        scope = self.scopes[depth]
+        scope.checks = True
+        condition = f"({mask}) & ({bad})" if mask else bad
+        scope.lines.append(f"status |= ({condition}) ? {bit} : 0;")
+
+
+def _reads_memory(value: Value) -> bool:
+    """Does the value read memory, or use an index that must be checked?"""
+    if isinstance(value, Load):
+        return True
+    if isinstance(value, Op) and value.name in DIVIDING:
+        return True
+    return any(_reads_memory(child) for child in value.children())
+
+
+def indent(lines: Sequence[str]) -> list[str]:
+    """One level deeper; pragmas stay at the margin."""
+    return [line if line.startswith("#") else f"    {line}" for line in lines]

@@ -1,0 +1,204 @@
+"""Which loops a kernel has: dimensions merged where all indices allow it, ordered by stride, and shared out to threads.
+
+A `Nest` is: one parallel loop over `outer` (flattened), inside it the `inner` loops, the last of which is vectorised. For reductions:
+
+- *inner* mode: outer = rows, inner = cols. The vector walks along the row.
+- *outer* mode: the dimension with stride 1 is a row dimension (sums over the slow dimension). It becomes the vectorised loop inside the
+  cols, in blocks of `block` accumulators.
+- *split* mode: few, long rows. The first col loop is cut into chunks, which threads fold on their own; the partial results are folded last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from magneto.inductor.loops.ir import Indirect, IndexValue, Load, Value, walk_values
+from magneto.inductor.schedule.kernel import Dim, FusedKernel
+from magneto.symbolic import ZERO, Add, Expr, Sym
+
+PARALLEL = 16384  # elements: below, starting threads costs more than it gains
+CHUNK = 8192  # elements of one thread's portion of a long vector loop
+BLOCK = 256  # accumulators held side by side in outer mode
+ROWS_WANTED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """`mode`: point, inner, outer or split. `chunk`: how much of the loop that is cut (the vector loop in outer mode, else inner[0]) one portion covers, 0: all.
+    Portions of a row are iterations of the parallel loop of their own."""
+
+    kernel: FusedKernel
+    mode: str
+    outer: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    chunk: int
+    parallel: bool
+
+    @property
+    def vector(self) -> Dim | None:
+        return self.inner[-1] if self.inner else None
+
+    @property
+    def portions(self) -> int:
+        cut = self.inner[-1 if self.mode == "outer" else 0] if self.inner else None
+        return -(-cut.size // self.chunk) if self.chunk and cut is not None else 1
+
+    @property
+    def iterations(self) -> int:
+        """Of the parallel loop."""
+        return prod(d.size for d in self.outer) * self.portions
+
+
+def nest_of(kernel: FusedKernel) -> Nest:
+    """The loops of a kernel."""
+    kernel = _merged(_ordered(kernel))
+    total = prod(d.size for d in (*kernel.rows, *kernel.cols))
+    parallel = total >= PARALLEL
+    if not any(m.is_reduction for m in kernel.members):
+        return _point_nest(kernel, (*kernel.rows, *kernel.cols), parallel)
+    rows = prod(d.size for d in kernel.rows)
+    vector_row = _vector_row(kernel)
+    if vector_row is not None:
+        others = tuple(d for d in kernel.rows if d is not vector_row)
+        inner = (vector_row,) if not kernel.cols else (*kernel.cols, vector_row)
+        return Nest(kernel, "outer", others, inner, min(BLOCK, vector_row.size), parallel)
+    if parallel and rows < 8 and _can_split(kernel):
+        first = kernel.cols[0]
+        rest = prod(d.size for d in kernel.cols[1:])
+        chunk = max(1, min(first.size, max(CHUNK // rest, -(-first.size // 256))))
+        return Nest(kernel, "split", kernel.rows, kernel.cols, chunk, True)
+    return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1)
+
+
+def _can_split(kernel: FusedKernel) -> bool:
+    from magneto.inductor.schedule.fuse import member_stages
+
+    stages = member_stages(kernel.members)
+    simple = all(m.kind in ("sum", "prod", "max", "min", "any", "all", "point") for m in kernel.members)
+    stored_again = any(m.full and not m.is_reduction and stages[m.name] > 0 and m.name in kernel.stored for m in kernel.members)
+    return simple and not stored_again and prod(d.size for d in kernel.rows) <= 64
+
+
+def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> Nest:
+    if not dims:
+        return Nest(kernel, "point", (), (), 0, False)
+    split = 0
+    while split < len(dims) - 1 and prod(d.size for d in dims[:split]) < ROWS_WANTED:
+        split += 1
+    outer, inner = dims[:split], dims[split:]
+    chunk = 0
+    rest = prod(d.size for d in inner[1:])
+    if parallel and prod(d.size for d in outer) < ROWS_WANTED and inner[0].size * rest > CHUNK:
+        chunk = max(1, CHUNK // rest)
+    return Nest(kernel, "point", outer, inner, chunk, parallel)
+
+
+# ---- indices of a kernel -------------------------------------------------------------------------------------------------
+
+
+def kernel_indices(kernel: FusedKernel) -> list[Expr]:
+    """Every index expression, those inside computed indices included."""
+    found: dict[Expr, None] = {}
+    for member in kernel.members:
+        found[member.store] = None
+        if member.flat is not None:
+            found[member.flat] = None
+        for value in walk_values(member.body):
+            if isinstance(value, Load):
+                found[value.index] = None
+            elif isinstance(value, IndexValue):
+                found[value.expr] = None
+    return list(found)
+
+
+def _terms(index: Expr) -> tuple[dict[Sym, int], frozenset[Sym]]:
+    """(coefficient of each symbol that occurs linearly, symbols that occur otherwise)."""
+    linear: dict[Sym, int] = {}
+    other: set[Sym] = set()
+    for term, c in index.terms if isinstance(index, Add) else ((index, 1),):
+        if isinstance(term, Sym) and not isinstance(term, Indirect):
+            linear[term] = c
+        else:
+            other.update(s for s in term.free if not isinstance(s, Indirect))
+    return linear, frozenset(other)
+
+
+def _ordered(kernel: FusedKernel) -> FusedKernel:
+    """Dimensions of rows and of cols sorted by their stride in the memory that is walked most, largest first."""
+    main = _main_index(kernel)
+    linear, other = _terms(main)
+    if other:
+        return kernel
+
+    def sort(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+        return tuple(sorted(dims, key=lambda d: -linear.get(d.sym, 1 << 62)))
+
+    return replace(kernel, rows=sort(kernel.rows), cols=sort(kernel.cols))
+
+
+def _main_index(kernel: FusedKernel) -> Expr:
+    """Of a pointwise kernel the first store, of a reduction the load over most dimensions."""
+    if not kernel.cols:
+        stores = [m for m in kernel.members if m.name in kernel.stored]
+        return max(stores, key=lambda m: len(m.store.free)).store
+    best = [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
+    return max(best, key=lambda e: len([s for s in e.free if not isinstance(s, Indirect)]), default=ZERO)
+
+
+def _vector_row(kernel: FusedKernel) -> Dim | None:
+    """The row dimension along which memory is contiguous, where the cols' last dimension is not."""
+    linear, _ = _terms(_main_index(kernel))
+    if any(m.kind in ("argmax", "argmin") for m in kernel.members):
+        return None
+    contiguous = [d for d in kernel.rows if linear.get(d.sym) == 1]
+    if not contiguous or any(linear.get(d.sym) == 1 for d in kernel.cols) or contiguous[0].size < 4:
+        return None
+    return contiguous[0]
+
+
+def _merged(kernel: FusedKernel) -> FusedKernel:
+    """Neighbouring dimensions made one where every index moves through them as through one."""
+    terms = [_terms(e) for e in kernel_indices(kernel)]
+    mapping: dict[Expr, Expr] = {}
+
+    def merge(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        result: list[Dim] = list(dims[:1])
+        for dim in dims[1:]:
+            last = result[-1]
+            if _mergeable(last, dim, terms):
+                joint = Dim(Sym(f"m{len(mapping)}_{dim.sym.name}", 0, last.size * dim.size - 1), last.size * dim.size)
+                mapping[last.sym], mapping[dim.sym] = ZERO, joint.sym
+                for linear, _ in terms:
+                    if dim.sym in linear:
+                        linear[joint.sym] = linear.pop(dim.sym)
+                        linear.pop(last.sym, None)
+                result[-1] = joint
+            else:
+                result.append(dim)
+        return tuple(result)
+
+    rows, cols = merge(kernel.rows), merge(kernel.cols)
+    if not mapping:
+        return kernel
+    final = {s: _resolved(e, mapping) for s, e in mapping.items()}
+    memo: dict[Value, Value] = {}
+    return replace(kernel, rows=rows, cols=cols, members=tuple(m.mapped(final, memo) for m in kernel.members))
+
+
+def _resolved(e: Expr, mapping: dict[Expr, Expr]) -> Expr:
+    while e in mapping:
+        e = mapping[e]
+    return e
+
+
+def _mergeable(outer: Dim, inner: Dim, terms: Sequence[tuple[dict[Sym, int], frozenset[Sym]]]) -> bool:
+    for linear, other in terms:
+        if outer.sym in other or inner.sym in other:
+            return False
+        if linear.get(outer.sym, 0) != linear.get(inner.sym, 0) * inner.size:
+            return False
+    return True
+
+

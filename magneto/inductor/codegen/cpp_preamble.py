@@ -1,0 +1,174 @@
+"""What stands before the kernels of a translation unit: types, prototypes, and the meaning of operations that C lacks. No headers.
+
+Transcendental functions on float: exp, tanh, erf and log are written out (errors about 1 unit in the last place, close to eager's; gcc
+vectorises them in place). The others are computed in double by glibc's vector functions and rounded once, which is within 0.51 units:
+the float versions of libmvec err by up to 4 units, eager by 1 at most. Without libmvec the same text calls the scalar functions.
+"""
+
+from __future__ import annotations
+
+import functools
+
+VECTOR_1 = ("exp", "log", "sin", "cos")
+VECTOR_2 = (
+    "tanh", "erf", "expm1", "log1p", "exp2", "log2", "log10", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+)  # fmt: skip
+SCALAR = ("lgamma",)
+VECTOR_BINARY_1 = ("pow",)
+VECTOR_BINARY_2 = ("atan2",)
+SCALAR_BINARY = ("fmod",)
+
+_TYPES = """\
+typedef signed char i8; typedef short i16; typedef int i32; typedef long long i64;
+typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+typedef float f32; typedef double f64;
+#define MG_INLINE static inline __attribute__((always_inline))
+#define MG_INF __builtin_inff()
+#define MG_NAN __builtin_nanf("")
+int omp_get_max_threads(void); int omp_get_thread_num(void);
+MG_INLINE f32 mg_bits_f32(i32 u) { f32 f; __builtin_memcpy(&f, &u, 4); return f; }
+MG_INLINE i32 mg_f32_bits(f32 f) { i32 u; __builtin_memcpy(&u, &f, 4); return u; }
+"""
+
+_HALVES = """\
+/* bfloat16 is the upper half of a float; rounding is to nearest even, NaN becomes the canonical one. */
+MG_INLINE f32 mg_load_bf16(u16 b) { return mg_bits_f32((i32)((u32)b << 16)); }
+MG_INLINE u16 mg_store_bf16(f32 f) {
+    u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u);
+    return f != f ? (u16)0x7fc0 : (u16)(r >> 16);
+}
+MG_INLINE f32 mg_round_bf16(f32 f) { return mg_load_bf16(mg_store_bf16(f)); }
+#ifdef __FLT16_MAX__
+typedef _Float16 f16;
+MG_INLINE f32 mg_round_f16(f32 f) { return (f32)(f16)f; }
+#endif
+"""
+
+_INTEGERS = """\
+MG_INLINE i64 mg_floordiv(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
+MG_INLINE i64 mg_floormod(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
+MG_INLINE i64 mg_min(i64 a, i64 b) { return a < b ? a : b; }
+MG_INLINE i64 mg_max(i64 a, i64 b) { return a > b ? a : b; }
+MG_INLINE i64 mg_idivs(i64 a, i64 b) { return b == -1 ? (i64)(0 - (u64)a) : a / b; }
+MG_INLINE i64 mg_imods(i64 a, i64 b) { return b == -1 ? 0 : a % b; }
+MG_INLINE i64 mg_ifloordiv(i64 a, i64 b) { i64 q = mg_idivs(a, b); return q - ((mg_imods(a, b) != 0) & ((a < 0) != (b < 0))); }
+MG_INLINE i64 mg_iremainder(i64 a, i64 b) { i64 r = mg_imods(a, b); return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
+MG_INLINE i64 mg_ipow(i64 a, i64 b) {
+    if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
+    u64 r = 1, x = (u64)a;
+    for (; b; b >>= 1, x *= x) if (b & 1) r *= x;
+    return (i64)r;
+}
+"""
+
+_FLOATS = """\
+#define MG_FLOAT_FUNCTIONS(T, S) \\
+MG_INLINE T mg_maximum_##S(T a, T b) { return (a > b) | (a != a) ? a : b; } \\
+MG_INLINE T mg_minimum_##S(T a, T b) { return (a < b) | (a != a) ? a : b; } \\
+MG_INLINE T mg_fmod_##S(T a, T b) { return (T)fmod((f64)a, (f64)b); } \\
+MG_INLINE T mg_remainder_##S(T a, T b) { T r = mg_fmod_##S(a, b); return (r != 0) & ((b < 0) != (r < 0)) ? r + b : r; } \\
+MG_INLINE T mg_floordiv_##S(T a, T b) { \\
+    T m = mg_fmod_##S(a, b), d = (a - m) / b; \\
+    d = (m != 0) & ((b < 0) != (m < 0)) ? d - 1 : d; \\
+    T f = (T)__builtin_floor((f64)d); \\
+    f = d - f > (T)0.5 ? f + 1 : f; \\
+    T z = d != 0 ? f : (T)__builtin_copysign(0.0, (f64)a / (f64)b); \\
+    return b == 0 ? a / b : z; \\
+}
+MG_FLOAT_FUNCTIONS(f32, f32)
+MG_FLOAT_FUNCTIONS(f64, f64)
+MG_INLINE f32 mg_exp_f32(f32 x) {
+    f32 c = x < -104.0f ? -104.0f : x;
+    c = c > 89.0f ? 89.0f : c;
+    f32 t = __builtin_fmaf(c, 0x1.715476p+0f, 12582912.0f), k = t - 12582912.0f; /* k = round(c / ln 2), also in the low bits of t */
+    f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c);
+    r = __builtin_fmaf(k, -0x1.7f7d1cp-20f, r);
+    f32 q = 0x1.6d754cp-10f;
+    q = __builtin_fmaf(q, r, 0x1.120b72p-7f);
+    q = __builtin_fmaf(q, r, 0x1.5554b8p-5f);
+    q = __builtin_fmaf(q, r, 0x1.5554dcp-3f);
+    q = __builtin_fmaf(q, r, 0.5f);
+    f32 p = __builtin_fmaf(q, r * r, r) + 1.0f;
+    i32 n = mg_f32_bits(t) - 0x4b400000, h = n >> 1; /* 2^n in two factors: the result may be subnormal or overflow */
+    return p * mg_bits_f32((h + 127) << 23) * mg_bits_f32((n - h + 127) << 23);
+}
+MG_INLINE f32 mg_tanh_f32(f32 x) {
+    f32 a = __builtin_fabsf(x), s = x * x;
+    f32 p = 0x1.01a706p-13f;
+    p = __builtin_fmaf(p, s, -0x1.bbe2c4p-11f);
+    p = __builtin_fmaf(p, s, 0x1.94adb4p-9f);
+    p = __builtin_fmaf(p, s, -0x1.19e302p-7f);
+    p = __builtin_fmaf(p, s, 0x1.64f9fep-6f);
+    p = __builtin_fmaf(p, s, -0x1.b9fd98p-5f);
+    p = __builtin_fmaf(p, s, 0x1.11106cp-3f);
+    p = __builtin_fmaf(p, s, -0x1.555552p-2f);
+    f32 small = __builtin_fmaf(x * s, p, x);
+    f32 large = __builtin_copysignf(1.0f - 2.0f / (mg_exp_f32(2.0f * a) + 1.0f), x);
+    return a < 1.0f ? small : large;
+}
+MG_INLINE f32 mg_erf_f32(f32 x) {
+    f32 a = __builtin_fabsf(x), s = x * x;
+    f32 p = 0x1.4ae4c6p-14f;
+    p = __builtin_fmaf(p, s, -0x1.a485e8p-11f);
+    p = __builtin_fmaf(p, s, 0x1.5419f4p-8f);
+    p = __builtin_fmaf(p, s, -0x1.b7fbb4p-6f);
+    p = __builtin_fmaf(p, s, 0x1.ce2d20p-4f);
+    p = __builtin_fmaf(p, s, -0x1.81273ep-2f);
+    p = __builtin_fmaf(p, s, 0x1.06eba8p-3f);
+    f32 small = __builtin_fmaf(x, p, x);
+    f32 t = a > 3.95f ? 3.95f : a;
+    f32 q = 0x1.d47f20p-17f;
+    q = __builtin_fmaf(q, t, -0x1.6f9eeap-12f);
+    q = __builtin_fmaf(q, t, 0x1.ec7fcap-9f);
+    q = __builtin_fmaf(q, t, -0x1.896178p-6f);
+    q = __builtin_fmaf(q, t, 0x1.b459b2p-4f);
+    q = __builtin_fmaf(q, t, 0x1.451abap-1f);
+    q = __builtin_fmaf(q, t, 0x1.0790e6p-3f);
+    f32 large = __builtin_copysignf(1.0f - mg_exp_f32(-__builtin_fmaf(t, q, t)), x);
+    return a < 1.0f ? small : a > 3.95f ? __builtin_copysignf(1.0f, x) : a != a ? x : large;
+}
+MG_INLINE f32 mg_log_f32(f32 x) {
+    f32 y = x < 0x1p-126f ? x * 0x1p+23f : x; /* subnormal numbers are scaled up */
+    i32 u = mg_f32_bits(y) - 0x3f3504f3; /* mantissa in [sqrt(1/2), sqrt(2)) */
+    i32 e = u >> 23;
+    f32 f = mg_bits_f32((u & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    f32 k = (f32)(e - (x < 0x1p-126f ? 23 : 0));
+    f32 p = 0x1.1457a2p-4f;
+    p = __builtin_fmaf(p, f, -0x1.de3c14p-4f);
+    p = __builtin_fmaf(p, f, 0x1.e6f06cp-4f);
+    p = __builtin_fmaf(p, f, -0x1.fc2208p-4f);
+    p = __builtin_fmaf(p, f, 0x1.233768p-3f);
+    p = __builtin_fmaf(p, f, -0x1.555c4ep-3f);
+    p = __builtin_fmaf(p, f, 0x1.99a4b6p-3f);
+    p = __builtin_fmaf(p, f, -0x1.000006p-2f);
+    p = __builtin_fmaf(p, f, 0x1.555548p-2f);
+    f32 s = f * f, r = __builtin_fmaf(f * s, p, __builtin_fmaf(k, 0x1.7f7d1cp-20f, -0.5f * s));
+    r = __builtin_fmaf(k, 0x1.62e400p-1f, f + r);
+    r = x == MG_INF ? x : r;
+    return x > 0.0f ? r : x == 0.0f ? -MG_INF : MG_NAN;
+}
+"""
+
+_REDUCTIONS = """\
+#pragma omp declare reduction(mg_max : f32 : omp_out = mg_maximum_f32(omp_out, omp_in)) initializer(omp_priv = -MG_INF)
+#pragma omp declare reduction(mg_min : f32 : omp_out = mg_minimum_f32(omp_out, omp_in)) initializer(omp_priv = MG_INF)
+#pragma omp declare reduction(mg_max : f64 : omp_out = mg_maximum_f64(omp_out, omp_in)) initializer(omp_priv = -MG_INF)
+#pragma omp declare reduction(mg_min : f64 : omp_out = mg_minimum_f64(omp_out, omp_in)) initializer(omp_priv = MG_INF)
+"""
+
+
+def _prototypes(level: int) -> str:
+    lines = []
+    for names, needed, arguments in (
+        (VECTOR_1, 1, "f64"), (VECTOR_2, 2, "f64"), (SCALAR, 9, "f64"),
+        (VECTOR_BINARY_1, 1, "f64, f64"), (VECTOR_BINARY_2, 2, "f64, f64"), (SCALAR_BINARY, 9, "f64, f64"),
+    ):  # fmt: skip
+        simd = "#pragma omp declare simd notinbranch\n" if level >= needed else ""
+        lines.extend(f"{simd}f64 {name}({arguments});" for name in names)
+    return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def preamble(level: int) -> str:
+    """The C text for a level of vector functions (`compiler.vector_math_level`)."""
+    return _TYPES + _prototypes(level) + _HALVES + _INTEGERS + _FLOATS + _REDUCTIONS

@@ -1,0 +1,141 @@
+"""How a reduction is folded: accumulators, what one element does to them, how partial results join.
+
+Sums and products of floats run in their own type within a block of a row (the lanes of a vector, the elements of a lane) and in double between
+blocks. Maxima and minima let NaN through, as eager's do. argmax and argmin are scalar loops: the first NaN, else the first extremum, wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from magneto.inductor.codegen.cpp_types import compute_type, convert, is_float
+from magneto.inductor.schedule.kernel import Member
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRow:
+    """`initial`, `step` and the OpenMP operator; {T} is the type, {s} f32 or f64, {a} the accumulator, {v} the value."""
+
+    initial: str
+    step: str
+    operator: str
+    float_initial: str = ""
+    float_step: str = ""
+    float_operator: str = ""
+
+
+FOLDS: dict[str, FoldRow] = {
+    "sum": FoldRow("0", "{a} = {a} + {v};", "+"),
+    "prod": FoldRow("1", "{a} = {a} * {v};", "*"),
+    "max": FoldRow("{low}", "{a} = {a} > {v} ? {a} : {v};", "max", "-__builtin_inf()", "{a} = mg_maximum_{s}({a}, {v});", "mg_max"),
+    "min": FoldRow("{high}", "{a} = {a} < {v} ? {a} : {v};", "min", "__builtin_inf()", "{a} = mg_minimum_{s}({a}, {v});", "mg_min"),
+    "any": FoldRow("0", "{a} = {a} | ({v} != 0);", "|"),
+    "all": FoldRow("1", "{a} = {a} & ({v} != 0);", "&"),
+}
+
+_LIMITS = {"u8": ("0", "255"), "i8": ("-128", "127"), "i16": ("-32768", "32767"), "i32": ("(-2147483647 - 1)", "2147483647"),
+           "i64": ("(-9223372036854775807LL - 1)", "9223372036854775807LL"), "_Bool": ("0", "1")}  # fmt: skip
+
+
+class Fold:
+    """One reduction in one kernel. `name`: the accumulator of the whole row; `lane`: that of the vectorised loop."""
+
+    vectorised = True
+
+    def __init__(self, member: Member, name: str) -> None:
+        self.member, self.name, self.lane = member, name, f"{name}v"
+        self.type = "int" if member.kind in ("any", "all") else compute_type(member.acc_dtype)
+        self.row = FOLDS[member.kind]
+        self.is_float = is_float(member.acc_dtype) and member.kind not in ("any", "all")
+        self.accumulator = "f64" if self.is_float and member.kind in ("sum", "prod") else self.type
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return self.member.buffer.dtype
+
+    @property
+    def initial(self) -> str:
+        if self.is_float and self.row.float_initial:
+            return self.row.float_initial
+        low, high = _LIMITS.get(self.type, ("", ""))
+        return self.row.initial.format(low=low, high=high)
+
+    def declare(self) -> str:
+        """The row's accumulator."""
+        return f"{self.accumulator} {self.name} = {self.initial};"
+
+    def declare_lane(self) -> str:
+        return f"{self.type} {self.lane} = {self.initial};"
+
+    def _combined(self, into: str, value: str) -> str:
+        form = self.row.float_step if self.is_float and self.row.float_step else self.row.step
+        return form.format(a=into, v=value, s="f64" if self.type == "f64" else "f32")
+
+    def step(self, value: str, into: str, flat: str) -> str:
+        """One element into an accumulator."""
+        return self._combined(into, value)
+
+    def join(self) -> str:
+        """The lane's result into the row's."""
+        return self._combined(self.name, self.lane)
+
+    def join_from(self, into: str, value: str) -> str:
+        return self._combined(into, value)
+
+    def clause(self) -> str:
+        operator = self.row.float_operator if self.is_float and self.row.float_operator else self.row.operator
+        return f" reduction({operator}:{self.lane})"
+
+    def result(self, name: str = "") -> str:
+        """The result in the buffer's dtype, rounded once."""
+        text = name or self.name
+        if self.accumulator != self.type:
+            text = f"({self.type}){text}"
+        if self.member.kind in ("any", "all"):
+            return f"({compute_type(self.result_dtype)})({text})"
+        return convert(text, self.member.acc_dtype, self.result_dtype)
+
+
+class ArgFold(Fold):
+    """argmax, argmin: best value so far and its index. Indices come in any order, the smallest wins among equals."""
+
+    vectorised = False
+
+    def __init__(self, member: Member, name: str) -> None:
+        self.member, self.name, self.lane = member, name, name
+        self.type = compute_type(member.acc_dtype)
+        self.is_float = is_float(member.acc_dtype)
+        self.accumulator = self.type
+        self.better = ">" if member.kind == "argmax" else "<"
+
+    @property
+    def initial(self) -> str:
+        return "0"
+
+    def declare(self) -> str:
+        return f"{self.type} {self.name} = 0; i64 {self.name}x = -1;"
+
+    def declare_lane(self) -> str:
+        return ""
+
+    def step(self, value: str, into: str, flat: str) -> str:
+        a, x = self.name, f"{self.name}x"
+        better = f"{value} {self.better} {a} || ({value} == {a} && ({flat}) < {x})"
+        if self.is_float:
+            better = f"({a} == {a} && ({better} || {value} != {value})) || ({a} != {a} && {value} != {value} && ({flat}) < {x})"
+        return f"if ({x} < 0 || {better}) {{ {a} = {value}; {x} = {flat}; }}"
+
+    def join(self) -> str:
+        return ""
+
+    def clause(self) -> str:
+        return ""
+
+    def result(self, name: str = "") -> str:
+        return f"{self.name}x"
+
+
+def fold_of(member: Member, name: str) -> Fold:
+    return ArgFold(member, name) if member.kind in ("argmax", "argmin") else Fold(member, name)

@@ -1,0 +1,222 @@
+"""Schedule + kernel addresses -> the instructions of `magneto._C.Plan` (csrc/plan.c describes them).
+
+Registers: graph inputs, constants, the arena, then one per buffer or view. What lies in the arena, and views of it, is made at the first call and
+kept; what leaves the graph is allocated in each call; views of parameters are remembered as long as the same parameter comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from magneto.inductor.codegen.calls import fast_callable
+from magneto.inductor.codegen.cpp import parameters
+from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf, iter_views
+from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.memory import Memory
+from magneto.inductor.schedule.schedule import Schedule
+
+RELEASE_GIL = 1 << 18  # bytes a kernel moves: from here on other Python threads may run meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCode:
+    """Arguments of `Plan`. Plain data: callables are torch functions, addresses those of this process."""
+
+    instructions: tuple[tuple[Any, ...], ...]
+    n_registers: int
+    n_inputs: int
+    outputs: tuple[int, ...]
+    arena_bytes: int
+
+
+def carve(arena: torch.Tensor, offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor in the arena."""
+    flat = arena[offset : offset + nbytes].view(dtype)
+    return torch.as_strided(flat, shape, strides)
+
+
+def view_at(base: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
+    """A strided view whose offset counts from the tensor's first element, not from its storage's."""
+    return torch.as_strided(base, shape, strides, base.storage_offset() + offset)
+
+
+@dataclass(slots=True)
+class _Builder:
+    plan: Schedule
+    memory: Memory
+    n_inputs: int
+    instructions: list[tuple[Any, ...]] = field(default_factory=list)
+    prologue: list[tuple[Any, ...]] = field(default_factory=list)
+    registers: dict[str, int] = field(default_factory=dict)
+    views: dict[ViewOf, int] = field(default_factory=dict)
+    constants: dict[Any, int] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    temporaries: dict[int, list[int]] = field(default_factory=dict)  # step -> registers that die there
+    count: int = 0
+
+    def fresh(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def constant(self, value: Any) -> int:
+        """The register of a constant; equal hashable constants share one."""
+        key = _constant_key(value)
+        register = self.constants.get(key)
+        if register is None:
+            register = self.constants[key] = self.fresh()
+            self.prologue.append(("CONST", register, value))
+        return register
+
+    def buffer(self, name: str) -> int:
+        """The register of a buffer that lives in the arena, is fresh, or was defined before."""
+        register = self.registers.get(name)
+        if register is not None:
+            return register
+        register = self.registers[name] = self.fresh()
+        buffer = self.plan.buffers[name]
+        if name in self.memory.arena:
+            where = self.memory.arena[name], int(buffer.nbytes), buffer.dtype, buffer.shape, buffer.strides  # type: ignore[arg-type]
+            self.prologue.append(("VIEW", register, self.registers["<arena>"], carve, where, True))
+            self.kept.add(register)
+        else:
+            device = {} if buffer.device.type == "cpu" else {"device": buffer.device}
+            self.instructions.append(("ALLOC", register, torch.empty_strided, (buffer.shape, buffer.strides), {"dtype": buffer.dtype, **device}, False))
+            self._dies(name, register)
+        return register
+
+    def _dies(self, name: str, register: int) -> None:
+        self.temporaries.setdefault(self.memory.last_use.get(name, -1), []).append(register)
+
+    def view(self, view: ViewOf) -> int:
+        """The register of a strided view; the buffer's own where they are equal."""
+        base = self.buffer(view.buffer)
+        if same_tensor(view, self.plan.buffers[view.buffer]):
+            return base
+        register = self.views.get(view)
+        if register is not None:
+            return register
+        register = self.views[view] = self.fresh()
+        keep = base in self.kept or base < self.n_inputs or base in self.constants.values()
+        if view.offset == 0:
+            instruction = ("VIEW", register, base, torch.as_strided, (view.shape, view.strides), keep)
+        else:
+            instruction = ("VIEW", register, base, view_at, (view.shape, view.strides, view.offset), keep)
+        self.instructions.append(instruction)
+        if keep:
+            self.kept.add(register)
+        else:
+            self._dies(view.buffer, register)
+        return register
+
+    def argument(self, value: Any) -> int:
+        """The register of an argument of a library call."""
+        if isinstance(value, ViewOf):
+            return self.view(value)
+        if isinstance(value, tuple) and any(True for _ in iter_views(value)):
+            registers = tuple(self.argument(v) for v in value)
+            result = self.fresh()
+            self.instructions.append(("LIST", result, registers))
+            self.temporaries.setdefault(self.position, []).append(result)
+            return result
+        return self.constant(list(value) if isinstance(value, tuple) else value)
+
+    position: int = 0
+
+    def kernel(self, step: FusedKernel, address: int) -> None:
+        registers = tuple(self.buffer(name) for name in parameters(step))
+        moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type]
+        self.instructions.append(("KERNEL", address, registers, moved >= RELEASE_GIL))
+
+    def call(self, step: LibraryCall) -> None:
+        args = [self.argument(a) for a in step.args]
+        kwargs = [(name, self.argument(v)) for name, v in step.kwargs]
+        function = fast_callable(step)
+        if step.out_op is not None:
+            names = out_names(step)
+            kwargs += [(n, self.buffer(b.name)) for n, b in zip(names, step.buffers, strict=True)]
+            self.instructions.append(("CALL", -1, function, (*args, *(r for _, r in kwargs)), tuple(n for n, _ in kwargs)))
+            return
+        result = self.fresh() if any(b is not None for b in step.outputs) else -1
+        self.instructions.append(("CALL", result, function, (*args, *(r for _, r in kwargs)), tuple(n for n, _ in kwargs)))
+        if result < 0:
+            return
+        if step.single:
+            buffer = step.outputs[0]
+            assert buffer is not None
+            self.registers[buffer.name] = result
+            self._dies(buffer.name, result)
+            return
+        self.temporaries.setdefault(self.position, []).append(result)
+        destinations = []
+        for b in step.outputs:
+            destinations.append(-1 if b is None else self.fresh())
+            if b is not None:
+                self.registers[b.name] = destinations[-1]
+                self._dies(b.name, destinations[-1])
+        while destinations and destinations[-1] < 0:
+            destinations.pop()
+        self.instructions.append(("UNPACK", result, tuple(destinations)))
+
+    def free(self, position: int, outputs: frozenset[int] = frozenset()) -> None:
+        """Drop what dies after a step."""
+        dead = tuple(r for r in self.temporaries.pop(position, ()) if r not in outputs)
+        if dead:
+            self.instructions.append(("FREE", dead))
+
+
+def same_tensor(view: ViewOf, buffer: Buffer) -> bool:
+    """Is the view the whole buffer as it is?"""
+    if view.offset != 0 or view.shape != buffer.shape or view.dtype is not buffer.dtype:
+        return False
+    return all(n == 1 or s == t for n, s, t in zip(view.shape, view.strides, buffer.strides, strict=True))
+
+
+def out_names(step: LibraryCall) -> list[str]:
+    """Names of the out= arguments."""
+    assert step.out_op is not None
+    schema = step.out_op._schema
+    return [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write and a.kwarg_only]
+
+
+def _constant_key(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return ("object", repr(value)) if isinstance(value, list) else ("id", id(value))
+    return type(value), repr(value) if isinstance(value, float) else value
+
+
+def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[FusedKernel], int]) -> PlanCode:
+    """The instructions of a schedule. `address_of`: the function of each kernel."""
+    program = plan.program
+    build = _Builder(plan, memory, len(program.inputs), count=len(program.inputs))
+    for i, buffer in enumerate(program.inputs):
+        if buffer is not None:
+            build.registers[buffer.name] = i
+    for constant in program.constants:
+        build.registers[constant.buffer.name] = build.constant(constant.value)
+    if memory.arena_bytes:
+        register = build.registers["<arena>"] = build.fresh()
+        build.prologue.append(("ALLOC", register, torch.empty, (memory.arena_bytes,), {"dtype": torch.uint8}, True))
+    for position, step in enumerate(plan.steps):
+        build.position = position
+        if isinstance(step, FusedKernel):
+            build.kernel(step, address_of(step))
+        else:
+            build.call(step)
+        build.free(position)
+    outputs = tuple(build.view(o) if isinstance(o, ViewOf) else build.constant(o) for o in program.outputs)
+    return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes)
+
+
+def show_plan(code: PlanCode, names: Mapping[int, str] | None = None) -> str:
+    """The instructions as text, one per line."""
+    lines = [f"# {code.n_inputs} inputs, {code.n_registers} registers, arena of {code.arena_bytes} bytes, outputs {list(code.outputs)}"]
+    for op, *rest in code.instructions:
+        shown = [getattr(x, "__name__", None) or (f"tensor{tuple(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)) for x in rest]
+        lines.append(f"{op:7s}{' '.join(shown)}")
+    return "\n".join(lines)

@@ -1,0 +1,156 @@
+"""`compile_graph`: a functional graph of prims and library calls becomes a callable.
+
+lower -> schedule -> write kernels -> build -> plan. What cannot be compiled (no compiler on the machine, a symbolic size, a dtype without a C type)
+runs as the graph itself, operation by operation in eager, with one warning or event that names the reason; results are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto import _C
+from magneto.base.errors import warn_once
+from magneto.base.events import counter, emit, timer
+from magneto.base.logs import KERNELS, LOOPS, dump, log, logging, trace_kernel
+from magneto.inductor.codegen.cpp import kernel_text
+from magneto.inductor.codegen.cpp_preamble import preamble
+from magneto.inductor.codegen.cpp_types import CannotEmit
+from magneto.inductor.codegen.plan import PlanCode, plan_code, show_plan
+from magneto.inductor.loops.ir import LibraryCall, Origin, Program
+from magneto.inductor.lower.context import CannotLower
+from magneto.inductor.lower.graph import lower_graph
+from magneto.inductor.runtime.build import KernelText, build
+from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
+from magneto.inductor.schedule.group import CannotSchedule
+from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.memory import plan_memory
+from magneto.inductor.schedule.schedule import Schedule, schedule
+
+Compiled = Callable[..., Sequence[Any]]
+
+ARENAS_KEPT = 1 << 30  # bytes that all plans together keep between calls; beyond it the oldest plans give theirs back
+
+
+def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
+    """The compiled graph: called with one positional argument per placeholder, returns the values of the output node.
+
+    Outputs are fresh memory with the strides of their meta["val"]. Thread-safe. Grad mode is off while it runs.
+    """
+    try:
+        with timer("lower"):
+            program = lower_graph(graph)
+        return compile_program(program, name)
+    except (CannotLower, CannotSchedule, CannotEmit) as error:
+        emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
+        log(LOOPS, f"{name} runs in eager: {error}")
+        return eager_graph(graph)
+    except BuildFailed as error:
+        emit("fallback", graph=name, reason=str(error))
+        return eager_graph(graph)
+
+
+class BuildFailed(Exception):
+    """There is no compiler, or it refused our text; the user has been warned."""
+
+
+def compile_program(program: Program, name: str = "program") -> _C.Plan:
+    """The plan of a lowered program. CannotSchedule, CannotEmit, BuildFailed."""
+    with timer("schedule"):
+        plan = schedule(program)
+    with timer("codegen"):
+        kernels = {step: _text_of(step, name) for step in plan.steps if isinstance(step, FusedKernel)}
+    with timer("build"):
+        addresses = _built(list(kernels.values()))
+    with timer("plan"):
+        code = plan_code(plan, plan_memory(plan), lambda step: addresses[kernels[step].hash])
+        made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
+    _remember(made, code)
+    _report(name, plan, kernels, code)
+    return made
+
+
+def _text_of(step: FusedKernel, name: str) -> KernelText:
+    kernel = KernelText.of(kernel_text(step), preamble(vector_math_level()))
+    trace_kernel(lambda: f"{describe(step)}\n{kernel.source}", f"{name}: {', '.join(step.stored)}")
+    if logging(KERNELS):
+        log(KERNELS, f"{name}: {kernel.symbol} computes {', '.join(step.stored)}")
+    return kernel
+
+
+def describe(step: FusedKernel) -> str:
+    """What a kernel computes and why it is one, as a C comment: operations, the user's lines, fusion decisions."""
+    lines = [f"/* {' '.join(dict.fromkeys(o.target for o in step.origins)) or 'loop'}"]
+    lines += [f"   {file}:{line} in {function}" for file, line, function in user_lines(step.origins)]
+    lines += [f"   fused {reason}" for reason in step.why.split("; ") if reason]
+    return "\n".join(lines) + " */"
+
+
+def user_lines(origins: Sequence[Origin]) -> list[tuple[str, int, str]]:
+    """Innermost user frames of the operations, each once."""
+    return list(dict.fromkeys(o.stack[-1] for o in origins if o.stack))
+
+
+def _built(kernels: list[KernelText]) -> dict[str, int]:
+    result = build(kernels, preamble(vector_math_level())) if kernels else {}
+    if isinstance(result, NoCompiler):
+        warn_once("W002")
+        raise BuildFailed(result.reason)
+    if isinstance(result, CompileError):
+        warn_once("W003", error=result.output.splitlines()[0] if result.output else "no message")
+        dump("refused_kernels", ".c", result.source)
+        raise BuildFailed(result.output)
+    return result
+
+
+def _report(name: str, plan: Schedule, kernels: dict[FusedKernel, KernelText], code: PlanCode) -> None:
+    calls = sum(isinstance(step, LibraryCall) for step in plan.steps)
+    distinct = len({kernel.hash for kernel in kernels.values()})
+    counter("kernels", len(kernels))
+    counter("kernels_distinct", distinct)
+    counter("library_calls", calls)
+    emit("artifact", artifact="plan", graph=name, kernels=len(kernels), distinct=distinct, library_calls=calls, arena_bytes=code.arena_bytes)
+    dump(f"{name}_plan", ".txt", lambda: show_plan(code))
+
+
+# ---- arenas of plans that are not running -----------------------------------------------------------------------------------
+
+_arenas: list[tuple[weakref.ref[Any], int]] = []
+_arenas_lock = threading.Lock()
+
+
+def _remember(plan: _C.Plan, code: PlanCode) -> None:
+    """Bound what idle plans keep: the oldest give their workspaces back (a later call makes a fresh one)."""
+    if not code.arena_bytes:
+        return
+    with _arenas_lock:
+        _arenas[:] = [(ref, size) for ref, size in _arenas if ref() is not None]
+        _arenas.append((weakref.ref(plan), code.arena_bytes))
+        total = sum(size for _, size in _arenas)
+        for ref, size in _arenas[:-1]:
+            if total <= ARENAS_KEPT:
+                break
+            if (old := ref()) is not None:
+                old.release_workspace()
+            total -= size
+
+
+# ---- the graph itself --------------------------------------------------------------------------------------------------------
+
+
+def eager_graph(graph: fx.Graph) -> Compiled:
+    """The graph run operation by operation."""
+    owner = graph.owning_module if graph.owning_module is not None else torch.nn.Module()
+    module = fx.GraphModule(owner, graph)
+
+    def run(*inputs: Any) -> Sequence[Any]:
+        with torch.no_grad():
+            result = module(*inputs)
+        return tuple(result) if isinstance(result, list | tuple) else (result,)
+
+    return run

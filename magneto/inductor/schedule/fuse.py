@@ -1,0 +1,209 @@
+"""Which groups become one kernel: `may_fuse(a, b) -> Yes | No(reason)`, and the greedy search over the program.
+
+`a` comes before `b` (b may read what a writes). They fuse when one domain can serve both: the symbols of one are expressed in the other's by
+aligning the memory they share (domain.py), and then every load of a shared buffer must be at the very point where it is computed.
+Vertical fusion saves writing and reading a buffer, horizontal fusion saves reading one twice; the score is the bytes saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from magneto.inductor.loops.ir import Buffer, Load, Value
+from magneto.inductor.schedule.domain import Alignment, align, replaced, row_major, strided_terms
+from magneto.inductor.schedule.group import Group
+from magneto.inductor.schedule.kernel import Dim, Member, member_loads
+from magneto.symbolic import Expr, Sym, substitute
+
+ROW_CACHE = 512 << 10  # bytes: a row that is walked again after a reduction must stay in a processor's own cache
+FEW_ROWS = 8  # with fewer rows a long reduction is split over threads, and nothing may be computed over its elements afterwards
+SMALL = 16384  # elements: below, one thread does it all and none of this matters
+
+
+@dataclass(frozen=True, slots=True)
+class Yes:
+    """`fused` is the kernel, `score` the bytes it saves."""
+
+    score: int
+    fused: Group
+
+
+@dataclass(frozen=True, slots=True)
+class No:
+    reason: str
+
+
+@dataclass(slots=True)
+class _Side:
+    """One group's dimensions while they are being refined; `mapping` takes its original symbols to the common ones."""
+
+    rows: tuple[Dim, ...]
+    cols: tuple[Dim, ...]
+    mapping: dict[Expr, Expr]
+    matched: set[Sym]
+
+    def refine(self, alignment: Alignment, side: int) -> None:
+        """Apply an alignment (side 1: as host, 2: as guest)."""
+        changes = alignment.host if side == 1 else alignment.guest
+        self.rows, self.cols = (tuple(replaced(dims, alignment, side)) for dims in (self.rows, self.cols))
+        if changes:
+            self.mapping = {**{s: substitute(e, changes) for s, e in self.mapping.items()}, **{s: e for s, e in changes.items() if s not in self.mapping}}
+        self.matched.update(piece[0].sym for piece in alignment.pieces)
+
+    def open(self, dims: Sequence[Dim]) -> tuple[Dim, ...]:
+        return tuple(d for d in dims if d.sym not in self.matched)
+
+
+def may_fuse(a: Group, b: Group, buffers: Mapping[str, Buffer], limit: int = 64) -> Yes | No:
+    """Whether groups a and b (not before a) can be one kernel."""
+    if len(a.members) + len(b.members) > limit:
+        return No("too many buffers in one kernel")
+    flow = [name for name in a.writes if name in b.reads]
+    shared = [name for name in a.reads if name in b.reads]
+    if not flow and not shared:
+        return No("nothing in common")
+    host, guest = (b, a) if b.cols and not a.cols else (a, b)
+    if not guest.cols and guest.numel not in (host.numel, host.row_numel) or (guest.cols and guest.numel != host.numel):
+        return No("different sizes")
+    sides = _unify(host, guest, _index_pairs(a, b, host is a, flow, shared))
+    if isinstance(sides, No):
+        return sides
+    fused = _joined(a, b, host, guest, *sides)
+    if isinstance(fused, No):
+        return fused
+    refused = _unsound(flow, fused) or _unprofitable(fused, buffers)
+    if refused is not None:
+        return refused
+    saved = sum(2 * _bytes(buffers[n]) for n in flow if n in buffers) + sum(_bytes(buffers[n]) for n in shared if n in buffers)
+    return Yes(saved, fused)
+
+
+def _bytes(buffer: Buffer) -> int:
+    return int(buffer.nbytes)  # type: ignore[arg-type]
+
+
+def _index_pairs(a: Group, b: Group, host_is_a: bool, flow: Sequence[str], shared: Sequence[str]) -> list[tuple[Expr, Expr]]:
+    """(host's index, guest's index) of memory that both walk, the most telling first."""
+    pairs = [(a.writes[n].store, b.reads[n][0].index) for n in flow]
+    pairs.sort(key=lambda p: -len(p[0].free))
+    common = [(a.reads[n][0].index, b.reads[n][0].index) for n in shared]
+    common.sort(key=lambda p: -len(p[0].free))
+    return [p if host_is_a else (p[1], p[0]) for p in pairs + common]
+
+
+def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]]) -> tuple[_Side, _Side] | No:
+    """Both domains over common symbols."""
+    h, g = _Side(host.rows, host.cols, {}, set()), _Side(guest.rows, guest.cols, {}, set())
+    for host_index, guest_index in pairs:
+        forms = strided_terms(host_index, host.sizes), strided_terms(guest_index, guest.sizes)
+        if forms[0] is None or forms[1] is None or not forms[0][0]:
+            continue
+        alignment = align(forms[0][0], forms[1][0])
+        if alignment is not None and _same_roles(h, g, alignment):
+            _refine(h, g, alignment)
+            break
+    for host_dims, guest_dims in _remaining(h, g):
+        if not guest_dims:
+            continue
+        alignment = align(row_major(host_dims), row_major(guest_dims))
+        if alignment is None:
+            return No("the dimensions cannot be cut into common pieces")
+        _refine(h, g, alignment)
+    return h, g
+
+
+def _refine(h: _Side, g: _Side, alignment: Alignment) -> None:
+    h.refine(alignment, 1)
+    g.refine(alignment, 2)
+
+
+def _same_roles(h: _Side, g: _Side, alignment: Alignment) -> bool:
+    """Between two reductions rows meet rows and cols meet cols."""
+    if not g.cols:
+        return True
+    h_rows, g_rows = {d.sym for d in h.rows}, {d.sym for d in g.rows}
+    return all((origin_h in h_rows) == (origin_g in g_rows) for _, origin_h, origin_g in alignment.pieces)
+
+
+def _remaining(h: _Side, g: _Side) -> list[tuple[tuple[Dim, ...], tuple[Dim, ...]]]:
+    """What is still to be aligned, in row-major order."""
+    if g.cols:
+        return [(h.open(h.rows), g.open(g.rows)), (h.open(h.cols), g.open(g.cols))]
+    rest = g.open(g.rows)
+    if not h.cols or not rest:
+        return [(h.open(h.rows), rest)]
+    size, rows, cols = _count(rest), h.open(h.rows), h.open(h.cols)
+    if size == _count(cols) and _count(rows) == 1:
+        return [(cols, rest)]
+    if size == _count(rows) and (len(cols) == len(h.cols)):
+        return [(rows, rest)]
+    return [((*rows, *cols), rest)]
+
+
+def _count(dims: Sequence[Dim]) -> int:
+    return prod(d.size for d in dims)
+
+
+def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side) -> Group | No:
+    """The fused group over the common symbols; members of a come first."""
+    rows, cols = {d.sym for d in h.rows}, {d.sym for d in h.cols}
+    guest_dims = {d.sym for d in (*g.rows, *g.cols)}
+    if guest_dims != (rows | cols) and (guest.cols or guest_dims != rows):
+        return No("one walks a part of the other's domain only")
+    guest_full = guest_dims == rows | cols
+    memos: dict[int, dict[Value, Value]] = {id(host): {}, id(guest): {}}
+
+    def members(group: Group) -> list[Member]:
+        side = h if group is host else g
+        if group is guest and not guest.cols:
+            return [m.mapped(side.mapping, memos[id(group)], guest_full or not host.cols) for m in group.members]
+        return [m.mapped(side.mapping, memos[id(group)]) for m in group.members]
+
+    return Group(h.rows, h.cols, members(a) + members(b), sorted(a.nodes + b.nodes), tuple(dict.fromkeys(a.origins + b.origins)), a.why + b.why)
+
+
+def _unsound(flow: Sequence[str], fused: Group) -> No | None:
+    """Every load of a buffer computed here must be at the point where it is computed."""
+    for name in flow:
+        if any(load.index is not fused.writes[name].store for load in fused.reads[name]):
+            return No(f"{name} is read at other places than it is written")
+    full = {m.name: m.full and not m.is_reduction for m in fused.members}
+    for member in fused.members:
+        if not member.full and any(full.get(load.buffer, False) for load in _loads(member)):
+            return No("a value per row would need a value per element")
+    return None
+
+
+def _loads(member: Member) -> list[Load]:
+    return member_loads(member.body)
+
+
+def _unprofitable(fused: Group, buffers: Mapping[str, Buffer]) -> No | None:
+    """Elements walked again after a reduction: the row must stay in cache, and rows must be enough to keep the threads busy."""
+    if not fused.cols or fused.numel <= SMALL:
+        return None
+    stages = member_stages(fused.members)
+    again = [m for m in fused.members if m.full and stages[m.name] > 0]
+    if not again:
+        return None
+    if fused.row_numel < FEW_ROWS:
+        return No("too few rows to be walked again by one thread each")
+    width = max(m.acc_dtype.itemsize for m in fused.members if m.full)
+    if fused.col_numel * width > ROW_CACHE:
+        return No("a row does not fit the cache")
+    return None
+
+
+def member_stages(members: Sequence[Member]) -> dict[str, int]:
+    """The pass over the row in which each member can be computed; a reduction's result is there for the next pass."""
+    stages: dict[str, int] = {}
+    after = {m.name: int(m.is_reduction) for m in members}
+    for member in members:
+        stages[member.name] = max((stages[n] + after[n] for n in _read_names(member) if n in stages), default=0)
+    return stages
+
+
+def _read_names(member: Member) -> list[str]:
+    return [load.buffer for load in member_loads(member.body)]

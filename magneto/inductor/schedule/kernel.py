@@ -1,0 +1,137 @@
+"""What the scheduler makes: steps in execution order, each a FusedKernel or a library call.
+
+A `FusedKernel` is one loop nest over a domain of `rows` x `cols`. Every member is expressed in the domain's symbols:
+
+- a *reduction* member folds its body over all cols, once per row; its outputs are per row;
+- a *full* member is pointwise over rows x cols (in a kernel without reductions all dimensions are rows, and every member is full);
+- a *row* member is pointwise over rows only, in a kernel with reductions.
+
+A member may load what earlier members compute, at the same point only: a full member's value at (row, col), a row value or a reduction's
+result at its row. Only `stored` buffers are written to memory; the others exist in registers and row-local arrays.
+Welford reductions arrive here as sum, mean and sum of squared deviations: two passes over a cached row are exact and fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from magneto.inductor.loops.ir import (
+    Buffer,
+    Indirect,
+    IndexValue,
+    LibraryCall,
+    Load,
+    Masked,
+    Op,
+    Origin,
+    Value,
+    loads,
+)
+from magneto.symbolic import Expr, Sym, substitute
+
+POINT = "point"
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of a domain: 0 <= sym < size."""
+
+    sym: Sym
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`kind` is POINT or a reduction kind (sum prod max min any all argmax argmin). `store`: element offset in the buffer's memory.
+    `flat`: of argmax and argmin, the index they count. `full`: iterates rows x cols."""
+
+    kind: str
+    buffer: Buffer
+    body: Value
+    store: Expr
+    full: bool
+    acc_dtype: torch.dtype
+    flat: Expr | None = None
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.kind != POINT
+
+    def mapped(self, mapping: Mapping[Expr, Expr], memo: dict[Value, Value], full: bool | None = None) -> Member:
+        """The member over other symbols."""
+        return Member(
+            self.kind,
+            self.buffer,
+            map_value(self.body, mapping, memo),
+            substitute(self.store, mapping),
+            self.full if full is None else full,
+            self.acc_dtype,
+            None if self.flat is None else substitute(self.flat, mapping),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    rows: tuple[Dim, ...]
+    cols: tuple[Dim, ...]
+    members: tuple[Member, ...]
+    stored: tuple[str, ...]
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+    why: str = field(default="", compare=False)
+
+    @property
+    def computed(self) -> frozenset[str]:
+        return frozenset(m.name for m in self.members)
+
+    def reads(self) -> tuple[str, ...]:
+        """Buffers read from memory that other steps have written, in order of first use."""
+        computed = self.computed
+        return tuple(dict.fromkeys(load.buffer for m in self.members for load in member_loads(m.body) if load.buffer not in computed))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return self.stored
+
+
+Step: TypeAlias = "FusedKernel | LibraryCall"
+
+
+def member_loads(body: Value) -> list[Load]:
+    """Loads of a body, each once."""
+    return loads(body)
+
+
+def map_value(value: Value, mapping: Mapping[Expr, Expr], memo: dict[Value, Value]) -> Value:
+    """The value over other symbols; sharing is kept."""
+    if not mapping:
+        return value
+    found = memo.get(value)
+    if found is not None:
+        return found
+    result: Value
+    if isinstance(value, Load):
+        result = Load(value.buffer, map_index(value.index, mapping, memo), value.dtype)
+    elif isinstance(value, IndexValue):
+        result = IndexValue(map_index(value.expr, mapping, memo), value.dtype)
+    elif isinstance(value, Op):
+        result = Op(value.name, tuple(map_value(a, mapping, memo) for a in value.args), value.dtype)
+    elif isinstance(value, Masked):
+        result = Masked(map_value(value.cond, mapping, memo), map_value(value.value, mapping, memo), map_value(value.other, mapping, memo))
+    else:
+        result = value
+    memo[value] = result
+    return result
+
+
+def map_index(index: Expr, mapping: Mapping[Expr, Expr], memo: dict[Value, Value]) -> Expr:
+    """An index over other symbols, computed indices included."""
+    indirect = {s: Indirect(map_value(s.value, mapping, memo), s.extent) for s in index.free if isinstance(s, Indirect)}
+    return substitute(index, {**mapping, **indirect} if indirect else mapping)

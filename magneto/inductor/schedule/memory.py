@@ -1,0 +1,173 @@
+"""Where every buffer lives: fresh memory (what leaves the graph), a slot of the plan's arena, or whatever a library call returns.
+
+The arena is one block of memory that a plan keeps between calls; buffers whose lives do not overlap share its bytes. A kernel may write an output
+over an input that dies there, if every element is read before, at the same place. Memory of graph inputs is never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from magneto.base.flags import config
+from magneto.inductor.loops.ir import LibraryCall, Program, ViewOf
+from magneto.inductor.schedule.fuse import member_stages
+from magneto.inductor.schedule.kernel import FusedKernel, member_loads
+from magneto.inductor.schedule.schedule import Schedule
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`arena`: buffer -> byte offset; `arena_bytes`: size of the arena; `fresh`: buffers allocated anew in each call; `last_use`: buffer ->
+    position of the last step that touches it or a view of it (len(steps) for what leaves)."""
+
+    arena: Mapping[str, int]
+    arena_bytes: int
+    fresh: frozenset[str]
+    last_use: Mapping[str, int]
+    in_place: Mapping[str, str]
+
+
+def plan_memory(plan: Schedule) -> Memory:
+    """Memory of a schedule."""
+    steps = plan.steps
+    last = _last_uses(plan)
+    made_here = {name for step in steps for name in _allocated(step)}
+    leaving = _leaving(plan)
+    arena: dict[str, int] = {}
+    in_place: dict[str, str] = {}
+    free = _FreeList()
+    owner: dict[int, int] = {}  # offset -> bytes
+    dying: dict[int, list[str]] = {}
+    for position, step in enumerate(steps):
+        for name in _allocated(step):
+            if name in leaving:
+                continue
+            source = _taken_over(plan, step, name, position, last, arena, in_place, leaving) if config.buffer_reuse else None
+            if source is not None:
+                in_place[name] = source
+                arena[name] = arena[source]
+                dying[last[source]].remove(source)
+            else:
+                size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]
+                arena[name] = free.take(size)
+                owner[arena[name]] = size
+            dying.setdefault(last[name], []).append(name)
+        if config.buffer_reuse:
+            for name in dying.pop(position, ()):
+                free.give(arena[name], owner.pop(arena[name]))
+    return Memory(arena, free.top, frozenset(made_here & leaving), last, in_place)
+
+
+def _allocated(step: FusedKernel | LibraryCall) -> tuple[str, ...]:
+    """Buffers of a step whose memory the plan provides."""
+    if isinstance(step, FusedKernel):
+        return step.stored
+    return tuple(b.name for b in step.buffers) if step.out_op is not None else ()
+
+
+def _touched(step: FusedKernel | LibraryCall) -> tuple[str, ...]:
+    if isinstance(step, FusedKernel):
+        return (*step.reads(), *step.stored)
+    return (*(v.buffer for v in step.views), *step.mutates, *(b.name for b in step.buffers))
+
+
+def _last_uses(plan: Schedule) -> dict[str, int]:
+    """Last step that touches each buffer, views made by library calls counted as their arguments."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(plan.steps):
+        for name in _touched(step):
+            last[name] = position
+    for name in _outputs(plan.program):
+        last[name] = len(plan.steps)
+    for step in reversed(plan.steps):
+        if isinstance(step, LibraryCall) and step.may_alias:
+            until = max((last[b.name] for b in step.buffers), default=0)
+            for view in step.views:
+                last[view.buffer] = max(last[view.buffer], until)
+    return last
+
+
+def _outputs(program: Program) -> set[str]:
+    return {view.buffer for view in program.outputs if isinstance(view, ViewOf)}
+
+
+def _leaving(plan: Schedule) -> set[str]:
+    """Buffers that outlive the call: outputs, and what outputs may be views of."""
+    names = _outputs(plan.program)
+    for step in reversed(plan.steps):
+        if isinstance(step, LibraryCall) and step.may_alias and any(b.name in names for b in step.buffers):
+            names.update(view.buffer for view in step.views)
+    return names
+
+
+def _taken_over(
+    plan: Schedule,
+    step: FusedKernel | LibraryCall,
+    name: str,
+    position: int,
+    last: Mapping[str, int],
+    arena: Mapping[str, int],
+    in_place: Mapping[str, str],
+    leaving: set[str],
+) -> str | None:
+    """An arena buffer read by this kernel for the last time, whose memory output `name` may take."""
+    if not isinstance(step, FusedKernel):
+        return None
+    member = next(m for m in step.members if m.name == name)
+    if not member.full or member.is_reduction:
+        return None
+    stages = member_stages(step.members)
+    if stages[name] < max(stages[m.name] for m in step.members if m.full):
+        return None  # a later pass may read the input again
+    taken = {in_place[n] for n in step.stored if n in in_place}
+    buffer = plan.buffers[name]
+    for source in step.reads():
+        if source not in arena or source in leaving or last[source] != position or source in taken:
+            continue
+        other = plan.buffers[source]
+        if other.dtype.itemsize != buffer.dtype.itemsize or other.nbytes != buffer.nbytes:
+            continue
+        if all(load.index is member.store for m in step.members for load in member_loads(m.body) if load.buffer == source):
+            return source
+    return None
+
+
+class _FreeList:
+    """Offsets below `top` that nobody uses. Best fit, neighbours joined."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.holes: list[tuple[int, int]] = []  # (offset, size), by offset
+
+    def take(self, size: int) -> int:
+        """An offset with room for `size` bytes."""
+        size = _rounded(size)
+        fitting = [(hole[1], i) for i, hole in enumerate(self.holes) if hole[1] >= size]
+        if fitting:
+            _, i = min(fitting)
+            offset, room = self.holes[i]
+            self.holes[i : i + 1] = [(offset + size, room - size)] if room > size else []
+            return offset
+        if self.holes and sum(self.holes[-1]) == self.top:  # grow the hole at the end
+            offset, room = self.holes.pop()
+            self.top = offset + size
+            return offset
+        offset, self.top = self.top, self.top + size
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        """The bytes are free again."""
+        merged: list[tuple[int, int]] = []
+        for start, length in sorted((*self.holes, (offset, _rounded(size)))):
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((start, length))
+        self.holes = merged
+
+
+def _rounded(size: int) -> int:
+    return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)

@@ -1,0 +1,219 @@
+"""Program -> Schedule: groups, fusion, order, memory.
+
+Fusion is greedy and linear: nodes come in program order, each tries the groups it shares memory with, best score first. A fusion that would
+make two groups wait for each other is refused. The order of execution is the program's order of each group's first possible moment, with
+groups that free memory preferred among those that are ready.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from magneto.base.flags import config
+from magneto.base.logs import LOOPS, log, logging
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, ViewOf, reads
+from magneto.inductor.schedule.dependence import predecessors
+from magneto.inductor.schedule.fuse import No, Yes, may_fuse
+from magneto.inductor.schedule.group import CannotSchedule, Group, group_of, static_sizes
+from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
+
+CANDIDATES = 16  # groups that one node tries to join
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`steps` in order; `buffers`: every buffer by name; `fused_away`: buffers that never exist in memory."""
+
+    program: Program
+    steps: tuple[Step, ...]
+    buffers: Mapping[str, Buffer]
+    fused_away: frozenset[str]
+
+
+class _Fusion:
+    """The state of the search: which group (or library call) each node is in."""
+
+    def __init__(self, program: Program, buffers: Mapping[str, Buffer]) -> None:
+        self.nodes = program.nodes
+        self.buffers = buffers
+        self.before = predecessors(self.nodes)
+        self.home: list[int] = []  # node -> unit
+        self.units: dict[int, Group | LibraryCall] = {}
+        self.members: dict[int, list[int]] = {}
+        self.touching: dict[str, list[int]] = {}  # buffer -> units of loops that read or write it
+        self.pinned = _pinned(program)
+
+    def run(self) -> None:
+        for position, node in enumerate(self.nodes):
+            self.home.append(position)
+            self.members[position] = [position]
+            if isinstance(node, LibraryCall):
+                self.units[position] = node
+                continue
+            group = group_of(node, position)
+            self.units[position] = group
+            if config.fusion and group.numel > 0:
+                self._join(position)
+            self._touch(self.home[position], node)
+
+    def _touch(self, unit: int, node: Node) -> None:
+        for name in (*reads(node), *(b.name for b in node.buffers)):
+            units = self.touching.setdefault(name, [])
+            if unit not in units:
+                units.append(unit)
+
+    def _join(self, position: int) -> None:
+        """Fuse the new unit with as many earlier ones as allow it."""
+        unit = position
+        tried: set[int] = set()
+        while True:
+            group = self.units[unit]
+            assert isinstance(group, Group)
+            best: tuple[Yes, int] | None = None
+            for other in self._candidates(group, unit, tried):
+                verdict = self._verdict(other, unit)
+                if isinstance(verdict, Yes):
+                    if best is None or verdict.score > best[0].score:
+                        best = verdict, other
+                else:
+                    tried.add(other)
+                    if logging(LOOPS):
+                        log(LOOPS, f"not fused {self._name(other)} + {self._name(unit)}: {verdict.reason}")
+            if best is None:
+                return
+            unit = self._merge(best[1], unit, best[0])
+
+    def _candidates(self, group: Group, unit: int, tried: set[int]) -> list[int]:
+        found: dict[int, None] = {}
+        for name in group.reads:
+            for other in reversed(self.touching.get(name, ())):
+                if other != unit and other not in tried and isinstance(self.units.get(other), Group):
+                    found[other] = None
+        return sorted(found, reverse=True)[:CANDIDATES]
+
+    def _verdict(self, other: int, unit: int) -> Yes | No:
+        a, b = self.units[other], self.units[unit]
+        assert isinstance(a, Group) and isinstance(b, Group)
+        if a.numel == 0:
+            return No("no elements")
+        if self._reaches(other, unit) or self._reaches(unit, other):
+            return No("another step must run between the two")
+        return may_fuse(a, b, self.buffers, config.max_fusion)
+
+    def _reaches(self, start: int, goal: int) -> bool:
+        """Is there a path start -> some other unit -> goal?"""
+        floor = self.members[start][0]
+        stack = [p for n in self.members[goal] for p in self.before[n] if self.home[p] not in (start, goal)]
+        seen: set[int] = set()
+        while stack:
+            unit = self.home[stack.pop()]
+            if unit == start:
+                return True
+            if unit in seen or unit == goal or self.members[unit][-1] < floor:
+                continue
+            seen.add(unit)
+            stack.extend(p for n in self.members[unit] for p in self.before[n])
+        return False
+
+    def _merge(self, a: int, b: int, verdict: Yes) -> int:
+        """Unit b goes into unit a."""
+        verdict.fused.why.append(f"{self._name(a)} + {self._name(b)}: saves {verdict.score} bytes")
+        self.units[a] = verdict.fused
+        del self.units[b]
+        for node in self.members[b]:
+            self.home[node] = a
+        self.members[a] = sorted(self.members[a] + self.members.pop(b))
+        for name in (*verdict.fused.reads, *verdict.fused.writes):
+            units = self.touching.setdefault(name, [])
+            if b in units:
+                units.remove(b)
+            if a not in units:
+                units.append(a)
+        if logging(LOOPS):
+            log(LOOPS, f"fused {verdict.fused.why[-1]}")
+        return a
+
+    def _name(self, unit: int) -> str:
+        node = self.units.get(unit)
+        return "+".join(node.writes) if isinstance(node, Group) else f"unit{unit}"
+
+    def order(self) -> list[int]:
+        """Units in an order that respects dependencies; among the ready ones the earliest in the program."""
+        waits = {u: {self.home[p] for n in ns for p in self.before[n]} - {u} for u, ns in self.members.items()}
+        followers: dict[int, list[int]] = {}
+        for unit, needed in waits.items():
+            for other in needed:
+                followers.setdefault(other, []).append(unit)
+        left = {u: len(needed) for u, needed in waits.items()}
+        ready = [(self.members[u][-1], u) for u, n in left.items() if n == 0]
+        heapq.heapify(ready)
+        result = []
+        while ready:
+            _, unit = heapq.heappop(ready)
+            result.append(unit)
+            for follower in followers.get(unit, ()):
+                left[follower] -= 1
+                if left[follower] == 0:
+                    heapq.heappush(ready, (self.members[follower][-1], follower))
+        assert len(result) == len(self.members), "fusion made a cycle"
+        return result
+
+
+def _pinned(program: Program) -> frozenset[str]:
+    """Buffers that must be in memory: outputs, and what library calls read or write."""
+    names = {view.buffer for view in program.outputs if isinstance(view, ViewOf)}
+    for node in program.nodes:
+        if isinstance(node, LibraryCall):
+            names.update(view.buffer for view in node.views)
+            names.update(node.mutates)
+            names.update(b.name for b in node.buffers)
+    return frozenset(names)
+
+
+def schedule(program: Program) -> Schedule:
+    """The steps of a program. CannotSchedule for what has no plan (symbolic sizes)."""
+    buffers = program.buffer_table()
+    for buffer in buffers.values():
+        static_sizes(buffer.shape)
+        static_sizes(buffer.strides)
+    fusion = _Fusion(program, buffers)
+    fusion.run()
+    order = fusion.order()
+    readers: dict[str, set[int]] = {}
+    for unit in order:
+        entry = fusion.units[unit]
+        names = entry.reads if isinstance(entry, Group) else {v.buffer: None for v in entry.views}
+        for name in names:
+            readers.setdefault(name, set()).add(unit)
+    steps: list[Step] = []
+    stored: set[str] = set()
+    for unit in order:
+        entry = fusion.units[unit]
+        if isinstance(entry, LibraryCall):
+            steps.append(entry)
+        elif prod(d.size for d in entry.rows):
+            kernel = _kernel(entry, unit, readers, fusion.pinned)
+            stored.update(kernel.stored)
+            if kernel.stored:
+                steps.append(kernel)
+    computed = {b.name for node in program.nodes for b in node.buffers if not isinstance(node, LibraryCall)}
+    empty = {name for name in computed if prod(buffers[name].shape) == 0}  # type: ignore[arg-type]
+    return Schedule(program, tuple(steps), buffers, frozenset(computed - stored - empty))
+
+
+def _kernel(group: Group, unit: int, readers: Mapping[str, set[int]], pinned: frozenset[str]) -> FusedKernel:
+    """The frozen kernel of a group: which members leave it, and only what those need."""
+    stored = {m.name for m in group.members if m.name in pinned or readers.get(m.name, set()) - {unit}}
+    needed, live = set(stored), []
+    for member in reversed(group.members):
+        if member.name in needed:
+            live.append(member)
+            needed.update(load.buffer for load in member_loads(member.body))
+    names = tuple(m.name for m in reversed(live) if m.name in stored)
+    return FusedKernel(group.rows, group.cols, tuple(reversed(live)), names, group.origins, "; ".join(group.why))
+
+
+__all__ = ["CannotSchedule", "Schedule", "schedule"]

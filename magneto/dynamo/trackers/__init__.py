@@ -1,0 +1,68 @@
+"""Trackers and the dispatch table: what the machine needs of them. Importing the rules fills the table."""
+
+from __future__ import annotations
+
+from magneto.dynamo.trackers import rules_builtin, rules_container, rules_operator, rules_torch, tensor_attrs
+from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
+from magneto.dynamo.trackers.build import from_value, wrap
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.construct import call_value
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, NamedTupleTracker, SliceTracker, TupleTracker
+from magneto.dynamo.trackers.context import GradModeTracker, context_methods
+from magneto.dynamo.trackers.dispatch import apply
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
+from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_none
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
+from magneto.dynamo.trackers.module import ModuleTracker
+from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker, PyModuleTracker
+from magneto.dynamo.trackers.rules_operator import try_truth as truth
+from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
+
+call = call_value
+RULES = (rules_builtin, rules_container, rules_operator, rules_torch, tensor_attrs)
+
+__all__ = [
+    "MISSING",
+    "RULES",
+    "BoundMethodTracker",
+    "BuiltinTracker",
+    "CannotEmit",
+    "CellTracker",
+    "ClassTracker",
+    "Const",
+    "ConstTracker",
+    "DequeTracker",
+    "DictTracker",
+    "DictViewTracker",
+    "ExceptionTracker",
+    "FunctionTracker",
+    "GeneratorTracker",
+    "GradModeTracker",
+    "ListTracker",
+    "ModuleTracker",
+    "NamedTupleTracker",
+    "ObjectTracker",
+    "OpaqueTracker",
+    "PartialTracker",
+    "Plain",
+    "PyModuleTracker",
+    "Raised",
+    "SetTracker",
+    "SliceTracker",
+    "TensorTracker",
+    "Tracker",
+    "TupleTracker",
+    "apply",
+    "call",
+    "call_value",
+    "context_methods",
+    "element",
+    "from_value",
+    "graph_argument",
+    "iterate",
+    "next_or_none",
+    "truth",
+    "wrap",
+]

@@ -10,13 +10,14 @@ Rules for all trackers:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.source import Source
 
 if TYPE_CHECKING:
-    from magneto.dynamo.machine.protocol import Emitter
+    from magneto.dynamo.machine.protocol import Emitter, Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,48 @@ class Const:
     value: Any
 
 
+class Missing:
+    """Type of MISSING: "there is no such object", where None is a possible value."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+MISSING = Missing()
+
+
+class Raised(Exception):
+    """The traced program raises `value` (a tracker); `exc` is the real exception where there is one. Only `Machine.raise_exception` raises it."""
+
+    def __init__(self, value: Tracker, exc: BaseException | None = None) -> None:
+        super().__init__(value)
+        self.value = value
+        self.exc = exc
+
+    def matches(self, cls: type[BaseException]) -> bool:
+        return issubclass(self.value.python_type(), cls)
+
+
+class CannotEmit(Exception):
+    """A value that cannot be rebuilt outside the region; capture starts again and breaks at the instruction that made it (`tracker.born`)."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(tracker.show())
+        self.tracker = tracker
+
+
 class Tracker:
-    """Base class. `obj` is the real object for values that exist outside, else absent."""
+    """Base class. `obj` is the real object for values that exist outside, else MISSING."""
 
     __slots__ = ("source",)
     source: Source | None
+    shared = True  # False: the machine must not memoise this tracker by the identity of its object (scalars)
+    obj: Any = MISSING
 
     def __init__(self, source: Source | None = None) -> None:
         self.source = source
@@ -41,6 +79,20 @@ class Tracker:
 
     def try_const(self) -> Const | None:
         """The value, when it is an immutable constant known completely."""
+        return None
+
+    # -- what one kind of value answers by itself; the rows of dispatch ask these
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        """An attribute that this kind of value computes (`Tensor.shape`); None: the ordinary protocol of object.__getattribute__ applies."""
+        return None
+
+    def instance_attr(self, m: Machine, name: str) -> Tracker | None:
+        """The entry of the instance dictionary, read under guards; None: not there."""
+        return None
+
+    def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
+        """The result of calling the value; None: this kind is not called by itself (its type's __call__ decides)."""
         return None
 
     def emit(self, em: Emitter) -> str:
@@ -57,9 +109,23 @@ class Tracker:
         return self.show()
 
 
-class CannotEmit(Exception):
-    """A value that cannot be rebuilt outside the region; capture starts again and breaks at the instruction that made it (`tracker.born`)."""
+class Later:
+    """An item of an existing container that nobody has read yet: wrapped, and so guarded, on the first read."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        super().__init__(tracker.show())
-        self.tracker = tracker
+    __slots__ = ("obj", "source")
+
+    def __init__(self, obj: Any, source: Source) -> None:
+        self.obj = obj
+        self.source = source
+
+    def read(self, m: Machine) -> Tracker:
+        return m.wrap(self.obj, self.source)
+
+
+Entry = Tracker | Later
+"""What containers hold."""
+
+
+def read(m: Machine, entry: Entry) -> Tracker:
+    """The tracker of a container's entry."""
+    return entry.read(m) if type(entry) is Later else entry  # type: ignore[union-attr,return-value]

@@ -1,0 +1,194 @@
+"""The attribute protocol: object.__getattribute__, __setattr__ and __delattr__ on trackers. Exists once; dispatch rows and trackers come here."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
+from magneto.dynamo.trackers.module import ModuleTracker, is_module_hook
+from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+_BUILTIN_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
+    """`v.name`; None: there is no such attribute (an AttributeError raised by user code propagates as Raised)."""
+    special = v.special_attr(m, name)
+    if special is not None:
+        return special
+    if isinstance(v, ClassTracker):
+        return None
+    cls = v.python_type()
+    if cls.__getattribute__ is not object.__getattribute__ and isinstance(cls.__getattribute__, types.FunctionType):
+        hook = find_in_type(m, cls, "__getattribute__")
+        try:
+            return m.call(held(m, hook, "__getattribute__"), [v, ConstTracker(name)], {})
+        except Raised as raised:
+            if not raised.matches(AttributeError) or not hasattr(cls, "__getattr__"):
+                raise
+    else:
+        found = generic_get(m, v, cls, name)
+        if found is not None:
+            return found
+    if hasattr(cls, "__getattr__"):
+        hook = find_in_type(m, cls, "__getattr__")
+        if isinstance(v, ModuleTracker) and is_module_hook(hook, "__getattr__"):
+            return v.registered(m, name)
+        if isinstance(hook, types.FunctionType):
+            return m.call(held(m, hook, "__getattr__"), [v, ConstTracker(name)], {})
+    return None
+
+
+def generic_get(m: Machine, v: Tracker, cls: type, name: str) -> Tracker | None:
+    """object.__getattribute__(v, name) without __getattr__; None: absent."""
+    if name == "__class__":
+        return held(m, cls, cls.__name__)
+    if name == "__dict__" and isinstance(v, ObjectTracker):
+        return v.attrs(m)
+    raw = find_in_type(m, cls, name)
+    if raw is not MISSING and hasattr(type(raw), "__set__"):
+        return bind_attr(m, raw, v, cls, name)
+    found = v.instance_attr(m, name)
+    if found is not None:
+        return found
+    if raw is MISSING:
+        return None
+    return bind_attr(m, raw, v, cls, name)
+
+
+def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker | None:
+    """What the raw class attribute gives on the instance."""
+    kind = type(raw)
+    label = f"{cls.__name__}.{name}"
+    if kind is types.FunctionType:
+        return BoundMethodTracker(held(m, raw, label), v)
+    if kind is staticmethod:
+        return held(m, raw.__func__, label)
+    if kind is classmethod:
+        return BoundMethodTracker(held(m, raw.__func__, label), ClassTracker(cls))
+    if kind in _BUILTIN_METHODS:
+        return BoundMethodTracker(BuiltinTracker(raw), v)
+    if isinstance(raw, property):
+        if raw.fget is None:
+            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__name__}' object has no getter"))
+        return m.call(held(m, raw.fget, label), [v], {})
+    if isinstance(raw, functools.cached_property):
+        value = m.call(held(m, raw.func, label), [v], {})
+        if isinstance(v, ObjectTracker):
+            attrs = v.attrs(m)
+            assert attrs is not None
+            attrs.put(m, ConstTracker(name), value)
+        return value
+    if kind is types.MemberDescriptorType and isinstance(v, ObjectTracker):
+        return v.slot_attr(m, name, raw)
+    if kind in (types.GetSetDescriptorType, types.MemberDescriptorType) or isinstance(raw, types.DynamicClassAttribute):
+        return _computed(m, v, raw, name)
+    getter = getattr(kind, "__get__", None)
+    if getter is None:
+        return held(m, raw, label)
+    if isinstance(getter, types.FunctionType):
+        return m.call(held(m, getter, label), [held(m, raw, label), v, ClassTracker(cls)], {})
+    if isinstance(raw, (types.BuiltinFunctionType, functools.partial)):
+        return held(m, raw, label)
+    if isinstance(raw, functools._lru_cache_wrapper):
+        return BoundMethodTracker(held(m, raw, label), v)
+    if isinstance(raw, types.ClassMethodDescriptorType):
+        return BoundMethodTracker(BuiltinTracker(raw), ClassTracker(cls))
+    m.graph_break("B103", attribute=name, value=v.show())
+
+
+def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
+    """A C attribute: answered from the value where it is constant or immutable."""
+    const = v.try_const()
+    if const is not None:
+        from magneto.dynamo.trackers.build import from_value
+
+        try:
+            return from_value(m, getattr(const.value, name))
+        except AttributeError:
+            return None
+    if name in ("__doc__", "__module__"):
+        return held(m, getattr(v.python_type(), name), name)
+    m.graph_break("B103", attribute=name, value=v.show())
+
+
+def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
+    """`v.name = value`, or `del v.name` for None."""
+    if isinstance(v, FunctionTracker) and v.source is None and value is not None:
+        v.attrs[name] = value
+        if name in ("__name__", "__qualname__") and (const := value.try_const()) is not None:
+            setattr(v, name.strip("_"), const.value)
+        return
+    if not isinstance(v, ObjectTracker):
+        m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is {'set' if value is not None else 'deleted'}")
+    cls = v.cls
+    method = "__setattr__" if value is not None else "__delattr__"
+    hook = find_in_type(m, cls, method)
+    if isinstance(v, ModuleTracker) and value is not None and is_module_hook(hook, "__setattr__"):
+        v.set_registered(m, name, value)
+    elif isinstance(hook, types.FunctionType):
+        m.call(held(m, hook, method), [v, ConstTracker(name), *([value] if value is not None else [])], {})
+    else:
+        generic_set(m, v, name, value)
+
+
+def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) -> None:
+    """object.__setattr__ / object.__delattr__."""
+    cls = v.cls
+    raw = find_in_type(m, cls, name)
+    if isinstance(raw, property):
+        accessor = raw.fset if value is not None else raw.fdel
+        if accessor is None:
+            verb = "setter" if value is not None else "deleter"
+            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__name__}' object has no {verb}"))
+        m.call(held(m, accessor, name), [v, *([value] if value is not None else [])], {})
+        return
+    if name == "__class__" or isinstance(raw, types.GetSetDescriptorType):
+        if isinstance(v, ExceptionTracker) and name == "__cause__" and value is not None:
+            v.cause = value
+            return
+        m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is computed by C code")
+    is_slot = type(raw) is types.MemberDescriptorType
+    if raw is not MISSING and not is_slot and hasattr(type(raw), "__set__"):
+        setter = type(raw).__set__ if value is not None else getattr(type(raw), "__delete__", None)
+        if isinstance(setter, types.FunctionType):
+            m.call(held(m, setter, name), [held(m, raw, name), v, *([value] if value is not None else [])], {})
+            return
+        m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is a descriptor")
+    if not is_slot and v.attrs(m) is None:
+        m.raise_exception(AttributeError(f"'{cls.__name__}' object has no attribute '{name}'"))
+    if value is None:
+        present = v.slot_attr(m, name, raw) if is_slot else v.instance_attr(m, name)
+        if present is None:
+            m.raise_exception(AttributeError(name if is_slot else f"'{cls.__name__}' object has no attribute '{name}'"))
+    v.set_instance_attr(m, name, value, is_slot)
+
+
+def no_attribute(m: Machine, v: Tracker, name: str) -> AttributeError:
+    """CPython's AttributeError for a missing attribute."""
+    if isinstance(v, ClassTracker):
+        return AttributeError(f"type object '{v.obj.__name__}' has no attribute '{name}'", name=name)
+    if isinstance(v.obj, types.ModuleType):
+        return AttributeError(f"module '{v.obj.__name__}' has no attribute '{name}'", name=name)
+    return AttributeError(f"'{v.python_type().__name__}' object has no attribute '{name}'", name=name)
+
+
+def find_special(m: Machine, v: Tracker, name: str) -> Tracker | None:
+    """A special method, looked up on the type as the interpreter does, bound to `v`."""
+    cls = v.python_type()
+    raw = find_in_type(m, cls, name)
+    if raw is MISSING or raw is None:
+        return None
+    return bind_attr(m, raw, v, cls, name)
+
+
+__all__ = ["bind_attr", "enum", "find_special", "generic_get", "generic_set", "get_attr", "no_attribute", "set_attr", "OpaqueTracker"]

@@ -1,0 +1,304 @@
+"""wrap: the tracker of an existing object, from one table type -> builder. Builders add the guards their kind needs; what they do not read is not guarded."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.guards.rows import Kind, TensorRow
+from magneto.dynamo.guards.source import Attr, Held, Item, Source
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_constant
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
+from magneto.dynamo.trackers.dispatch import has_rows
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
+from magneto.dynamo.trackers.module import ModuleTracker
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, PyModuleTracker, instance_dict
+from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.torch_calls import is_graph_callable
+from magneto.graph.meta import TensorMeta
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+Builder = Callable[["Machine", Any, Source], Tracker]
+
+
+def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
+    """Tracker of an existing object."""
+    builder = BUILDERS.get(type(obj))
+    if builder is not None:
+        return builder(m, obj, source)
+    for cls, builder in SUBCLASS_BUILDERS:
+        if isinstance(obj, cls):
+            return builder(m, obj, source)
+    return wrap_object(m, obj, source)
+
+
+def from_value(m: Machine, value: Any) -> Tracker:
+    """Tracker of a fresh value computed during capture: no source, nothing guarded."""
+    cls = type(value)
+    if cls in CONST_TYPES:
+        return ConstTracker(value)
+    if isinstance(value, Tracker):
+        return value
+    if cls is tuple or cls is torch.Size or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return TupleTracker([from_value(m, item) for item in value], cls)
+    if cls is list:
+        return ListTracker([from_value(m, item) for item in value])
+    if cls is dict or cls is collections.OrderedDict:
+        return DictTracker.of(m, [(from_value(m, key), from_value(m, item)) for key, item in value.items()], cls)
+    if cls is set or cls is frozenset:
+        return SetTracker.of(m, [from_value(m, item) for item in value], cls)
+    if is_constant(value):
+        return ConstTracker(value)
+    return m.wrap(value, Held(getattr(value, "__name__", cls.__name__), value))
+
+
+def _typed(m: Machine, obj: Any, source: Source) -> None:
+    if not isinstance(source, Held):
+        m.guard(Kind.TYPE_IS, source, type(obj))
+
+
+def _same(m: Machine, obj: Any, source: Source) -> None:
+    if not isinstance(source, Held):
+        m.guard(Kind.ID_IS, source, obj)
+
+
+def wrap_const(m: Machine, obj: Any, source: Source) -> Tracker:
+    return ConstTracker(obj) if isinstance(source, Held) else ConstTracker(obj, source, m)
+
+
+def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
+    cls = type(obj)
+    plain = obj.layout is torch.strided and not obj.is_conj() and not obj.is_neg() and not obj.is_inference() and not obj.is_quantized
+    if not plain or obj.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(obj):
+        _typed(m, obj, source)
+        return OpaqueTracker(obj, source, m)
+    meta = TensorMeta.of(obj)
+    m.guard(Kind.TENSOR, source, TensorRow(cls, meta.dtype, meta.device, meta.shape, meta.strides, meta.requires_grad))
+    return TensorTracker(meta, cls, None, source, obj)
+
+
+def wrap_tuple(m: Machine, obj: tuple[Any, ...], source: Source) -> Tracker:
+    if is_constant(obj):
+        return wrap_const(m, obj, source) if not obj or not isinstance(source, Held) else TupleTracker([ConstTracker(i) for i in obj], type(obj))
+    _typed(m, obj, source)
+    held = isinstance(source, Held)
+    return TupleTracker(later_items(obj, source), type(obj), source, obj, None if held else m)
+
+
+def wrap_sequence(m: Machine, obj: tuple[Any, ...], source: Source) -> Tracker:
+    """Tuples, constant or not: items are read one by one."""
+    _typed(m, obj, source)
+    return TupleTracker(later_items(obj, source), type(obj), source, obj, m)
+
+
+def wrap_list(m: Machine, obj: list[Any], source: Source) -> Tracker:
+    _typed(m, obj, source)
+    return ListTracker(later_items(obj, source), list, source, obj, m)
+
+
+def wrap_deque(m: Machine, obj: collections.deque[Any], source: Source) -> Tracker:
+    _typed(m, obj, source)
+    m.guard(Kind.LENGTH, source, len(obj))
+    return OpaqueTracker(obj, source, m) if len(obj) else DequeTracker([], obj.maxlen, source, obj, m)
+
+
+def wrap_dict(m: Machine, obj: dict[Any, Any], source: Source) -> Tracker:
+    _typed(m, obj, source)
+    built = DictTracker.existing(obj, source, m, type(obj))
+    if isinstance(obj, collections.defaultdict):
+        built.default_factory = m.wrap(obj.default_factory, Attr(source, "default_factory"))
+    return built
+
+
+def wrap_set(m: Machine, obj: Any, source: Source) -> Tracker:
+    if not is_constant(frozenset(obj)):
+        _typed(m, obj, source)
+        return OpaqueTracker(obj, source, m)
+    _typed(m, obj, source)
+    entries: dict[Any, Tracker] = {item: ConstTracker(item) for item in obj}
+    return SetTracker(entries, type(obj), source, obj, m)
+
+
+def wrap_slice(m: Machine, obj: slice, source: Source) -> Tracker:
+    _typed(m, obj, source)
+    parts = [m.wrap(getattr(obj, name), Attr(source, name)) for name in ("start", "stop", "step")]
+    return SliceTracker(parts[0], parts[1], parts[2], source)
+
+
+def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracker:
+    if has_rows(obj) or is_graph_callable(obj):
+        _same(m, obj, source)
+        return BuiltinTracker(obj, source)
+    if _disabled(obj):
+        _same(m, obj, source)
+        return OpaqueTracker(obj, source, m)
+    return FunctionTracker.existing(m, obj, source)
+
+
+def _disabled(fn: Any) -> bool:
+    """Markers that libraries leave on functions: torch.compiler.disable and its like."""
+    return bool(getattr(fn, "_torchdynamo_disable", False) or getattr(fn, "_magneto_disable", False))
+
+
+def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:
+    _typed(m, obj, source)
+    fn, owner = m.wrap(obj.__func__, Attr(source, "__func__")), m.wrap(obj.__self__, Attr(source, "__self__"))
+    return BoundMethodTracker(fn, owner, source, obj)
+
+
+def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
+    owner = getattr(obj, "__self__", None)
+    known = has_rows(obj) or is_graph_callable(obj) or owner is None or isinstance(owner, (types.ModuleType, type))
+    if known:
+        _same(m, obj, source)
+        return BuiltinTracker(obj, source)
+    unbound = getattr(type(owner), obj.__name__, None)
+    if not isinstance(unbound, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        _same(m, obj, source)
+        return BuiltinTracker(obj, source)
+    _typed(m, obj, source)
+    return BoundMethodTracker(BuiltinTracker(unbound), m.wrap(owner, Attr(source, "__self__")), source, obj)
+
+
+def wrap_callable(m: Machine, obj: Any, source: Source) -> Tracker:
+    _same(m, obj, source)
+    return BuiltinTracker(obj, source)
+
+
+def wrap_class(m: Machine, obj: type, source: Source) -> Tracker:
+    _same(m, obj, source)
+    return ClassTracker(obj, source)
+
+
+def wrap_py_module(m: Machine, obj: types.ModuleType, source: Source) -> Tracker:
+    _same(m, obj, source)
+    return PyModuleTracker(obj, source)
+
+
+def wrap_nn_module(m: Machine, obj: torch.nn.Module, source: Source) -> Tracker:
+    _same(m, obj, source)
+    if type(obj).__getattribute__ is not object.__getattribute__ or isinstance(obj, torch.jit.ScriptModule):
+        return OpaqueTracker(obj, source, m)
+    return ModuleTracker(obj, source)
+
+
+def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Tracker:
+    return CellTracker(None, source, obj, m)
+
+
+def wrap_partial(m: Machine, obj: functools.partial[Any], source: Source) -> Tracker:
+    return PartialTracker.existing(m, obj, source)
+
+
+def wrap_opaque(m: Machine, obj: Any, source: Source) -> Tracker:
+    _typed(m, obj, source)
+    return OpaqueTracker(obj, source, m)
+
+
+def wrap_mappingproxy(m: Machine, obj: Any, source: Source) -> Tracker:
+    """A class's __dict__ or a read-only view: constant entries only."""
+    _same(m, obj, source)
+    built = DictTracker({key: (ConstTracker(key), m.wrap(value, Held(f"[{key!r}]", value))) for key, value in obj.items()})
+    return built
+
+
+_OBJECT_BASES = (object, dict, list, tuple, collections.OrderedDict, collections.defaultdict)
+
+
+def builtin_base(cls: type) -> type | None:
+    """The C class whose layout the instances have, if it is one that ObjectTracker models; None otherwise."""
+    for base in cls.__mro__:
+        if not base.__flags__ & (1 << 9):
+            return base if base in _OBJECT_BASES else None
+        if base is collections.OrderedDict:
+            return base
+    return None
+
+
+def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
+    """Instances of classes written in Python; instances of unknown C classes stay opaque."""
+    cls = type(obj)
+    base = builtin_base(cls)
+    if base is None or (cls.__dictoffset__ and instance_dict(obj) is None):
+        return wrap_opaque(m, obj, source)
+    _typed(m, obj, source)
+    built = ObjectTracker(cls, source, obj)
+    if issubclass(base, dict):
+        payload = DictTracker.existing(obj, source, m, base)
+        payload.owner = built
+        if isinstance(obj, collections.defaultdict):
+            payload.default_factory = m.wrap(obj.default_factory, Attr(source, "default_factory"))
+        built.payload = payload
+    elif base is list:
+        built.payload = ListTracker(later_items(list(list.__iter__(obj)), source), list, source, obj, m)
+    elif base is tuple:
+        items = list(tuple.__iter__(obj))
+        if not cls.__dictoffset__:
+            return TupleTracker(later_items(items, source), cls, source, obj, m)
+        built.payload = TupleTracker(later_items(items, source), tuple, source, obj, m)
+    return built
+
+
+def wrap_weakref(m: Machine, obj: Any, source: Source) -> Tracker:
+    _same(m, obj, source)
+    return OpaqueTracker(obj, source, m)
+
+
+BUILDERS: dict[type, Builder] = {
+    **dict.fromkeys(CONST_TYPES, wrap_const),
+    types.CodeType: wrap_const,
+    torch.Tensor: wrap_tensor,
+    torch.nn.Parameter: wrap_tensor,
+    torch.nn.Buffer: wrap_tensor,
+    tuple: wrap_sequence,
+    torch.Size: wrap_sequence,
+    list: wrap_list,
+    dict: wrap_dict,
+    collections.OrderedDict: wrap_dict,
+    collections.defaultdict: wrap_dict,
+    collections.deque: wrap_deque,
+    set: wrap_set,
+    frozenset: wrap_set,
+    slice: wrap_slice,
+    types.FunctionType: wrap_function,
+    types.MethodType: wrap_method,
+    types.BuiltinFunctionType: wrap_builtin,
+    types.MethodWrapperType: wrap_builtin,
+    types.MethodDescriptorType: wrap_callable,
+    types.WrapperDescriptorType: wrap_callable,
+    types.ClassMethodDescriptorType: wrap_callable,
+    types.CellType: wrap_cell,
+    types.ModuleType: wrap_py_module,
+    types.MappingProxyType: wrap_mappingproxy,
+    types.GeneratorType: wrap_opaque,
+    functools.partial: wrap_partial,
+    functools._lru_cache_wrapper: wrap_callable,
+    torch._ops.OpOverload: wrap_callable,
+    torch._ops.OpOverloadPacket: wrap_callable,
+    torch.finfo: wrap_opaque,
+    torch.iinfo: wrap_opaque,
+}
+
+SUBCLASS_BUILDERS: tuple[tuple[type, Builder], ...] = (
+    (type, wrap_class),
+    (torch.nn.Module, wrap_nn_module),
+    (enum.Enum, wrap_const),
+    (torch.Tensor, wrap_opaque),
+    (types.ModuleType, wrap_py_module),
+    (BaseException, wrap_opaque),
+)
+
+
+def item_source(source: Source, key: Any) -> Source:
+    return Item(source, key)

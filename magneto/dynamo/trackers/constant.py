@@ -1,0 +1,88 @@
+"""ConstTracker: immutable values that capture knows completely, and the lazy guard of scalars that come from outside."""
+
+from __future__ import annotations
+
+import enum
+import struct
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Source
+from magneto.dynamo.trackers.base import Const, Tracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Emitter, Machine
+
+SCALARS: frozenset[type] = frozenset({int, float, complex, bool, str, bytes, torch.device, range})
+"""Types whose values are compared by value in a guard."""
+
+SINGLETONS: frozenset[type] = frozenset(
+    {type(None), type(Ellipsis), type(NotImplemented), bool, torch.dtype, torch.layout, torch.memory_format, torch.qscheme}
+)
+"""Types of which every value is one object: the guard compares a pointer."""
+
+CONST_TYPES: frozenset[type] = SCALARS | SINGLETONS
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a ConstTracker may hold the value: immutable, compared by value, without user code."""
+    cls = type(value)
+    if cls in CONST_TYPES:
+        return True
+    if cls is tuple or cls is frozenset or cls is torch.Size:
+        return all(is_constant(item) for item in value)
+    if cls is slice:
+        return is_constant(value.start) and is_constant(value.stop) and is_constant(value.step)
+    return isinstance(value, (enum.Enum, types.CodeType))
+
+
+class ConstTracker(Tracker):
+    """A constant. With a source it is read lazily: the EQUALS (or ID_IS) row is added when the value is first looked at."""
+
+    __slots__ = ("_machine", "value")
+    shared = False
+
+    def __init__(self, value: Any, source: Source | None = None, machine: Machine | None = None) -> None:
+        super().__init__(source)
+        self.value = value
+        self._machine = machine if source is not None else None
+
+    @property
+    def obj(self) -> Any:  # type: ignore[override]
+        return self.read()
+
+    def read(self) -> Any:
+        """The value, guarded."""
+        machine = self._machine
+        if machine is not None:
+            self._machine = None
+            cls = type(self.value)
+            by_identity = cls in SINGLETONS or isinstance(self.value, (enum.Enum, types.CodeType))
+            machine.guard(Kind.ID_IS if by_identity else Kind.EQUALS, self.source, self.value)
+        return self.value
+
+    def try_const(self) -> Const | None:
+        return Const(self.read())
+
+    def python_type(self) -> type:
+        return type(self.read())
+
+    def emit(self, em: Emitter) -> str:
+        if self.source is not None and (self._machine is not None or type(self.value) not in SINGLETONS):
+            return em.source(self.source)
+        return em.const(self.value)
+
+    def show(self) -> str:
+        return repr(self.value)
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Equality that tells apart what a guard tells apart: types, signed zeros, NaN payloads."""
+    if type(a) is not type(b):
+        return False
+    if type(a) is float:
+        return struct.pack("d", a) == struct.pack("d", b)
+    return bool(a == b)

@@ -1,0 +1,166 @@
+"""Calling a class: __new__ and __init__ as type.__call__ runs them."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.build import builtin_base
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import ListTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import has_rows, rule
+from magneto.dynamo.trackers.function import BuiltinTracker
+from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
+from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+
+def construct(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """`klass(*args, **kwargs)`."""
+    cls = klass.obj
+    if has_rows(cls):
+        return m.apply(cls, *args, **kwargs)
+    if isinstance(cls, enum.EnumType):
+        return _enum_member(m, cls, args)
+    meta_call = find_in_type(m, type(cls), "__call__")
+    if isinstance(meta_call, types.FunctionType):
+        return m.call(held(m, meta_call, f"{type(cls).__name__}.__call__"), [klass, *args], kwargs)
+    return type_call(m, klass, args, kwargs)
+
+
+def _enum_member(m: Machine, cls: type[enum.Enum], args: Sequence[Tracker]) -> Tracker:
+    consts = [arg.try_const() for arg in args]
+    if len(consts) != 1 or consts[0] is None:
+        m.graph_break("B101", callee=cls.__name__, reason="enumeration look-up by a value that is not constant")
+    try:
+        return ConstTracker(cls(consts[0].value))
+    except ValueError as error:
+        m.raise_exception(error)
+
+
+def type_call(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """type.__call__: allocate, initialise."""
+    cls = klass.obj
+    if issubclass(cls, (torch.nn.Module, torch.Tensor)):
+        m.graph_break("B101", callee=cls.__qualname__, reason="modules and tensor subclasses are constructed by Python")
+    if getattr(cls, "__abstractmethods__", None):
+        m.graph_break("B101", callee=cls.__qualname__, reason="the class is abstract")
+    new = find_in_type(m, cls, "__new__")
+    fn = new.__func__ if isinstance(new, staticmethod) else new
+    if isinstance(fn, types.FunctionType):
+        made = m.call(held(m, fn, f"{cls.__name__}.__new__"), [klass, *args], kwargs)
+    else:
+        made = allocate(m, klass, fn, args, kwargs)
+    if issubclass(made.python_type(), cls):
+        _initialise(m, klass, fn, made, args, kwargs)
+    return made
+
+
+def _initialise(m: Machine, klass: ClassTracker, new: Any, made: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
+    cls = made.python_type()
+    init = find_in_type(m, cls, "__init__")
+    if isinstance(init, types.FunctionType):
+        result = m.call(held(m, init, f"{cls.__name__}.__init__"), [made, *args], kwargs)
+        const = result.try_const()
+        if const is None or const.value is not None:
+            m.raise_exception(TypeError(f"__init__() should return None, not '{result.python_type().__name__}'"))
+    elif init is not object.__init__:
+        m.apply(init, made, *args, **kwargs)
+    elif (args or kwargs) and new is object.__new__:
+        m.raise_exception(TypeError(f"{klass.obj.__name__}() takes no arguments"))
+
+
+def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """What a __new__ written in C gives for a Python class."""
+    cls = klass.obj
+    guard_class(m, cls)
+    if issubclass(cls, BaseException):
+        return ExceptionTracker(cls, args)
+    base = builtin_base(cls)
+    if base is None:
+        m.graph_break("B101", callee=cls.__qualname__, reason="its instances are laid out by C code")
+    made = ObjectTracker(cls)
+    if issubclass(base, dict):
+        payload = DictTracker(None, base)
+        payload.owner = made
+        made.payload = payload
+    elif base is list:
+        made.payload = ListTracker([])
+    elif base is tuple:
+        items = m.iterate(args[0]) if args else []
+        if not cls.__dictoffset__:
+            return TupleTracker(items, cls)
+        made.payload = TupleTracker(items)
+    elif new is not object.__new__:
+        m.graph_break("B101", callee=cls.__qualname__, reason="its __new__ is C code")
+    return made
+
+
+@rule((object.__new__, dict.__new__, list.__new__, tuple.__new__, collections.OrderedDict.__new__, BaseException.__new__), ClassTracker)
+def new(m: Machine, klass: ClassTracker, *args: Tracker, **kwargs: Tracker) -> Tracker:
+    cls = klass.obj
+    if cls is object:
+        return ObjectTracker(object)
+    if cls in (dict, list, tuple, collections.OrderedDict):
+        return m.apply(cls, *(args if cls is tuple else ()))
+    base = builtin_base(cls)
+    return allocate(m, klass, object.__new__ if base is object else MISSING, args, kwargs)
+
+
+@rule(object.__init__, Tracker)
+def object_init(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> None:
+    """Nothing to do; superfluous arguments are an error only where __init__ is not overridden, which `_initialise` has seen."""
+
+
+@rule(BaseException.__init__, ExceptionTracker)
+def exception_init(m: Machine, v: ExceptionTracker, *args: Tracker) -> None:
+    v.args = args
+
+
+@rule((dict.__init__, collections.OrderedDict.__init__), ObjectTracker)
+def dict_init(m: Machine, v: ObjectTracker, *args: Tracker, **kwargs: Tracker) -> None:
+    if args or kwargs:
+        m.apply(dict.update, v, *args, **kwargs)
+
+
+@rule(list.__init__, ObjectTracker)
+def list_init(m: Machine, v: ObjectTracker, *args: Tracker) -> None:
+    if args:
+        assert v.payload is not None
+        m.apply(list.extend, v.payload, *args)
+
+
+@rule(type.__call__, ClassTracker)
+def call_type(m: Machine, klass: ClassTracker, *args: Tracker, **kwargs: Tracker) -> Tracker:
+    return type_call(m, klass, args, kwargs)
+
+
+def call_value(m: Machine, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """Call any tracked value."""
+    if isinstance(fn, ClassTracker):
+        return construct(m, fn, args, kwargs)
+    result = fn.call(m, args, kwargs)
+    if result is not None:
+        return result
+    from magneto.dynamo.trackers.attributes import find_special
+    from magneto.dynamo.trackers.object import OpaqueTracker
+
+    if isinstance(fn, OpaqueTracker):
+        if has_rows(fn.obj):
+            return m.apply(fn.pin(m), *args, **kwargs)
+        m.graph_break("B101", callee=fn.show(), reason="it is not Python code")
+    method = find_special(m, fn, "__call__")
+    if method is None:
+        m.raise_exception(TypeError(f"'{fn.python_type().__name__}' object is not callable"))
+    if isinstance(method, BuiltinTracker) and method.obj is fn:
+        m.graph_break("B101", callee=fn.show(), reason="it is not Python code")
+    return m.call(method, args, kwargs)

@@ -1,0 +1,102 @@
+"""THE table: (Python callable, kinds of arguments) -> rule. What an operation means for tracked values is written once, in a row of this table.
+
+A row is added by `@rule(operator.add, TensorTracker, Tracker)`: it applies when the leading positional arguments are of these tracker classes; rows are tried in the
+order of their definition. A rule gets (machine, *trackers, **trackers) and returns a tracker, None for Python's None, or NotImplemented to let the next row
+try. Without a fitting row: constants fold through pure callables, torch's operations become graph nodes, everything else is a graph break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+Rule = Callable[..., Any]
+TABLE: dict[Any, list[tuple[tuple[type[Tracker], ...], Rule]]] = {}
+PURE: set[Any] = set()
+"""Callables without side effects whose result depends on constant arguments alone."""
+
+FALLBACKS: list[Callable[[Machine, Any, Sequence[Tracker], Mapping[str, Tracker]], Any]] = []
+"""Tried in order when no row fits; each returns a tracker or NotImplemented."""
+
+
+def rule(fn: Any, *kinds: type[Tracker]) -> Callable[[Rule], Rule]:
+    """Add a row for one callable, or the same row for several (a tuple of callables)."""
+    fns = fn if isinstance(fn, tuple) else (fn,)
+
+    def add(body: Rule) -> Rule:
+        for target in fns:
+            TABLE.setdefault(target, []).append((kinds, body))
+        return body
+
+    return add
+
+
+def pure(fns: Iterable[Any]) -> None:
+    """Declare callables as foldable."""
+    PURE.update(fns)
+
+
+def has_rows(fn: Any) -> bool:
+    """Whether the table knows the callable (unhashable objects are in no table)."""
+    try:
+        return fn in TABLE or fn in PURE
+    except TypeError:
+        return False
+
+
+def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """Meaning of the real callable on trackers."""
+    try:
+        rows = TABLE.get(fn, ())
+    except TypeError:
+        rows = ()
+    count = len(args)
+    for kinds, body in rows:
+        if len(kinds) <= count and all(map(isinstance, args, kinds)):
+            result = body(m, *args, **kwargs)
+            if result is not NotImplemented:
+                return m.const(None) if result is None else result  # type: ignore[no-any-return]
+    for fallback in FALLBACKS:
+        result = fallback(m, fn, args, kwargs)
+        if result is not NotImplemented:
+            return m.const(None) if result is None else result  # type: ignore[no-any-return]
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
+    m.graph_break("B101", callee=name, reason=f"no rule for ({', '.join(arg.show() for arg in args)})")
+
+
+def fold(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """Compute a pure callable on constants; its exception is the program's. NotImplemented when an argument is no constant."""
+    values = []
+    for arg in args:
+        const = arg.try_const()
+        if const is None:
+            return NotImplemented
+        values.append(const.value)
+    named = {}
+    for name, arg in kwargs.items():
+        const = arg.try_const()
+        if const is None:
+            return NotImplemented
+        named[name] = const.value
+    try:
+        result = fn(*values, **named)
+    except Exception as error:
+        m.raise_exception(error)
+    return m.const(result)
+
+
+def fold_pure(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """Fallback: a pure callable on constants."""
+    try:
+        known = fn in PURE
+    except TypeError:
+        return NotImplemented
+    return fold(m, fn, args, kwargs) if known else NotImplemented
+
+
+FALLBACKS.append(fold_pure)

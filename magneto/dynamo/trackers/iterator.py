@@ -1,0 +1,436 @@
+"""Iterators: each steps to its next item without running the program. Half-used ones can leave the region."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
+from magneto.dynamo.trackers.object import ObjectTracker
+from magneto.dynamo.trackers.tensor import TensorTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Emitter, Machine
+
+
+class IteratorTracker(Tracker):
+    """Base: `step` gives the next item, None at the end."""
+
+    __slots__ = ()
+
+    def step(self, m: Machine) -> Tracker | None:
+        raise NotImplementedError
+
+    def python_type(self) -> type:
+        return type(iter(()))
+
+
+class SequenceIterator(IteratorTracker):
+    """Iterator over a list, tuple or deque: sees changes made while it runs, as CPython's does."""
+
+    __slots__ = ("index", "of")
+
+    def __init__(self, of: SequenceTracker) -> None:
+        super().__init__()
+        self.of: SequenceTracker | None = of
+        self.index = 0
+
+    def python_type(self) -> type:
+        return type(iter([])) if self.of is None or self.of.cls is list else type(iter(()))
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.of is None:
+            return None
+        if self.index >= self.of.length():
+            self.of = None
+            return None
+        self.index += 1
+        return self.of.item(m, self.index - 1)
+
+    def emit(self, em: Emitter) -> str:
+        if self.of is None:
+            return em.assign("it", "iter(())", self)
+        name = em.assign("it", f"iter({em.value(self.of)})", self)
+        if self.index and self.of.cls in (list, tuple):
+            em.line(f"{name}.__setstate__({self.index})")
+        elif self.index:
+            em.line(f"for _ in range({self.index}): next({name})")
+        return name
+
+
+class ItemsIterator(IteratorTracker):
+    """Iterator over items computed in advance (dictionary views, sets, strings, ranges)."""
+
+    __slots__ = ("index", "items", "kind")
+
+    def __init__(self, items: Sequence[Tracker], kind: type = type(iter(()))) -> None:
+        super().__init__()
+        self.items = list(items)
+        self.index = 0
+        self.kind = kind
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.index >= len(self.items):
+            return None
+        self.index += 1
+        return self.items[self.index - 1]
+
+    def emit(self, em: Emitter) -> str:
+        rest = self.items[self.index :]
+        return em.assign("it", f"iter([{', '.join(em.value(item) for item in rest)}])", self)
+
+
+class RangeIterator(IteratorTracker):
+    """Iterator over a constant range or str."""
+
+    __slots__ = ("index", "values")
+
+    def __init__(self, values: Any) -> None:
+        super().__init__()
+        self.values = values
+        self.index = 0
+
+    def python_type(self) -> type:
+        return type(iter(self.values))
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.index >= len(self.values):
+            return None
+        self.index += 1
+        return m.const(self.values[self.index - 1])
+
+    def emit(self, em: Emitter) -> str:
+        name = em.assign("it", f"iter({em.const(self.values)})", self)
+        if self.index:
+            em.line(f"{name}.__setstate__({self.index})")
+        return name
+
+
+class CountIterator(IteratorTracker):
+    """itertools.count on constants."""
+
+    __slots__ = ("increment", "value")
+
+    def __init__(self, value: Any, increment: Any) -> None:
+        super().__init__()
+        self.value, self.increment = value, increment
+
+    def python_type(self) -> type:
+        return itertools.count
+
+    def step(self, m: Machine) -> Tracker | None:
+        value = self.value
+        self.value = value + self.increment
+        return m.const(value)
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("it", f"{em.const(itertools.count, 'count')}({self.value!r}, {self.increment!r})", self)
+
+
+class RepeatIterator(IteratorTracker):
+    """itertools.repeat; `times` None means for ever."""
+
+    __slots__ = ("times", "value")
+
+    def __init__(self, value: Tracker, times: int | None) -> None:
+        super().__init__()
+        self.value, self.times = value, times
+
+    def python_type(self) -> type:
+        return itertools.repeat
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.times is not None:
+            if self.times <= 0:
+                return None
+            self.times -= 1
+        return self.value
+
+    def emit(self, em: Emitter) -> str:
+        times = "" if self.times is None else f", {self.times}"
+        return em.assign("it", f"{em.const(itertools.repeat, 'repeat')}({em.value(self.value)}{times})", self)
+
+
+class CycleIterator(IteratorTracker):
+    """itertools.cycle over known items."""
+
+    __slots__ = ("index", "items")
+
+    def __init__(self, items: Sequence[Tracker]) -> None:
+        super().__init__()
+        self.items, self.index = list(items), 0
+
+    def python_type(self) -> type:
+        return itertools.cycle
+
+    def step(self, m: Machine) -> Tracker | None:
+        if not self.items:
+            return None
+        item = self.items[self.index]
+        self.index = (self.index + 1) % len(self.items)
+        return item
+
+    def emit(self, em: Emitter) -> str:
+        items = [*self.items[self.index :], *self.items[: self.index]]
+        return em.assign("it", f"{em.const(itertools.cycle, 'cycle')}([{', '.join(em.value(item) for item in items)}])", self)
+
+
+class EnumerateIterator(IteratorTracker):
+    """enumerate."""
+
+    __slots__ = ("index", "inner")
+
+    def __init__(self, inner: Tracker, index: int) -> None:
+        super().__init__()
+        self.inner, self.index = inner, index
+
+    def python_type(self) -> type:
+        return enumerate
+
+    def step(self, m: Machine) -> Tracker | None:
+        item = next_or_none(m, self.inner)
+        if item is None:
+            return None
+        self.index += 1
+        return TupleTracker([m.const(self.index - 1), item])
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("it", f"enumerate({em.value(self.inner)}, {self.index})", self)
+
+
+class ZipIterator(IteratorTracker):
+    """zip, strict or not."""
+
+    __slots__ = ("inner", "strict")
+
+    def __init__(self, inner: Sequence[Tracker], strict: bool) -> None:
+        super().__init__()
+        self.inner, self.strict = tuple(inner), strict
+
+    def python_type(self) -> type:
+        return zip
+
+    def step(self, m: Machine) -> Tracker | None:
+        items: list[Tracker] = []
+        for number, inner in enumerate(self.inner, 1):
+            item = next_or_none(m, inner)
+            if item is None:
+                if self.strict:
+                    self._mismatch(m, number)
+                return None
+            items.append(item)
+        return TupleTracker(items) if items else None
+
+    def _mismatch(self, m: Machine, number: int) -> None:
+        before = "argument 1" if number == 2 else f"arguments 1-{number - 1}"
+        if number > 1:
+            m.raise_exception(ValueError(f"zip() argument {number} is shorter than {before}"))
+        for later, inner in enumerate(self.inner[1:], 2):
+            if next_or_none(m, inner) is not None:
+                before = "argument 1" if later == 2 else f"arguments 1-{later - 1}"
+                m.raise_exception(ValueError(f"zip() argument {later} is longer than {before}"))
+
+    def emit(self, em: Emitter) -> str:
+        strict = ", strict=True" if self.strict else ""
+        return em.assign("it", f"zip({', '.join(em.value(item) for item in self.inner)}{strict})", self)
+
+
+class MapIterator(IteratorTracker):
+    """map."""
+
+    __slots__ = ("fn", "inner")
+
+    def __init__(self, fn: Tracker, inner: Sequence[Tracker]) -> None:
+        super().__init__()
+        self.fn, self.inner = fn, tuple(inner)
+
+    def python_type(self) -> type:
+        return map
+
+    def step(self, m: Machine) -> Tracker | None:
+        items: list[Tracker] = []
+        for inner in self.inner:
+            item = next_or_none(m, inner)
+            if item is None:
+                return None
+            items.append(item)
+        return m.call(self.fn, items, {})
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("it", f"map({', '.join(em.value(item) for item in (self.fn, *self.inner))})", self)
+
+
+class FilterIterator(IteratorTracker):
+    """filter (`negate`: itertools.filterfalse)."""
+
+    __slots__ = ("fn", "inner", "negate")
+
+    def __init__(self, fn: Tracker | None, inner: Tracker, negate: bool = False) -> None:
+        super().__init__()
+        self.fn, self.inner, self.negate = fn, inner, negate
+
+    def python_type(self) -> type:
+        return itertools.filterfalse if self.negate else filter
+
+    def step(self, m: Machine) -> Tracker | None:
+        while (item := next_or_none(m, self.inner)) is not None:
+            verdict = m.truth(item if self.fn is None else m.call(self.fn, [item], {}))
+            if verdict is not self.negate:
+                return item
+        return None
+
+    def emit(self, em: Emitter) -> str:
+        fn = "None" if self.fn is None else em.value(self.fn)
+        name = em.const(itertools.filterfalse, "filterfalse") if self.negate else "filter"
+        return em.assign("it", f"{name}({fn}, {em.value(self.inner)})", self)
+
+
+class ChainIterator(IteratorTracker):
+    """itertools.chain: `rest` yields the iterables still to come."""
+
+    __slots__ = ("current", "rest")
+
+    def __init__(self, rest: Tracker) -> None:
+        super().__init__()
+        self.rest = rest
+        self.current: Tracker | None = None
+
+    def python_type(self) -> type:
+        return itertools.chain
+
+    def step(self, m: Machine) -> Tracker | None:
+        while True:
+            if self.current is not None:
+                item = next_or_none(m, self.current)
+                if item is not None:
+                    return item
+            following = next_or_none(m, self.rest)
+            if following is None:
+                self.current = None
+                return None
+            self.current = m.apply(iter, following)
+
+    def emit(self, em: Emitter) -> str:
+        chain = em.const(itertools.chain, "chain")
+        rest = f"{chain}.from_iterable({em.value(self.rest)})"
+        return em.assign("it", rest if self.current is None else f"{chain}({em.value(self.current)}, {rest})", self)
+
+
+class CallableIterator(IteratorTracker):
+    """iter(callable, sentinel)."""
+
+    __slots__ = ("done", "fn", "sentinel")
+
+    def __init__(self, fn: Tracker, sentinel: Tracker) -> None:
+        super().__init__()
+        self.fn, self.sentinel, self.done = fn, sentinel, False
+
+    def python_type(self) -> type:
+        return type(iter(int, 1))
+
+    def step(self, m: Machine) -> Tracker | None:
+        import operator
+
+        if self.done:
+            return None
+        item = m.call(self.fn, [], {})
+        if m.truth(m.apply(operator.eq, item, self.sentinel)):
+            self.done = True
+            return None
+        return item
+
+    def emit(self, em: Emitter) -> str:
+        if self.done:
+            return em.assign("it", "iter(())", self)
+        return em.assign("it", f"iter({em.value(self.fn)}, {em.value(self.sentinel)})", self)
+
+
+class GeneratorTracker(IteratorTracker):
+    """A generator made inside the region; `frame` belongs to the machine. It cannot leave: `born` is the instruction at which capture then breaks."""
+
+    __slots__ = ("born", "finished", "frame", "result", "started")
+
+    def __init__(self, frame: Any) -> None:
+        super().__init__()
+        self.frame = frame
+        self.born: int | None = None
+        self.started = False
+        self.finished = False
+        self.result: Tracker | None = None
+
+    def python_type(self) -> type:
+        import types
+
+        return types.GeneratorType
+
+    def step(self, m: Machine) -> Tracker | None:
+        return m.generator_next(self, m.const(None))  # type: ignore[attr-defined,no-any-return]
+
+    def emit(self, em: Emitter) -> str:
+        raise CannotEmit(self)
+
+
+def next_or_none(m: Machine, it: Tracker) -> Tracker | None:
+    """The next item of an iterator, None at its end; an iterator that capture cannot step breaks."""
+    if isinstance(it, IteratorTracker):
+        return it.step(m)
+    if isinstance(it, ObjectTracker):
+        from magneto.dynamo.trackers.attributes import find_special
+
+        method = find_special(m, it, "__next__")
+        if method is not None:
+            try:
+                return m.call(method, [], {})
+            except Raised as raised:
+                if raised.matches(StopIteration):
+                    return None
+                raise
+    if not hasattr(it.python_type(), "__next__"):
+        m.raise_exception(TypeError(f"'{it.python_type().__name__}' object is not an iterator"))
+    m.graph_break("B014", value=it.show())
+
+
+def known_items(m: Machine, v: Tracker) -> list[Tracker] | None:
+    """The items of a container in order; None for what is not a container of known length."""
+    if isinstance(v, (SequenceTracker, SetTracker, DictViewTracker)):
+        return v.items(m)
+    if isinstance(v, DictTracker):
+        return v.keys(m)
+    if isinstance(v, ConstTracker):
+        value = v.read()
+        if isinstance(value, (tuple, str, bytes, range, frozenset)) and not isinstance(value, type):
+            return [m.const(item) for item in value]
+        return None
+    if isinstance(v, TensorTracker):
+        return tensor_rows(m, v)
+    return None
+
+
+def tensor_rows(m: Machine, v: TensorTracker) -> list[Tracker]:
+    """Iteration over a tensor: its first dimension unbound."""
+    if not v.meta.shape:
+        m.raise_exception(TypeError("iteration over a 0-d tensor"))
+    rows = m.node("unbind", [v, 0], {}, method=True)
+    assert isinstance(rows, (SequenceTracker, ListTracker))
+    return rows.items(m)
+
+
+def iterate(m: Machine, v: Tracker) -> list[Tracker]:
+    """All items of an iterable."""
+    items = known_items(m, v)
+    if items is not None:
+        return items
+    iterator = v if isinstance(v, IteratorTracker) else m.apply(iter, v)
+    found: list[Tracker] = []
+    while (item := next_or_none(m, iterator)) is not None:
+        found.append(item)
+        if len(found) > 1_000_000:
+            m.graph_break("B014", value=v.show())
+    return found

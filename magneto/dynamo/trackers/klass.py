@@ -1,0 +1,148 @@
+"""Classes as values, and super(). Class attributes are read under one TYPE_VERSION row per class."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Held, Source
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker, is_constant
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Emitter, Machine
+
+_HEAP_TYPE = 1 << 9
+_NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
+
+
+def find_in_type(m: Machine, cls: type, name: str) -> Any:
+    """The raw class attribute along the MRO, or MISSING. Classes that can be modified get a TYPE_VERSION row."""
+    if cls.__flags__ & _HEAP_TYPE:
+        guard_class(m, cls)
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
+def guard_class(m: Machine, cls: type) -> None:
+    """One row per class and region."""
+    seen = m.__dict__.setdefault("_guarded_classes", set())
+    if cls not in seen:
+        seen.add(cls)
+        m.guard(Kind.TYPE_VERSION, Held(cls.__name__, cls), cls)
+
+
+def held(m: Machine, obj: Any, name: str) -> Tracker:
+    """Tracker of an object that the region holds (found behind an identity or class-version guard)."""
+    if is_constant(obj):
+        return m.const(obj)
+    return m.wrap(obj, Held(name, obj))
+
+
+class ClassTracker(Tracker):
+    """A class. Calling it is in construct.py."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: type, source: Source | None = None) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        cls = self.obj
+        if name in _NAMES:
+            return ConstTracker(getattr(cls, name))
+        if name == "__class__":
+            return ClassTracker(type(cls))
+        if isinstance(cls, enum.EnumType) and name in cls.__members__:
+            return ConstTracker(cls.__members__[name])
+        meta_raw = find_in_type(m, type(cls), name)
+        if isinstance(meta_raw, property):
+            return m.call(held(m, meta_raw.fget, name), [self], {})
+        if isinstance(meta_raw, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            return held(m, getattr(cls, name), f"{cls.__name__}.{name}")
+        raw = find_in_type(m, cls, name)
+        if raw is MISSING:
+            if isinstance(meta_raw, types.FunctionType):
+                return BoundMethodTracker(held(m, meta_raw, name), self)
+            if meta_raw is MISSING:
+                return None
+            return held(m, getattr(cls, name), f"{cls.__name__}.{name}")
+        return class_attr(m, self, raw, name)
+
+    def emit(self, em: Emitter) -> str:
+        return em.const(self.obj, self.obj.__name__)
+
+    def show(self) -> str:
+        return f"class {self.obj.__qualname__}"
+
+
+def class_attr(m: Machine, owner: ClassTracker, raw: Any, name: str) -> Tracker:
+    """What `owner.name` gives for the raw attribute found along the MRO."""
+    cls: type = owner.obj
+    label = f"{cls.__name__}.{name}"
+    kind = type(raw)
+    if kind is staticmethod:
+        return held(m, raw.__func__, label)
+    if kind is classmethod:
+        return BoundMethodTracker(held(m, raw.__func__, label), owner)
+    if kind in (types.ClassMethodDescriptorType, types.BuiltinFunctionType):
+        return BuiltinTracker(getattr(cls, name), Held(label, getattr(cls, name)))
+    if isinstance(raw, (property, types.FunctionType, functools.cached_property)) or not hasattr(kind, "__get__"):
+        return held(m, raw, label)
+    if isinstance(kind.__get__, types.FunctionType):
+        return m.call(held(m, kind.__get__, label), [held(m, raw, label), m.const(None), owner], {})
+    return held(m, getattr(cls, name), label)
+
+
+class SuperTracker(Tracker):
+    """super(cls, owner)."""
+
+    __slots__ = ("cls", "owner")
+
+    def __init__(self, cls: type, owner: Tracker) -> None:
+        super().__init__()
+        self.cls = cls
+        self.owner = owner
+
+    def python_type(self) -> type:
+        return super
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        from magneto.dynamo.trackers.attributes import bind_attr
+
+        if name == "__class__":
+            return ClassTracker(super)
+        owner_is_class = isinstance(self.owner, ClassTracker) and issubclass(self.owner.obj, self.cls)
+        start: type = self.owner.obj if owner_is_class else self.owner.python_type()
+        guard_class(m, start)
+        mro = start.__mro__
+        for base in mro[mro.index(self.cls) + 1 :]:
+            if name in base.__dict__:
+                raw = base.__dict__[name]
+                break
+        else:
+            return None
+        if not owner_is_class:
+            return bind_attr(m, raw, self.owner, start, name)
+        assert isinstance(self.owner, ClassTracker)
+        if isinstance(raw, types.BuiltinFunctionType):  # object.__new__, tuple.__new__
+            return BuiltinTracker(raw, Held(name, raw))
+        if isinstance(raw, types.ClassMethodDescriptorType):
+            return BoundMethodTracker(BuiltinTracker(raw), self.owner)
+        return class_attr(m, self.owner, raw, name)
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("parent", f"super({em.const(self.cls, self.cls.__name__)}, {em.value(self.owner)})")
+
+    def show(self) -> str:
+        return f"super({self.cls.__name__}, {self.owner.show()})"

@@ -1,0 +1,391 @@
+"""Dictionaries and sets as values. Keys are found by tokens that hash and compare as the keys themselves do."""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Item, KeyAt, Source
+from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker, read
+from magneto.dynamo.trackers.constant import ConstTracker, is_constant
+from magneto.dynamo.trackers.container import TupleTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Emitter, Machine
+
+
+class Identity:
+    """Token of a key that hashes by identity."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Identity and other.of is self.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+
+def hashes_by_identity(cls: type) -> bool:
+    """Whether dictionary look-up of instances compares identity only (tensors count: their __eq__ is not asked for the same object)."""
+    if cls.__hash__ in (object.__hash__, type.__hash__) and cls.__eq__ in (object.__eq__, type.__eq__):
+        return True
+    return cls in (types.BuiltinFunctionType, types.FunctionType) or hasattr(cls, "__torch_function__")
+
+
+def object_token(obj: Any) -> Hashable:
+    """Token of a real key."""
+    if is_constant(obj):
+        token: Hashable = obj
+        return token
+    if type(obj) is tuple:
+        return tuple(object_token(item) for item in obj)
+    return Identity(obj)
+
+
+def key_token(m: Machine, key: Tracker) -> Hashable:
+    """Token of a tracked key; unhashable keys raise the program's TypeError, keys with hash functions in Python break."""
+    const = key.try_const()
+    if const is not None:
+        try:
+            hash(const.value)
+        except TypeError as error:
+            m.raise_exception(error)
+        token: Hashable = const.value
+        return token
+    cls = key.python_type()
+    if isinstance(key, TupleTracker):
+        return tuple(key_token(m, item) for item in key.items(m))
+    if cls.__hash__ is None:
+        m.raise_exception(TypeError(f"unhashable type: '{cls.__name__}'"))
+    if hashes_by_identity(cls) or isinstance(key.obj, type):
+        return Identity(key.obj if key.obj is not MISSING else key)
+    if key.obj is not MISSING and type(key.obj).__hash__ is not None and not isinstance(type(key.obj).__hash__, types.FunctionType):
+        return Identity(key.obj)
+    m.graph_break("B104", operation="use as a dictionary key", value=key.show())
+
+
+class DictTracker(Tracker):
+    """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
+
+    __slots__ = ("_listed", "_machine", "_whole", "cls", "default_factory", "entries", "obj", "owner")
+
+    def __init__(
+        self,
+        entries: dict[Hashable, tuple[Entry, Entry]] | None = None,
+        cls: type = dict,
+        source: Source | None = None,
+        obj: Any = MISSING,
+        machine: Machine | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.entries: dict[Hashable, tuple[Entry, Entry]] = entries if entries is not None else {}
+        self.cls = cls
+        self.obj = obj
+        self.owner: Tracker = self
+        self.default_factory: Tracker | None = None
+        self._machine = machine
+        self._listed = machine is None  # whether the row for the whole key list is there
+        self._whole = True  # False: `entries` holds only what was read of `obj`
+
+    @classmethod
+    def existing(cls, obj: dict[Any, Any], source: Source, m: Machine, kind: type) -> DictTracker:
+        """Tracker of a real dictionary, nothing read yet: entries are made when the dictionary is listed or changed."""
+        built = cls(None, kind, source, obj, m)
+        built._whole = False
+        return built
+
+    def materialise(self) -> None:
+        """Make entries for all keys (no guard by itself)."""
+        if self._whole:
+            return
+        self._whole = True
+        source = self.source
+        assert source is not None
+        read_before, self.entries = self.entries, {}
+        for index, (key, value) in enumerate(self.obj.items()):
+            token = object_token(key)
+            if token in read_before:
+                self.entries[token] = read_before[token]
+            elif is_constant(key):
+                self.entries[token] = (ConstTracker(key), Later(value, Item(source, key)))
+            else:
+                self.entries[token] = (Later(key, KeyAt(source, index)), Later(value, Item(source, key)))
+
+    @classmethod
+    def of(cls, m: Machine, pairs: Iterable[tuple[Any, Tracker]], kind: type = dict) -> DictTracker:
+        """A dictionary made inside the region; keys are constants or trackers."""
+        built = cls(None, kind)
+        for key, value in pairs:
+            v_key = key if isinstance(key, Tracker) else ConstTracker(key)
+            built.entries[key_token(m, v_key)] = (v_key, value)
+        return built
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def listed(self) -> None:
+        """Somebody learnt all keys (or how many, or their order)."""
+        self.materialise()
+        if self._listed:
+            return
+        self._listed = True
+        m, source = self._machine, self.source or self.owner.source
+        assert m is not None
+        keys = list(self.obj)
+        if all(is_constant(key) for key in keys):
+            m.guard(Kind.KEYS, source, tuple(keys))
+            return
+        m.guard(Kind.LENGTH, source, len(keys))
+        for index, key in enumerate(keys):
+            assert source is not None
+            if is_constant(key):
+                m.guard(Kind.EQUALS, KeyAt(source, index), key)
+            else:
+                m.guard(Kind.ID_IS, KeyAt(source, index), key)
+
+    def length(self) -> int:
+        self.listed()
+        return len(self.entries)
+
+    def get(self, m: Machine, key: Tracker) -> Tracker | None:
+        """The value of a key, None when it is absent (guarded)."""
+        return self.get_token(m, key_token(m, key), key)
+
+    def get_token(self, m: Machine, token: Hashable, key: Tracker | None = None) -> Tracker | None:
+        found = self.entries.get(token)
+        if found is None and not self._whole:
+            real = token.of if type(token) is Identity else token
+            if real in self.obj:
+                assert self.source is not None
+                value = m.wrap(self.obj[real], Item(self.source, real))
+                self.entries[token] = (key if key is not None else ConstTracker(real), value)
+                return value
+        if found is None:
+            self._absent(m, token, key)
+            return None
+        key_entry, entry = found
+        if type(entry) is Later:
+            entry = entry.read(m)
+            self.entries[token] = (key_entry, entry)
+        return entry  # type: ignore[return-value]
+
+    def _absent(self, m: Machine, token: Hashable, key: Tracker | None) -> None:
+        if self._listed or self.obj is MISSING:
+            return
+        real = token if key is None else (const.value if (const := key.try_const()) is not None else key.obj)
+        if real is MISSING:
+            self.listed()
+            return
+        if real in self.obj:
+            return  # present at the start, removed inside the region
+        m.guard(Kind.KEY_ABSENT, self.source or self.owner.source, real)
+
+    def has(self, m: Machine, key: Tracker) -> bool:
+        """Whether a key is there; presence of a key nobody read needs the key list."""
+        token = key_token(m, key)
+        if not self._whole and token not in self.entries:
+            self.materialise()
+        if token in self.entries:
+            entry = self.entries[token][1]
+            if type(entry) is Later:
+                self.listed()
+            return True
+        self._absent(m, token, key)
+        return False
+
+    def keys(self, m: Machine) -> list[Tracker]:
+        self.listed()
+        return [read(m, key) for key, _ in self.entries.values()]
+
+    def values(self, m: Machine) -> list[Tracker]:
+        self.listed()
+        for token in list(self.entries):
+            self.get_token(m, token)
+        return [entry for _, entry in self.entries.values()]  # type: ignore[misc]
+
+    def pairs(self, m: Machine) -> list[tuple[Tracker, Tracker]]:
+        return list(zip(self.keys(m), self.values(m), strict=True))
+
+    # -- changes (with effects)
+
+    def logged(self) -> bool:
+        """Whether changes must be replayed: the dictionary exists outside."""
+        return self.source is not None or self.owner.source is not None
+
+    def put(self, m: Machine, key: Tracker, value: Tracker) -> None:
+        self.put_silently(m, key, value)
+        if self.logged():
+            self._effect(m, "{0}[{1}] = {2}", "{3}.__setitem__({0}, {1}, {2})", key, value)
+
+    def put_silently(self, m: Machine, key: Tracker, value: Tracker) -> None:
+        """Set an entry whose effect the caller logs."""
+        self.materialise()
+        token = key_token(m, key)
+        old = self.entries.get(token)
+        self.entries[token] = (old[0] if old is not None else key, value)
+
+    def remove(self, m: Machine, key: Tracker) -> None:
+        """Remove a key that is present."""
+        self.materialise()
+        del self.entries[key_token(m, key)]
+        if self.logged():
+            self._effect(m, "del {0}[{1}]", "{2}.__delitem__({0}, {1})", key)
+
+    def clear(self, m: Machine) -> None:
+        self.listed()
+        self.entries.clear()
+        if self.logged():
+            self._effect(m, "{0}.clear()", "{1}.clear({0})")
+
+    def reorder(self, m: Machine, key: Tracker, last: bool) -> None:
+        """OrderedDict.move_to_end."""
+        self.listed()
+        token = key_token(m, key)
+        pair = self.entries.pop(token)
+        if last:
+            self.entries[token] = pair
+        else:
+            rest = list(self.entries.items())
+            self.entries.clear()
+            self.entries.update([(token, pair), *rest])
+        if self.logged():
+            self._effect(m, f"{{0}}.move_to_end({{1}}, {last})", f"{{2}}.move_to_end({{0}}, {{1}}, {last})", key)
+
+    def _effect(self, m: Machine, plain: str, unbound: str, *operands: Tracker) -> None:
+        if self.owner is self:
+            m.effect(plain, self, *operands)
+        else:
+            from magneto.dynamo.trackers.klass import ClassTracker
+
+            m.effect(unbound, self.owner, *operands, ClassTracker(self.cls))
+
+    # -- leaving
+
+    def emit(self, em: Emitter) -> str:
+        if self.source is not None:
+            return em.source(self.source)
+        if self.cls is dict:
+            name = em.assign("d", "{}", self)
+        elif self.cls is collections.defaultdict:
+            factory = em.value(self.default_factory) if self.default_factory is not None else "None"
+            name = em.assign("d", f"{em.const(self.cls, 'defaultdict')}({factory})", self)
+        else:
+            name = em.assign("d", f"{em.const(self.cls, self.cls.__name__)}()", self)
+        self.fill(em, name)
+        return name
+
+    def fill(self, em: Emitter, name: str, setitem: str | None = None) -> None:
+        """Statements that put the entries into the empty dictionary `name` (through the unbound method `setitem` for subclasses)."""
+        for key, value in self.entries.values():
+            k = em.source(key.source) if isinstance(key, Later) else em.value(key)
+            v = em.source(value.source) if isinstance(value, Later) else em.value(value)
+            em.line(f"{name}[{k}] = {v}" if setitem is None else f"{setitem}({name}, {k}, {v})")
+
+    def show(self) -> str:
+        return f"{self.cls.__name__}[{len(self.entries)}]({self.source.text() if self.source else ''})"
+
+
+class DictViewTracker(Tracker):
+    """dict.keys(), .values(), .items(): alive views."""
+
+    __slots__ = ("kind", "of")
+
+    def __init__(self, of: DictTracker, kind: str) -> None:
+        super().__init__()
+        self.of = of
+        self.kind = kind
+
+    def python_type(self) -> type:
+        real = self.of.cls() if self.of.cls is not collections.defaultdict else {}
+        return type(getattr(real, self.kind)())
+
+    def items(self, m: Machine) -> list[Tracker]:
+        if self.kind == "keys":
+            return self.of.keys(m)
+        if self.kind == "values":
+            return self.of.values(m)
+        return [TupleTracker(pair) for pair in self.of.pairs(m)]
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("view", f"{em.value(self.of)}.{self.kind}()")
+
+
+class SetTracker(Tracker):
+    """set or frozenset (`cls`) of hashable values, in order of insertion. An existing set is guarded as a whole, by value."""
+
+    __slots__ = ("_machine", "cls", "entries", "obj")
+
+    def __init__(
+        self,
+        entries: dict[Hashable, Tracker] | None = None,
+        cls: type = set,
+        source: Source | None = None,
+        obj: Any = MISSING,
+        machine: Machine | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.entries: dict[Hashable, Tracker] = entries if entries is not None else {}
+        self.cls = cls
+        self.obj = obj
+        self._machine = machine
+
+    @classmethod
+    def of(cls, m: Machine, items: Iterable[Tracker], kind: type = set) -> SetTracker:
+        built = cls(None, kind)
+        for item in items:
+            built.entries.setdefault(key_token(m, item), item)
+        return built
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def known(self) -> None:
+        """Somebody looked inside."""
+        if self._machine is not None:
+            m, self._machine = self._machine, None
+            m.guard(Kind.EQUALS, self.source, self.cls(self.obj))
+
+    def items(self, m: Machine) -> list[Tracker]:
+        self.known()
+        if self.source is None and len(self.entries) > 1:
+            # a real set's order follows its hashes: build one where the elements are constants
+            consts = [item.try_const() for item in self.entries.values()]
+            if all(const is not None for const in consts):
+                real = self.cls(const.value for const in consts if const is not None)
+                return [self.entries[value] for value in real]
+        return list(self.entries.values())
+
+    def length(self) -> int:
+        self.known()
+        return len(self.entries)
+
+    def has(self, m: Machine, item: Tracker) -> bool:
+        self.known()
+        return key_token(m, item) in self.entries
+
+    def try_const(self) -> Const | None:
+        if self.cls is not frozenset:
+            return None
+        consts = [item.try_const() for item in self.entries.values()]
+        if any(const is None for const in consts):
+            return None
+        self.known()
+        return Const(frozenset(const.value for const in consts if const is not None))
+
+    def emit(self, em: Emitter) -> str:
+        if self.source is not None:
+            return em.source(self.source)
+        items = ", ".join(em.value(item) for item in self.entries.values())
+        if self.cls is frozenset:
+            return em.assign("s", f"frozenset(({items}{',' if items else ''}))")
+        return em.assign("s", f"{{{items}}}" if items else "set()", self)
+
+    def show(self) -> str:
+        return f"{self.cls.__name__}[{len(self.entries)}]({self.source.text() if self.source else ''})"

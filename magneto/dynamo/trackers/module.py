@@ -1,0 +1,131 @@
+"""nn.Module trees. The root is guarded by identity, each submodule by identity along its path; hook dictionaries by being empty (rows that hardly ever change)."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Held, InstanceDict, Item
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.function import BoundMethodTracker, FunctionTracker
+from magneto.dynamo.trackers.klass import find_in_type, held
+from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.object import ObjectTracker
+from magneto.dynamo.trackers.tensor import TensorTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+TABLES = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+
+
+class ModuleTracker(ObjectTracker):
+    """An existing nn.Module."""
+
+    __slots__ = ("_forward",)
+
+    def __init__(self, obj: torch.nn.Module, source: Any) -> None:
+        super().__init__(type(obj), source, obj)
+        self._forward: tuple[FunctionTracker, list[Tracker]] | None = None
+
+    def registered(self, m: Machine, name: str) -> Tracker | None:
+        """nn.Module.__getattr__: parameters, buffers, submodules. A name is in one of them only (torch's setters see to it)."""
+        for table in TABLES:
+            entries = self.instance_attr(m, table)
+            if not isinstance(entries, DictTracker):
+                continue
+            if entries.obj is MISSING or entries._whole or name in entries.obj:
+                found = entries.get_token(m, name)
+                if found is not None:
+                    return found
+        return None
+
+    # -- calls
+
+    def resolve_call(self, m: Machine) -> tuple[FunctionTracker, list[Tracker]] | None:
+        """The function that a call runs, and its first arguments: `forward` where no hook exists, otherwise torch's own `_call_impl`."""
+        if self._forward is not None:
+            return self._forward
+        call = find_in_type(m, self.cls, "__call__")
+        if call is not torch.nn.Module.__call__:
+            fn = held(m, call, f"{self.cls.__name__}.__call__")
+            return (fn, [self]) if isinstance(fn, FunctionTracker) else None
+        return self.resolve_forward(m)
+
+    def resolve_forward(self, m: Machine) -> tuple[FunctionTracker, list[Tracker]] | None:
+        """nn.Module.__call__."""
+        compiled = self.instance_attr(m, "_compiled_call_impl")
+        if compiled is not None and compiled.try_const() is None:
+            m.graph_break("B101", callee=self.show(), reason="module.compile() was called on it")
+        if self._hooked(m):
+            fn = held(m, torch.nn.Module._call_impl, "Module._call_impl")
+            return (fn, [self]) if isinstance(fn, FunctionTracker) else None
+        forward = m.apply(getattr, self, m.const("forward"))
+        if isinstance(forward, BoundMethodTracker) and isinstance(forward.fn, FunctionTracker):
+            self._forward = (forward.fn, [forward.owner])
+            return self._forward
+        if isinstance(forward, FunctionTracker):
+            return forward, []
+        return None
+
+    def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
+        resolved = self.resolve_call(m)
+        if resolved is not None:
+            return m.inline(resolved[0], [*resolved[1], *args], kwargs)
+        return m.call(m.apply(getattr, self, m.const("forward")), args, kwargs)
+
+    def _hooked(self, m: Machine) -> bool:
+        """Whether any hook concerns this module; that there is none is guarded."""
+        for name in GLOBAL_HOOKS:
+            table = getattr(torch_module, name)
+            if table:
+                return True
+            m.guard(Kind.LENGTH, Held(name, table), 0)
+        real = self.obj.__dict__
+        assert self.source is not None
+        attrs = self.attrs(m)
+        for name in HOOKS:
+            if attrs is not None and attrs._whole:
+                entry = attrs.get_token(m, name)
+                if isinstance(entry, DictTracker) and entry.length():
+                    return True
+            elif real.get(name):
+                return True
+            else:
+                m.guard(Kind.LENGTH, Item(InstanceDict(self.source), name), 0)
+        return False
+
+    # -- writes
+
+    def set_registered(self, m: Machine, name: str, value: Tracker) -> None:
+        """nn.Module.__setattr__ for what a forward pass writes: plain values and buffers."""
+        if isinstance(value, ModuleTracker) or (isinstance(value, TensorTracker) and value.cls is not torch.Tensor):
+            m.graph_break("B107", value=self.show(), reason=f"{name!r} registers a parameter or submodule")
+        for table in TABLES:
+            entries = self.instance_attr(m, table)
+            if isinstance(entries, DictTracker) and entries.has(m, ConstTracker(name)):
+                const = value.try_const()
+                if table == "_buffers" and (isinstance(value, TensorTracker) or (const is not None and const.value is None)):
+                    entries.put_silently(m, ConstTracker(name), value)
+                    m.effect(f"{{0}}.{name} = {{1}}", self, value)
+                    return
+                m.graph_break("B107", value=self.show(), reason=f"{name!r} replaces a parameter or submodule")
+        from magneto.dynamo.trackers.attributes import generic_set
+
+        generic_set(m, self, name, value)
+
+    def show(self) -> str:
+        return f"{self.cls.__name__} {self.source.text() if self.source else ''}".rstrip()
+
+
+def is_module_hook(fn: Any, name: str) -> bool:
+    """Whether a special method is nn.Module's own."""
+    return isinstance(fn, types.FunctionType) and fn is getattr(torch.nn.Module, name)

@@ -1,0 +1,233 @@
+"""Instances of classes: existing ones read under guards, new ones made inside the region; exceptions; instances of subclasses of builtin containers."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Source
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.mapping import DictTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Emitter, Machine
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    """The instance dictionary, without running user code."""
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
+
+
+class ObjectTracker(Tracker):
+    """An instance. `attrs` is its __dict__, `slots` the slots written or read, `payload` the builtin container inside (subclasses of dict, list, tuple...)."""
+
+    __slots__ = ("_attrs", "cls", "obj", "payload", "slots")
+
+    def __init__(self, cls: type, source: Source | None = None, obj: Any = MISSING) -> None:
+        super().__init__(source)
+        self.cls = cls
+        self.obj = obj
+        self._attrs: DictTracker | None = None
+        self.slots: dict[str, Tracker | None] = {}
+        self.payload: Tracker | None = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    # -- attributes
+
+    def attrs(self, m: Machine) -> DictTracker | None:
+        """The instance dictionary as a value; None for instances without one."""
+        if self._attrs is None:
+            if self.obj is MISSING:
+                if self.cls.__dictoffset__ == 0:
+                    return None
+                self._attrs = DictTracker()
+            else:
+                real = instance_dict(self.obj)
+                if real is None:
+                    return None
+                assert self.source is not None
+                self._attrs = DictTracker.existing(real, InstanceDict(self.source), m, dict)
+        return self._attrs
+
+    def instance_attr(self, m: Machine, name: str) -> Tracker | None:
+        attrs = self.attrs(m)
+        return None if attrs is None else attrs.get_token(m, name)
+
+    def slot_attr(self, m: Machine, name: str, descriptor: Any) -> Tracker | None:
+        """A __slots__ member; None: not set."""
+        if name in self.slots:
+            return self.slots[name]
+        if self.obj is MISSING or self.source is None:
+            return None
+        try:
+            value = descriptor.__get__(self.obj)
+        except AttributeError:
+            m.guard(Kind.ABSENT, self.source, name)
+            return None
+        found = m.wrap(value, Attr(self.source, name))
+        self.slots[name] = found
+        return found
+
+    def set_instance_attr(self, m: Machine, name: str, value: Tracker | None, is_slot: bool) -> None:
+        """Write (None: delete) past all descriptors; existing instances log the effect."""
+        if is_slot:
+            self.slots[name] = value
+        else:
+            attrs = self.attrs(m)
+            assert attrs is not None
+            if value is None:
+                attrs.materialise()
+                attrs.entries.pop(name, None)
+            else:
+                attrs.put_silently(m, ConstTracker(name), value)
+        if self.source is None:
+            return
+        plain = type.__getattribute__(self.cls, "__setattr__") is object.__setattr__ and name.isidentifier()
+        if value is not None:
+            text = f"{{0}}.{name} = {{1}}" if plain else f"object.__setattr__({{0}}, {name!r}, {{1}})"
+            m.effect(text, self, value)
+        else:
+            m.effect(f"object.__delattr__({{0}}, {name!r})", self)
+
+    # -- leaving
+
+    def emit(self, em: Emitter) -> str:
+        if self.source is not None:
+            return em.source(self.source)
+        name = self.emit_empty(em)
+        payload = self.payload
+        if isinstance(payload, DictTracker):
+            payload.fill(em, name, em.const(payload.cls.__setitem__, "setitem"))
+        elif isinstance(payload, SequenceTracker) and payload.cls is list and payload.entries:
+            em.line(f"list.extend({name}, {em.value(payload)})")
+        written = dict(self.slots)
+        if self._attrs is not None:
+            written.update({key: value for key, (_, value) in self._attrs.entries.items()})  # type: ignore[misc]
+        for key, value in written.items():
+            if value is not None:
+                em.line(f"{em.const(object.__setattr__, 'set_attribute')}({name}, {key!r}, {em.value(value)})")
+        return name
+
+    def emit_empty(self, em: Emitter) -> str:
+        cls = em.const(self.cls, self.cls.__name__)
+        payload = self.payload
+        if isinstance(payload, TupleTracker):
+            return em.assign("obj", f"{em.const(tuple.__new__, 'new_tuple')}({cls}, {em.value(payload)})", self)
+        if payload is None:
+            return em.assign("obj", f"{em.const(object.__new__, 'new_object')}({cls})", self)
+        if isinstance(payload, ConstTracker):
+            base = type(payload.value)
+            return em.assign("obj", f"{base.__name__}.__new__({cls}, {em.value(payload)})", self)
+        base = payload.python_type()
+        return em.assign("obj", f"{em.const(base.__new__, 'new_' + base.__name__)}({cls})", self)
+
+    def show(self) -> str:
+        return f"{self.cls.__qualname__} object {self.source.text() if self.source else ''}".rstrip()
+
+
+class ExceptionTracker(ObjectTracker):
+    """An exception: `args`, cause, context."""
+
+    __slots__ = ("args", "cause", "real")
+
+    def __init__(self, cls: type[BaseException], args: Sequence[Tracker], real: BaseException | None = None) -> None:
+        super().__init__(cls)
+        self.args = tuple(args)
+        self.cause: Tracker | None = None
+        self.real = real
+
+    @classmethod
+    def of(cls, m: Machine, exc: BaseException) -> ExceptionTracker:
+        """Tracker of an exception that a rule met while computing for the program."""
+        from magneto.dynamo.trackers.build import from_value
+
+        made = cls(type(exc), [from_value(m, arg) for arg in exc.args], exc)
+        for name in ("name", "obj", "value"):
+            extra = getattr(exc, name, None)
+            if extra is not None and name != "obj" and isinstance(extra, str):
+                made.slots[name] = ConstTracker(extra)
+        return made
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        if name == "args":
+            return TupleTracker(self.args)
+        if name == "__cause__":
+            return self.cause or ConstTracker(None)
+        if name in ("__context__", "__traceback__", "__suppress_context__"):
+            m.graph_break("B103", attribute=name, value=self.show())
+        if name == "value" and issubclass(self.cls, StopIteration):
+            return self.args[0] if self.args else ConstTracker(None)
+        return self.slots.get(name)
+
+    def emit(self, em: Emitter) -> str:
+        cls = em.const(self.cls, self.cls.__name__)
+        args = ", ".join(em.value(arg) for arg in self.args)
+        name = em.assign("error", f"{cls}.__new__({cls}{', ' + args if args else ''})", self)
+        written: dict[str, Any] = dict(self.slots)
+        if self._attrs is not None:
+            written.update({key: value for key, (_, value) in self._attrs.entries.items()})  # type: ignore[misc]
+        for key, value in written.items():
+            em.line(f"{name}.{key} = {em.value(value)}")
+        if self.cause is not None:
+            em.line(f"{name}.__cause__ = {em.value(self.cause)}")
+        return name
+
+    def show(self) -> str:
+        return f"{self.cls.__name__}({', '.join(arg.show() for arg in self.args)})"
+
+
+class OpaqueTracker(Tracker):
+    """Any other existing object: can be passed around, compared by identity, and handed to the program; looking inside breaks."""
+
+    __slots__ = ("_machine", "obj")
+
+    def __init__(self, obj: Any, source: Source, m: Machine) -> None:
+        super().__init__(source)
+        self.obj = obj
+        self._machine = m
+
+    def pin(self, m: Machine) -> Any:
+        """The object itself, guarded by identity."""
+        if not isinstance(self.source, Held):
+            m.guard(Kind.ID_IS, self.source, self.obj)
+        return self.obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def show(self) -> str:
+        return f"{type(self.obj).__name__} object {self.source.text() if self.source else ''}".rstrip()
+
+
+class PyModuleTracker(Tracker):
+    """A Python module."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: types.ModuleType, source: Source) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        from magneto.dynamo.trackers.pymodule import module_attr
+
+        return module_attr(m, self, name)
+
+    def emit(self, em: Emitter) -> str:
+        return em.const(self.obj, self.obj.__name__.rpartition(".")[2])
+
+    def show(self) -> str:
+        return f"module {self.obj.__name__}"

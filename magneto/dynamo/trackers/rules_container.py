@@ -1,0 +1,563 @@
+"""Rows of the methods and constructors of list, tuple, deque, dict, set and their kin."""
+
+from __future__ import annotations
+
+import collections
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import fold, pure, rule
+from magneto.dynamo.trackers.iterator import IteratorTracker, ItemsIterator, SequenceIterator, iterate
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, key_token
+from magneto.dynamo.trackers.object import ObjectTracker
+from magneto.dynamo.trackers.rules_operator import payload_of, same, set_algebra
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+ODict = collections.OrderedDict
+
+
+def _is_none(v: Tracker | None) -> bool:
+    return v is None or (isinstance(v, ConstTracker) and v.read() is None)
+
+
+# -- constructors
+
+
+@rule(list)
+def list_(m: Machine, *args: Tracker) -> Tracker:
+    return ListTracker(iterate(m, args[0]) if args else [])
+
+
+@rule(tuple)
+def tuple_(m: Machine, *args: Tracker) -> Tracker:
+    if args and isinstance(args[0], TupleTracker) and args[0].cls is tuple:
+        return args[0]
+    return TupleTracker(iterate(m, args[0]) if args else [])
+
+
+@rule(torch.Size)
+def size(m: Machine, *args: Tracker) -> Tracker:
+    items = [m.apply(operator.index, item) for item in iterate(m, args[0])] if args else []
+    return TupleTracker(items, torch.Size)
+
+
+@rule(set)
+def set_(m: Machine, *args: Tracker) -> Tracker:
+    return SetTracker.of(m, iterate(m, args[0]) if args else [])
+
+
+@rule(frozenset)
+def frozenset_(m: Machine, *args: Tracker) -> Tracker:
+    return SetTracker.of(m, iterate(m, args[0]) if args else [], frozenset)
+
+
+def _fill(m: Machine, target: DictTracker, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) -> None:
+    """dict.update's reading of its arguments."""
+    for key, value in pairs_of(m, args, kwargs):
+        target.put(m, key, value)
+
+
+def pairs_of(m: Machine, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) -> list[tuple[Tracker, Tracker]]:
+    """(key, value) pairs of a mapping or iterable of pairs, then of keywords."""
+    pairs: list[tuple[Tracker, Tracker]] = []
+    if args:
+        source = args[0]
+        inner = payload_of(source)
+        if isinstance(inner, DictTracker):
+            pairs = inner.pairs(m)
+        elif hasattr(source.python_type(), "keys"):
+            keys = m.iterate(m.call(m.apply(getattr, source, m.const("keys")), [], {}))
+            pairs = [(key, m.apply(operator.getitem, source, key)) for key in keys]
+        else:
+            for item in iterate(m, source):
+                key, value = iterate(m, item)
+                pairs.append((key, value))
+    return pairs + [(ConstTracker(name), value) for name, value in kwargs.items()]
+
+
+@rule(dict)
+def dict_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
+    made = DictTracker()
+    _fill(m, made, args, kwargs)
+    return made
+
+
+@rule(ODict)
+def odict(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
+    made = DictTracker(None, ODict)
+    _fill(m, made, args, kwargs)
+    return made
+
+
+@rule(collections.defaultdict)
+def defaultdict_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
+    made = DictTracker(None, collections.defaultdict)
+    made.default_factory = args[0] if args else m.const(None)
+    _fill(m, made, args[1:], kwargs)
+    return made
+
+
+@rule(collections.deque)
+def deque_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    limit = kwargs.get("maxlen") or (args[1] if len(args) > 1 else m.const(None))
+    const = limit.try_const()
+    if const is None:
+        return NotImplemented
+    items = iterate(m, args[0]) if args else []
+    kept = items if const.value is None else items[max(0, len(items) - const.value) :]
+    return DequeTracker(kept, const.value)
+
+
+@rule(slice)
+def slice_(m: Machine, *args: Tracker) -> Tracker:
+    none = m.const(None)
+    if len(args) == 1:
+        return SliceTracker(none, args[0], none)
+    return SliceTracker(args[0], args[1], args[2] if len(args) > 2 else none)
+
+
+@rule((dict.fromkeys, ODict.fromkeys), Tracker)
+def fromkeys(m: Machine, keys: Tracker, value: Tracker | None = None) -> Tracker:
+    filler = value if value is not None else m.const(None)
+    return DictTracker.of(m, [(key, filler) for key in iterate(m, keys)])
+
+
+# -- sequences
+
+
+@rule((list.append, collections.deque.append), SequenceTracker, Tracker)
+def append(m: Machine, v: SequenceTracker, item: Tracker) -> None:
+    v.sized()
+    v.entries.append(item)
+    if isinstance(v, DequeTracker) and v.maxlen is not None and len(v.entries) > v.maxlen:
+        del v.entries[0]
+    if v.source is not None:
+        m.effect("{0}.append({1})", v, item)
+
+
+@rule((list.extend, collections.deque.extend), SequenceTracker, Tracker)
+def extend(m: Machine, v: SequenceTracker, items: Tracker) -> None:
+    found = iterate(m, items)
+    v.sized()
+    v.entries.extend(found)
+    if isinstance(v, DequeTracker) and v.maxlen is not None:
+        del v.entries[: max(0, len(v.entries) - v.maxlen)]
+    if v.source is not None and found:
+        m.effect("{0}.extend({1})", v, ListTracker(found))
+
+
+@rule(collections.deque.appendleft, DequeTracker, Tracker)
+def appendleft(m: Machine, v: DequeTracker, item: Tracker) -> None:
+    v.sized()
+    v.entries.insert(0, item)
+    if v.maxlen is not None and len(v.entries) > v.maxlen:
+        v.entries.pop()
+    if v.source is not None:
+        m.effect("{0}.appendleft({1})", v, item)
+
+
+@rule((list.pop, collections.deque.pop), SequenceTracker)
+def pop(m: Machine, v: SequenceTracker, index: Tracker | None = None) -> Any:
+    position = -1 if index is None else m.apply(operator.index, index).try_const().value  # type: ignore[union-attr]
+    length = v.length()
+    if not length:
+        m.raise_exception(IndexError("pop from empty list" if isinstance(v, ListTracker) else "pop from an empty deque"))
+    if not -length <= position < length:
+        m.raise_exception(IndexError("pop index out of range"))
+    item = v.item(m, position)
+    del v.entries[position]
+    if v.source is not None:
+        m.effect(f"{{0}}.pop({position if isinstance(v, ListTracker) else ''})", v)
+    return item
+
+
+@rule(collections.deque.popleft, DequeTracker)
+def popleft(m: Machine, v: DequeTracker) -> Any:
+    if not v.length():
+        m.raise_exception(IndexError("pop from an empty deque"))
+    item = v.item(m, 0)
+    del v.entries[0]
+    if v.source is not None:
+        m.effect("{0}.popleft()", v)
+    return item
+
+
+@rule(list.insert, ListTracker, Tracker, Tracker)
+def insert(m: Machine, v: ListTracker, index: Tracker, item: Tracker) -> None:
+    position = m.apply(operator.index, index).try_const()
+    assert position is not None
+    v.sized()
+    v.entries.insert(position.value, item)
+    if v.source is not None:
+        m.effect("{0}.insert({1}, {2})", v, index, item)
+
+
+@rule((list.clear, collections.deque.clear), SequenceTracker)
+def list_clear(m: Machine, v: SequenceTracker) -> None:
+    v.sized()
+    v.entries.clear()
+    if v.source is not None:
+        m.effect("{0}.clear()", v)
+
+
+@rule(list.copy, ListTracker)
+def list_copy(m: Machine, v: ListTracker) -> Tracker:
+    return ListTracker(v.items(m))
+
+
+@rule(list.reverse, ListTracker)
+def list_reverse(m: Machine, v: ListTracker) -> None:
+    v.sized()
+    v.entries.reverse()
+    if v.source is not None:
+        m.effect("{0}.reverse()", v)
+
+
+@rule(list.sort, ListTracker)
+def list_sort(m: Machine, v: ListTracker, **kwargs: Tracker) -> None:
+    v.entries = list(sort_items(m, v.items(m), kwargs))
+    if v.source is not None:
+        m.effect("{0}[:] = {1}", v, ListTracker(v.entries))
+
+
+def sort_items(m: Machine, items: list[Tracker], kwargs: dict[str, Tracker]) -> list[Tracker]:
+    """sorted(): keys that are constants, or tuples of such."""
+    key, reverse = kwargs.get("key"), kwargs.get("reverse")
+    keys = items if _is_none(key) else [m.call(key, [item], {}) for item in items]  # type: ignore[arg-type]
+    consts = [item.try_const() for item in keys]
+    if any(const is None for const in consts):
+        m.graph_break("B104", operation="sorting", value="values that are not constants")
+    try:
+        order = sorted(range(len(items)), key=lambda i: consts[i].value, reverse=reverse is not None and m.truth(reverse))  # type: ignore[union-attr]
+    except TypeError as error:
+        m.raise_exception(error)
+    return [items[i] for i in order]
+
+
+@rule((list.index, tuple.index), SequenceTracker, Tracker)
+def sequence_index(m: Machine, v: SequenceTracker, item: Tracker, *bounds: Tracker) -> Any:
+    start, stop = 0, v.length()
+    if bounds:
+        limits = [bound.try_const() for bound in bounds]
+        start, stop, _ = slice(*(limit.value for limit in limits if limit is not None), *([None] * (2 - len(limits)))).indices(stop)
+    for position in range(start, stop):
+        candidate = v.item(m, position)
+        if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
+            return m.const(position)
+    shown = item.try_const()
+    text = "tuple.index(x): x not in tuple" if isinstance(v, TupleTracker) else f"{shown.value if shown else item.show()!r} is not in list"
+    if shown is not None and isinstance(v, ListTracker):
+        text = f"{shown.value!r} is not in list"
+    m.raise_exception(ValueError(text))
+
+
+@rule((list.count, tuple.count), SequenceTracker, Tracker)
+def count(m: Machine, v: SequenceTracker, item: Tracker) -> Any:
+    return m.const(sum(same(m, c, item) or m.truth(m.apply(operator.eq, c, item)) for c in v.items(m)))
+
+
+@rule(list.remove, ListTracker, Tracker)
+def list_remove(m: Machine, v: ListTracker, item: Tracker) -> None:
+    for position, candidate in enumerate(v.items(m)):
+        if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
+            del v.entries[position]
+            if v.source is not None:
+                m.effect(f"del {{0}}[{position}]", v)
+            return
+    m.raise_exception(ValueError("list.remove(x): x not in list"))
+
+
+@rule(torch.Size.numel, TupleTracker)
+def size_numel(m: Machine, v: TupleTracker) -> Any:
+    return fold(m, torch.Size.numel, (v,), {})
+
+
+# -- dictionaries
+
+
+@rule((dict.get, ODict.get), DictTracker, Tracker)
+def dict_get(m: Machine, v: DictTracker, key: Tracker, default: Tracker | None = None) -> Any:
+    found = v.get(m, key)
+    return found if found is not None else default if default is not None else m.const(None)
+
+
+@rule((dict.keys, ODict.keys), DictTracker)
+def dict_keys(m: Machine, v: DictTracker) -> Tracker:
+    return DictViewTracker(v, "keys")
+
+
+@rule((dict.values, ODict.values), DictTracker)
+def dict_values(m: Machine, v: DictTracker) -> Tracker:
+    return DictViewTracker(v, "values")
+
+
+@rule((dict.items, ODict.items), DictTracker)
+def dict_items(m: Machine, v: DictTracker) -> Tracker:
+    return DictViewTracker(v, "items")
+
+
+@rule((dict.pop, ODict.pop), DictTracker, Tracker)
+def dict_pop(m: Machine, v: DictTracker, key: Tracker, *default: Tracker, **named: Tracker) -> Any:
+    found = v.get(m, key)
+    if found is not None:
+        v.remove(m, key)
+        return found
+    fallback = default[0] if default else named.get("default")
+    if fallback is not None:
+        return fallback
+    const = key.try_const()
+    m.raise_exception(KeyError(const.value if const is not None else key.show()))
+
+
+@rule((dict.setdefault, ODict.setdefault), DictTracker, Tracker)
+def setdefault(m: Machine, v: DictTracker, key: Tracker, default: Tracker | None = None) -> Any:
+    found = v.get(m, key)
+    if found is None:
+        found = default if default is not None else m.const(None)
+        v.put(m, key, found)
+    return found
+
+
+@rule((dict.update, ODict.update), DictTracker)
+def dict_update(m: Machine, v: DictTracker, *args: Tracker, **kwargs: Tracker) -> None:
+    _fill(m, v, args, kwargs)
+
+
+@rule((dict.update, ODict.update), ObjectTracker)
+def object_update(m: Machine, v: ObjectTracker, *args: Tracker, **kwargs: Tracker) -> None:
+    for key, value in pairs_of(m, args, kwargs):
+        m.apply(operator.setitem, v.payload, key, value)  # type: ignore[arg-type]
+
+
+@rule((dict.clear, ODict.clear), DictTracker)
+def dict_clear(m: Machine, v: DictTracker) -> None:
+    v.clear(m)
+
+
+@rule((dict.copy, ODict.copy, collections.defaultdict.copy), DictTracker)
+def dict_copy(m: Machine, v: DictTracker) -> Tracker:
+    made = DictTracker.of(m, v.pairs(m), v.cls)
+    made.default_factory = v.default_factory
+    return made
+
+
+@rule((dict.popitem, ODict.popitem), DictTracker)
+def popitem(m: Machine, v: DictTracker, last: Tracker | None = None) -> Any:
+    keys = v.keys(m)
+    if not keys:
+        m.raise_exception(KeyError("popitem(): dictionary is empty"))
+    key = keys[-1 if last is None or m.truth(last) else 0]
+    value = v.get(m, key)
+    assert value is not None
+    v.remove(m, key)
+    return TupleTracker([key, value])
+
+
+@rule(ODict.move_to_end, DictTracker, Tracker)
+def move_to_end(m: Machine, v: DictTracker, key: Tracker, last: Tracker | None = None) -> None:
+    if not v.has(m, key):
+        const = key.try_const()
+        m.raise_exception(KeyError(const.value if const is not None else key.show()))
+    v.reorder(m, key, last is None or m.truth(last))
+
+
+# -- sets
+
+
+@rule(set.add, SetTracker, Tracker)
+def set_add(m: Machine, v: SetTracker, item: Tracker) -> None:
+    v.known()
+    v.entries.setdefault(key_token(m, item), item)
+    if v.source is not None:
+        m.effect("{0}.add({1})", v, item)
+
+
+@rule(set.discard, SetTracker, Tracker)
+def set_discard(m: Machine, v: SetTracker, item: Tracker) -> None:
+    if v.has(m, item):
+        del v.entries[key_token(m, item)]
+        if v.source is not None:
+            m.effect("{0}.discard({1})", v, item)
+
+
+@rule(set.remove, SetTracker, Tracker)
+def set_remove(m: Machine, v: SetTracker, item: Tracker) -> None:
+    if not v.has(m, item):
+        const = item.try_const()
+        m.raise_exception(KeyError(const.value if const is not None else item.show()))
+    set_discard(m, v, item)
+
+
+@rule(set.pop, SetTracker)
+def set_pop(m: Machine, v: SetTracker) -> Tracker:
+    items = v.items(m)
+    if not items:
+        m.raise_exception(KeyError("pop from an empty set"))
+    if len(items) > 1:
+        m.graph_break("B104", operation="pop()", value=v.show())  # which element depends on hashes
+    set_discard(m, v, items[0])
+    return items[0]
+
+
+@rule(set.clear, SetTracker)
+def set_clear(m: Machine, v: SetTracker) -> None:
+    v.known()
+    v.entries.clear()
+    if v.source is not None:
+        m.effect("{0}.clear()", v)
+
+
+@rule(set.update, SetTracker)
+def set_update(m: Machine, v: SetTracker, *others: Tracker) -> None:
+    for other in others:
+        for item in iterate(m, other):
+            set_add(m, v, item)
+
+
+@rule((set.copy, frozenset.copy), SetTracker)
+def set_copy(m: Machine, v: SetTracker) -> Tracker:
+    return SetTracker.of(m, v.items(m), v.cls)
+
+
+def _as_set(m: Machine, v: Tracker) -> SetTracker:
+    return v if isinstance(v, SetTracker) else SetTracker.of(m, iterate(m, v))
+
+
+def _algebra(name: str) -> Any:
+    def body(m: Machine, v: Tracker, *others: Tracker) -> Any:
+        result = _as_set(m, v)
+        result.known()
+        for other in others:
+            second = _as_set(m, other)
+            second.known()
+            result = set_algebra(name, result, second)
+        return SetTracker(dict(result.entries), result.cls)
+
+    return body
+
+
+for _method, _operation in (("union", "or"), ("intersection", "and"), ("difference", "sub"), ("symmetric_difference", "xor")):
+    rule((getattr(set, _method), getattr(frozenset, _method)), Tracker)(_algebra(_operation))
+
+
+@rule((set.issubset, frozenset.issubset), Tracker, Tracker)
+def issubset(m: Machine, v: Tracker, other: Tracker) -> Any:
+    return m.const(_as_set(m, v).entries.keys() <= _as_set(m, other).entries.keys())
+
+
+@rule((set.issuperset, frozenset.issuperset), Tracker, Tracker)
+def issuperset(m: Machine, v: Tracker, other: Tracker) -> Any:
+    return m.const(_as_set(m, v).entries.keys() >= _as_set(m, other).entries.keys())
+
+
+@rule((set.isdisjoint, frozenset.isdisjoint), Tracker, Tracker)
+def isdisjoint(m: Machine, v: Tracker, other: Tracker) -> Any:
+    return m.const(not _as_set(m, v).entries.keys() & _as_set(m, other).entries.keys())
+
+
+# -- iteration and length
+
+
+@rule(iter, Tracker)
+def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
+    from magneto.dynamo.trackers.attributes import find_special
+    from magneto.dynamo.trackers.iterator import CallableIterator, RangeIterator, known_items
+
+    if sentinel:
+        return CallableIterator(v, sentinel[0])
+    if isinstance(v, IteratorTracker) or hasattr(v, "next_or_none"):
+        return v
+    if isinstance(v, SequenceTracker):
+        return SequenceIterator(v)
+    if isinstance(v, ConstTracker) and isinstance(v.read(), (range, str, bytes)):
+        return RangeIterator(v.read())
+    items = known_items(m, v)
+    if items is not None:
+        return ItemsIterator(items)
+    if isinstance(v, (ObjectTracker, ClassTracker)):
+        method = find_special(m, v, "__iter__")
+        if method is not None and not _is_none(method):
+            return m.call(method, [], {})
+        if isinstance(v, ObjectTracker) and find_special(m, v, "__getitem__") is not None:
+            m.graph_break("B014", value=v.show())
+    cls = v.python_type()
+    if not hasattr(cls, "__iter__"):
+        m.raise_exception(TypeError(f"'{cls.__name__}' object is not iterable"))
+    m.graph_break("B014", value=v.show())
+
+
+@rule(len, Tracker)
+def len_(m: Machine, v: Tracker) -> Any:
+    from magneto.dynamo.trackers.attributes import find_special
+    from magneto.dynamo.trackers.tensor import TensorTracker
+
+    if isinstance(v, (SequenceTracker, DictTracker, SetTracker)):
+        return m.const(v.length())
+    if isinstance(v, DictViewTracker):
+        return m.const(v.of.length())
+    if isinstance(v, TensorTracker):
+        if not v.meta.shape:
+            m.raise_exception(TypeError("len() of a 0-d tensor"))
+        return m.const(v.meta.shape[0])
+    if isinstance(v, ConstTracker):
+        return fold(m, len, (v,), {})
+    if isinstance(v, ObjectTracker):
+        method = find_special(m, v, "__len__")
+        if method is not None:
+            return m.call(method, [], {})
+        m.raise_exception(TypeError(f"object of type '{v.cls.__name__}' has no len()"))
+    if isinstance(v, ClassTracker) and hasattr(v.python_type(), "__len__"):
+        return m.const(len(v.obj))  # type: ignore[arg-type]
+    if not hasattr(v.python_type(), "__len__"):
+        m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()"))
+    return NotImplemented
+
+
+# -- the same methods reached as special methods or through an instance of a subclass
+
+_SPECIAL = {
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+    "__contains__": operator.contains,
+    "__iter__": iter,
+    "__len__": len,
+    "__eq__": operator.eq,
+    "__ne__": operator.ne,
+    "__add__": operator.add,
+    "__or__": operator.or_,
+    "__ior__": operator.ior,
+    "__iadd__": operator.iadd,
+}
+
+
+def _through(fn: Any, target: Any) -> None:
+    """Calls of a container's C method mean the operator `target` on the container itself, past overrides of the subclass."""
+
+    @rule(fn, Tracker)
+    def body(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+        inner = payload_of(v)
+        if inner is v and isinstance(v, ObjectTracker):
+            return NotImplemented
+        if inner is v and target is fn:
+            return NotImplemented
+        return m.apply(target, inner, *args, **kwargs)
+
+
+for _cls in (list, tuple, dict, ODict, set, frozenset, collections.deque, collections.defaultdict):
+    for _method_name, _raw in list(vars(_cls).items()):
+        if _method_name in _SPECIAL:
+            _through(_raw, _SPECIAL[_method_name])
+        elif not _method_name.startswith("__") and callable(_raw):
+            _through(_raw, _raw)
+    pure(_raw for _name, _raw in vars(_cls).items() if _cls in (tuple, frozenset) and callable(_raw))
+
+__all__ = ["MISSING", "sort_items"]

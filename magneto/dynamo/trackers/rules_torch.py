@@ -1,0 +1,267 @@
+"""Rows of torch's predicates, state queries and factories that are no plain graph nodes."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Held
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import SequenceTracker
+from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
+from magneto.dynamo.trackers.iterator import iterate
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor_attrs import METHODS, size_of
+from magneto.dynamo.trackers.torch_calls import lower, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magneto.dynamo.machine.protocol import Machine
+
+
+@rule(torch.is_tensor, Tracker)
+def is_tensor(m: Machine, v: Tracker) -> Tracker:
+    return m.const(isinstance(v, TensorTracker) or issubclass(v.python_type(), torch.Tensor))
+
+
+def _meta_function(name: str) -> None:
+    fn = getattr(torch, name, None)
+    if fn is not None:
+
+        @rule(fn, TensorTracker)
+        def body(m: Machine, v: TensorTracker) -> Tracker:
+            return m.const(METHODS[name](v.meta))
+
+
+for _name in ("is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference", "numel"):
+    _meta_function(_name)
+
+
+@rule(torch.is_same_size, TensorTracker, TensorTracker)
+def is_same_size(m: Machine, a: TensorTracker, b: TensorTracker) -> Tracker:
+    return m.const(a.meta.shape == b.meta.shape)
+
+
+@rule(torch.result_type, Tracker, Tracker)
+def result_type(m: Machine, a: Tracker, b: Tracker) -> Tracker:
+    values = [torch.empty((1,) * len(v.meta.shape), dtype=v.meta.dtype) if isinstance(v, TensorTracker) else lower(m, v) for v in (a, b)]
+    return m.const(torch.result_type(*values))
+
+
+def _always(value: Any, *fns: Any) -> None:
+    for fn in fns:
+        if fn is not None:
+            rule(fn)(lambda m, *args, **kwargs: m.const(value))
+
+
+_always(True, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+_always(
+    False,
+    torch.jit.is_scripting,
+    torch.jit.is_tracing,
+    torch._C._get_tracing_state,
+    torch.compiler.is_exporting,
+    torch.onnx.is_in_onnx_export,
+    torch.overrides.has_torch_function,
+    torch.overrides.has_torch_function_unary,
+    torch.overrides.has_torch_function_variadic,
+    torch._C._has_torch_function,
+    torch._C._has_torch_function_unary,
+    torch._C._has_torch_function_variadic,
+    torch._C._is_torch_function_mode_enabled if hasattr(torch._C, "_is_torch_function_mode_enabled") else None,
+    torch.is_inference_mode_enabled,
+    torch._C._functorch.is_functorch_wrapped_tensor,
+)
+_always(None, torch._C._log_api_usage_once, torch._assert_async)
+TABLE[torch._C._get_tracing_state] = [((), lambda m: m.const(None))]
+del TABLE[torch._assert_async]
+
+
+def _state(fn: Callable[..., Any]) -> None:
+    """A query of torch's global state: answered now, guarded by a STATE row."""
+
+    @rule(fn)
+    def body(m: Machine, *args: Tracker) -> Any:
+        values = [arg.try_const() for arg in args]
+        if any(value is None for value in values):
+            return NotImplemented
+        plain = tuple(value.value for value in values if value is not None)
+        answer = fn(*plain)
+        m.guard(Kind.STATE, None, (fn.__name__, fn, plain, answer))
+        return m.const(answer)
+
+
+for _fn in (
+    torch.get_default_dtype,
+    torch.is_autocast_enabled,
+    torch.is_autocast_cache_enabled,
+    torch.get_autocast_dtype,
+    torch.is_autocast_cpu_enabled,
+    torch.get_autocast_gpu_dtype,
+    torch.are_deterministic_algorithms_enabled,
+    torch.get_float32_matmul_precision,
+    torch.cuda.is_available,
+    torch.cuda.device_count,
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.mps.is_available,
+    torch.distributed.is_available,
+    torch.get_num_threads,
+    torch.is_anomaly_enabled,
+    torch.xpu.is_available,
+):
+    _state(_fn)
+if torch.distributed.is_available():
+    _state(torch.distributed.is_initialized)
+
+
+@rule(torch.tensor, Tracker)
+def tensor(m: Machine, data: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    """From numbers only: a tensor inside the data would have to be read."""
+    if isinstance(data, TensorTracker):
+        m.graph_break("B102", operation="torch.tensor of a tensor")
+    if _holds_tensor(m, data):
+        m.graph_break("B102", operation="torch.tensor of tensors")
+    return record(m, torch.tensor, [data, *args], kwargs)
+
+
+def _holds_tensor(m: Machine, v: Tracker) -> bool:
+    if isinstance(v, TensorTracker):
+        return True
+    return isinstance(v, SequenceTracker) and any(_holds_tensor(m, item) for item in v.items(m))
+
+
+@rule((torch.where, torch.Tensor.where), TensorTracker)
+def where(m: Machine, condition: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    if not args and not kwargs:
+        m.graph_break("B105", operation="torch.where(condition)")
+    return NotImplemented
+
+
+@rule((torch.repeat_interleave, torch.Tensor.repeat_interleave), TensorTracker, TensorTracker)
+def repeat_interleave(m: Machine, v: Tracker, repeats: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    if "output_size" not in kwargs:
+        m.graph_break("B105", operation="torch.repeat_interleave with a tensor of counts")
+    return NotImplemented
+
+
+@rule((torch.Tensor.to,), TensorTracker)
+def to(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    """A conversion that changes nothing gives the tensor itself."""
+    dtype, device, rest = v.meta.dtype, v.meta.device, []
+    named = {name: arg for name, arg in kwargs.items() if name in ("dtype", "device")}
+    for arg in (*args, *named.values()):
+        if isinstance(arg, TensorTracker):
+            dtype, device = arg.meta.dtype, arg.meta.device
+            continue
+        const = arg.try_const()
+        value = const.value if const is not None else MISSING
+        if isinstance(value, torch.dtype):
+            dtype = value
+        elif isinstance(value, (torch.device, str)):
+            device = torch.device(value)
+        elif value is not None:
+            rest.append(value)
+    if device.index is None and device.type != "cpu":
+        return NotImplemented
+    same_device = device == v.meta.device or (device.type == "cpu" and v.meta.device.type == "cpu")
+    copies = kwargs.get("copy")
+    plain = set(kwargs) <= {"dtype", "device", "non_blocking", "copy"} and all(isinstance(value, bool) for value in rest)
+    if plain and dtype is v.meta.dtype and same_device and (copies is None or not m.truth(copies)) and rest != [False, True]:
+        if True not in rest[1:]:
+            return v
+    return NotImplemented
+
+
+@rule(torch.Tensor.contiguous, TensorTracker)
+def contiguous(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    if not args and not kwargs and v.meta.is_contiguous():
+        return v
+    return NotImplemented
+
+
+def _identity_if(names: str, dtype: torch.dtype) -> None:
+    @rule(getattr(torch.Tensor, names), TensorTracker)
+    def body(m: Machine, v: TensorTracker) -> Any:
+        return v if v.meta.dtype is dtype else NotImplemented
+
+
+for _method, _dtype in (
+    ("float", torch.float32),
+    ("double", torch.float64),
+    ("half", torch.float16),
+    ("bfloat16", torch.bfloat16),
+    ("long", torch.int64),
+    ("int", torch.int32),
+    ("bool", torch.bool),
+):
+    _identity_if(_method, _dtype)
+
+
+@rule(torch.Tensor.cpu, TensorTracker)
+def cpu(m: Machine, v: TensorTracker) -> Any:
+    return v if v.meta.device.type == "cpu" else NotImplemented
+
+
+@rule((torch.broadcast_shapes,))
+def broadcast_shapes(m: Machine, *shapes: Tracker) -> Any:
+    values = [tuple(item.try_const().value for item in iterate(m, shape)) for shape in shapes]  # type: ignore[union-attr]
+    try:
+        return size_of(m, tuple(torch.broadcast_shapes(*values)))
+    except RuntimeError as error:
+        m.raise_exception(error)
+
+
+@rule(torch.device)
+def device(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    return NotImplemented
+
+
+PURE.add(torch.device)
+
+
+@rule(torch.nn.Parameter)
+def parameter(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    m.graph_break("B101", callee="nn.Parameter", reason="parameters are created by Python")
+
+
+@rule(torch.nn.Module.__getattr__, Tracker, ConstTracker)
+def module_getattr(m: Machine, v: Tracker, name: ConstTracker) -> Any:
+    from magneto.dynamo.trackers.attributes import no_attribute
+    from magneto.dynamo.trackers.module import ModuleTracker
+
+    if not isinstance(v, ModuleTracker):
+        return NotImplemented
+    found = v.registered(m, name.read())
+    if found is None:
+        m.raise_exception(no_attribute(m, v, name.read()))
+    return found
+
+
+@rule(torch.nn.Module.__call__, Tracker)
+def module_call(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    """super().__call__(...) in a subclass with its own __call__."""
+    from magneto.dynamo.trackers.module import ModuleTracker
+
+    if not isinstance(v, ModuleTracker):
+        return NotImplemented
+    resolved = v.resolve_forward(m)
+    if resolved is None:
+        return NotImplemented
+    function, prefix = resolved
+    return m.inline(function, [*prefix, *args], kwargs)
+
+
+@rule(torch._C._get_cudnn_enabled)
+def cudnn_enabled(m: Machine) -> Any:
+    return m.const(torch._C._get_cudnn_enabled())
+
+
+__all__ = ["ClassTracker", "Held", "types"]

@@ -1,0 +1,255 @@
+"""Attributes and methods of tensors that are answered from metadata."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Attr, InstanceDict, Item
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import TupleTracker
+from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
+from magneto.dynamo.trackers.klass import ClassTracker, held
+from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.torch_calls import DATA_DEPENDENT, TENSOR_BASE
+from magneto.graph.meta import TensorMeta
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {
+    "ndim": lambda t: len(t.shape),
+    "dtype": lambda t: t.dtype,
+    "device": lambda t: t.device,
+    "requires_grad": lambda t: t.requires_grad,
+    "is_leaf": lambda t: t.is_leaf,
+    "layout": lambda t: torch.strided,
+    "itemsize": lambda t: t.dtype.itemsize,
+    "nbytes": lambda t: t.nbytes,
+    "is_sparse": lambda t: False,
+    "is_sparse_csr": lambda t: False,
+    "is_quantized": lambda t: False,
+    "is_nested": lambda t: False,
+    "is_mkldnn": lambda t: False,
+    "names": lambda t: (None,) * len(t.shape),
+    **{f"is_{kind}": (lambda t, kind=kind: t.device.type == kind) for kind in ("cpu", "cuda", "meta", "mps", "xla", "xpu", "ipu", "maia", "mtia", "vulkan")},  # type: ignore[misc]
+}
+"""Attributes that are constants of the metadata."""
+
+
+def size_of(m: Machine, shape: tuple[int, ...]) -> TupleTracker:
+    """A torch.Size."""
+    return TupleTracker([m.const(n) for n in shape], torch.Size)
+
+
+def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
+    """`v.name`, None for what the tensor does not have."""
+    if name == "shape":
+        return size_of(m, v.meta.shape)
+    computed = META_ATTRS.get(name)
+    if computed is not None:
+        return m.const(computed(v.meta))
+    graph = _GRAPH_ATTRS.get(name)
+    if graph is not None:
+        return graph(m, v)
+    if name == "__class__":
+        return ClassTracker(v.cls)
+    if name == "grad":
+        return _grad(m, v)
+    raw = getattr(v.cls, name, MISSING)
+    if isinstance(raw, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return BoundMethodTracker(BuiltinTracker(raw), v)
+    if isinstance(raw, types.FunctionType):
+        return BoundMethodTracker(held(m, raw, f"Tensor.{name}"), v)
+    if raw is MISSING:
+        return _own_attr(m, v, name)
+    m.graph_break("B103", attribute=name, value=v.show())
+
+
+def _own_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
+    """An attribute that the program set on an existing tensor."""
+    if v.obj is MISSING or v.source is None:
+        return None
+    namespace = v.obj.__dict__
+    if name in namespace:
+        return m.wrap(namespace[name], Item(InstanceDict(v.source), name))
+    m.guard(Kind.KEY_ABSENT, InstanceDict(v.source), name)
+    return None
+
+
+def _grad(m: Machine, v: TensorTracker) -> Tracker | None:
+    if v.obj is MISSING or v.source is None:
+        return m.const(None)
+    return m.wrap(v.obj.grad, Attr(v.source, "grad"))
+
+
+def _transposed(m: Machine, v: TensorTracker) -> Tracker:
+    n = len(v.meta.shape)
+    if n == 2:
+        return m.node("t", [v], {}, method=True)
+    return m.node("permute", [v, *range(n - 1, -1, -1)], {}, method=True) if n else v
+
+
+def _by_torch(fn: Callable[..., Any]) -> Callable[[Machine, TensorTracker], Tracker]:
+    return lambda m, v: m.node(fn, [v], {})
+
+
+_GRAPH_ATTRS: dict[str, Callable[[Any, TensorTracker], Tracker]] = {
+    "T": _transposed,
+    "mT": lambda m, v: m.node("transpose", [v, -2, -1], {}, method=True),
+    "H": lambda m, v: m.node("adjoint", [v], {}, method=True),
+    "mH": lambda m, v: m.node("adjoint", [v], {}, method=True),
+    "real": lambda m, v: m.node(torch.real, [v], {}) if v.meta.dtype.is_complex else v,
+    "imag": _by_torch(torch.imag),
+    "data": lambda m, v: m.node("detach", [v], {}, method=True),
+}
+
+
+def _const_int(m: Machine, v: Tracker) -> int:
+    const = v.try_const()
+    if const is None:
+        m.graph_break("B102", operation="use as a dimension")
+    return int(const.value)
+
+
+def _dim(m: Machine, meta: TensorMeta, dim: Tracker) -> int:
+    index, rank = _const_int(m, dim), len(meta.shape)
+    if not -max(rank, 1) <= index < max(rank, 1):
+        low, high = -max(rank, 1), max(rank, 1) - 1
+        m.raise_exception(IndexError(f"Dimension out of range (expected to be in range of [{low}, {high}], but got {index})"))
+    return index
+
+
+def method(name: str) -> Any:
+    """Row for a tensor method."""
+    return rule(getattr(torch.Tensor, name), TensorTracker)
+
+
+@method("size")
+def size(m: Machine, v: TensorTracker, dim: Tracker | None = None) -> Tracker:
+    if dim is None or (isinstance(dim, ConstTracker) and dim.read() is None):
+        return size_of(m, v.meta.shape)
+    return m.const(v.meta.shape[_dim(m, v.meta, dim)])
+
+
+@method("stride")
+def stride(m: Machine, v: TensorTracker, dim: Tracker | None = None) -> Tracker:
+    if dim is None or (isinstance(dim, ConstTracker) and dim.read() is None):
+        return TupleTracker([m.const(n) for n in v.meta.strides])
+    return m.const(v.meta.strides[_dim(m, v.meta, dim)])
+
+
+@method("is_contiguous")
+def is_contiguous(m: Machine, v: TensorTracker, memory_format: Tracker | None = None) -> Tracker:
+    const = memory_format.try_const() if memory_format is not None else None
+    wanted = const.value if const is not None else torch.contiguous_format
+    if wanted is torch.contiguous_format:
+        return m.const(v.meta.is_contiguous())
+    real = torch.empty_strided(v.meta.shape, v.meta.strides, device="meta")
+    return m.const(real.is_contiguous(memory_format=wanted))
+
+
+METHODS: dict[str, Callable[[TensorMeta], Any]] = {
+    "dim": lambda t: len(t.shape),
+    "ndimension": lambda t: len(t.shape),
+    "numel": lambda t: t.numel,
+    "nelement": lambda t: t.numel,
+    "element_size": lambda t: t.dtype.itemsize,
+    "is_floating_point": lambda t: t.dtype.is_floating_point,
+    "is_complex": lambda t: t.dtype.is_complex,
+    "is_signed": lambda t: t.dtype.is_signed,
+    "is_conj": lambda t: False,
+    "is_neg": lambda t: False,
+    "is_inference": lambda t: False,
+    "is_coalesced": lambda t: False,
+    "has_names": lambda t: False,
+    "storage_offset": lambda t: t.storage_offset,
+    "get_device": lambda t: -1 if t.device.type == "cpu" else t.device.index,
+    "dense_dim": lambda t: len(t.shape),
+    "sparse_dim": lambda t: 0,
+}
+"""Methods without arguments that are constants of the metadata."""
+
+
+def _meta_method(compute: Callable[[TensorMeta], Any]) -> Callable[..., Any]:
+    return lambda m, v: m.const(compute(v.meta))
+
+
+for _name, _compute in METHODS.items():
+    if hasattr(torch.Tensor, _name):
+        method(_name)(_meta_method(_compute))
+
+
+@rule(torch.Tensor.__len__, TensorTracker)
+def tensor_len(m: Machine, v: TensorTracker) -> Any:
+    return m.apply(len, v)
+
+
+@rule(torch.Tensor.__iter__, TensorTracker)
+def tensor_iter(m: Machine, v: TensorTracker) -> Any:
+    return m.apply(iter, v)
+
+
+@rule(torch.Tensor.__hash__, TensorTracker)
+def tensor_hash(m: Machine, v: TensorTracker) -> Any:
+    return m.apply(hash, v)
+
+
+@method("type")
+def type_(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    if args or kwargs:
+        consts = [arg.try_const() for arg in args]
+        if len(args) == 1 and not kwargs and consts[0] is not None and isinstance(consts[0].value, torch.dtype):
+            return m.node("to", [v, consts[0].value], {}, method=True)
+        m.graph_break("B104", operation="Tensor.type(...)", value=v.show())
+    return m.const(torch.empty(0, dtype=v.meta.dtype, device=v.meta.device).type())
+
+
+@method("type_as")
+def type_as(m: Machine, v: TensorTracker, other: TensorTracker) -> Any:
+    return m.node("type_as", [v, other], {}, method=True)
+
+
+@method("new_tensor")
+def new_tensor(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    m.graph_break("B102", operation="Tensor.new_tensor")
+
+
+def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
+    raw = getattr(TENSOR_BASE, name, None) if not isinstance(torch.Tensor.__dict__.get(name), types.FunctionType) else torch.Tensor.__dict__[name]
+    if raw is None:
+        return
+
+    @rule(raw, TensorTracker)
+    def body(m: Machine, v: Tracker, *args: Tracker) -> Any:
+        return m.apply(fn, args[0], v) if swap else m.apply(fn, v, *args)
+
+
+def _register_dunders() -> None:
+    import operator
+
+    for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor"):
+        fn = getattr(operator, f"__{name}__")
+        _dunder(f"__{name}__", getattr(operator, name, None) or getattr(operator, f"{name}_", fn))
+        _dunder(f"__i{name}__", getattr(operator, f"i{name}"))
+        _dunder(f"__r{name}__", getattr(operator, name, None) or getattr(operator, f"{name}_", fn), swap=True)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "invert", "getitem", "setitem"):
+        _dunder(f"__{name}__", getattr(operator, name))
+    _dunder("__abs__", abs)
+
+
+_register_dunders()
+
+
+@rule(torch.Tensor.__contains__, TensorTracker, Tracker)
+def tensor_contains(m: Machine, v: TensorTracker, item: Tracker) -> Any:
+    m.graph_break("B102", operation="in")
+
+
+__all__ = ["DATA_DEPENDENT", "METHODS", "META_ATTRS", "size_of", "tensor_attr"]

@@ -1,0 +1,170 @@
+"""Torch's callables: which ones become graph nodes as they are, and the rule that records them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.object import OpaqueTracker
+from magneto.dynamo.trackers.tensor import TensorTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+_OP_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_LEAF_MODULES = frozenset({"torch.nn.functional", "torch.functional"})
+_OPERATION_MODULES = frozenset({"torch", *(f"torch._C.{name}" for name in ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested"))})
+TENSOR_BASE = torch._C.TensorBase
+
+PYTHON_METHODS = frozenset(
+    "norm stft istft lu split unflatten __rsub__ __rdiv__ __rtruediv__ __pow__ __ipow__ __rmod__ __rpow__ __floordiv__ __rfloordiv__ "
+    "__rlshift__ __rrshift__ __rmatmul__".split()
+)
+"""Tensor methods written in Python that are recorded as one node."""
+
+DATA_DEPENDENT = frozenset(
+    "nonzero nonzero_numpy argwhere unique unique_consecutive unique_dim masked_select bincount histogramdd equal allclose is_nonzero item tolist numpy "
+    "__bool__ __int__ __float__ __index__ __complex__ __contains__ is_set_to isin_ data_ptr storage untyped_storage numpy_T __array__ __dlpack__ "
+    "__dlpack_device__ __reduce_ex__ __deepcopy__ backward register_hook register_post_accumulate_grad_hook retain_grad cpu_ share_memory_ is_shared "
+    "set_ resize_ resize_as_ apply_ map_ map2_ requires_grad_ pin_memory is_pinned to_sparse to_dense _values _indices coalesce tensor_split_ "
+    "record_stream to_mkldnn as_subclass __setstate__ module_load".split()
+)
+"""Names of operations (functions and methods) that cannot be nodes: their result, or its shape, is known only at run time, or they are not tensor operations."""
+
+NOT_OPERATIONS = frozenset(
+    "manual_seed seed initial_seed get_rng_state set_rng_state save load compile set_num_threads set_num_interop_threads set_default_dtype set_default_device "
+    "set_flush_denormal from_file from_numpy frombuffer _assert_async get_num_threads get_num_interop_threads".split()
+)
+
+_PYTHON_TENSOR_METHODS = {fn: name for name, fn in torch.Tensor.__dict__.items() if isinstance(fn, types.FunctionType)}
+
+
+def tensor_method(fn: Any) -> str | None:
+    """The name under which `fn` is a method of torch.Tensor."""
+    if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return fn.__name__ if fn.__objclass__ in (TENSOR_BASE, torch.Tensor) else None
+    if isinstance(fn, types.FunctionType):
+        name = _PYTHON_TENSOR_METHODS.get(fn)
+        return name if name in PYTHON_METHODS or name in DATA_DEPENDENT else None
+    return None
+
+
+def is_graph_callable(fn: Any) -> bool:
+    """Whether a call of `fn` is recorded as one node (or breaks by name), instead of being inlined."""
+    if isinstance(fn, types.BuiltinFunctionType):
+        module = fn.__module__
+        if module is None:
+            owner = fn.__self__
+            return isinstance(owner, type) and owner.__name__ == "_VariableFunctionsClass"
+        return module in _OPERATION_MODULES
+    if isinstance(fn, types.FunctionType):
+        if fn.__module__ in _LEAF_MODULES:
+            return not fn.__name__.startswith("_")
+        return tensor_method(fn) is not None
+    if isinstance(fn, _OP_TYPES):
+        return True
+    return tensor_method(fn) is not None
+
+
+class Plain:
+    """A value that goes into a graph node as it is."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def lower(m: Machine, v: Tracker) -> Any:
+    """The graph argument of a tracker: nested Python values whose only tracker leaves are TensorTrackers."""
+    if isinstance(v, TensorTracker):
+        return v
+    if isinstance(v, ConstTracker):
+        return v.read()
+    if isinstance(v, SequenceTracker):
+        items = [lower(m, item) for item in v.items(m)]
+        if isinstance(v, TupleTracker):
+            return tuple(items) if v.cls in (tuple, torch.Size) else v.cls(*items)
+        return items
+    if isinstance(v, SliceTracker):
+        return slice(lower(m, v.start), lower(m, v.stop), lower(m, v.step))
+    if isinstance(v, DictTracker):
+        return {lower(m, key): lower(m, value) for key, value in v.pairs(m)}
+    const = v.try_const()
+    if const is not None:
+        return const.value
+    if isinstance(v, ClassTracker):
+        return v.obj
+    if isinstance(v, OpaqueTracker) and isinstance(v.obj, (torch.Generator, torch.Stream)):
+        return v.pin(m)
+    m.graph_break("B104", operation="a tensor operation", value=v.show())
+
+
+def graph_argument(m: Machine, v: Tracker) -> Any:
+    """`lower`, with plain values marked."""
+    found = lower(m, v)
+    return found if isinstance(found, (TensorTracker, list, tuple, dict, slice)) else Plain(found)
+
+
+def element(m: Machine, value: Any, step: Any) -> Any:
+    """Item of a tracked or plain tuple, list or dict: the way to a mutated argument."""
+    if isinstance(value, SequenceTracker):
+        return value.item(m, step)
+    if isinstance(value, DictTracker):
+        return value.get_token(m, step)
+    return value[step]
+
+
+def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker], *, method: bool = False) -> Tracker:
+    """Record a call as a node. In-place forms return the tensor they changed."""
+    lowered = [lower(m, arg) for arg in args]
+    named = {name: lower(m, arg) for name, arg in kwargs.items()}
+    if named.get("out") is not None:
+        m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="a tensor")
+    result = m.node(target, lowered, named, method=method)
+    if named.get("inplace") is True and lowered and isinstance(lowered[0], TensorTracker) and isinstance(result, TensorTracker):
+        return _updated(lowered[0], result)
+    name = _name(target)
+    if name.endswith("_") and not name.endswith("__") and lowered and isinstance(lowered[0], TensorTracker) and isinstance(result, TensorTracker):
+        return _updated(lowered[0], result)
+    return result
+
+
+def _updated(tensor: TensorTracker, result: TensorTracker) -> TensorTracker:
+    if result is not tensor:
+        tensor.meta = result.meta
+    return tensor
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def call_torch(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """Fallback of dispatch: torch's callables without a row of their own."""
+    name = tensor_method(fn)
+    if name is not None:
+        if name in DATA_DEPENDENT:
+            m.graph_break("B102", operation=f"Tensor.{name}")
+        return record(m, name, args, kwargs, method=True)
+    if not is_graph_callable(fn):
+        return NotImplemented
+    name = _name(fn)
+    if name in DATA_DEPENDENT:
+        m.graph_break("B102", operation=f"torch.{name}")
+    if name in NOT_OPERATIONS:
+        m.graph_break("B101", callee=name, reason="it changes torch's state")
+    return record(m, fn, args, kwargs)
+
+
+FALLBACKS.append(call_torch)
+__all__ = ["Plain", "call_torch", "element", "graph_argument", "has_rows", "is_graph_callable", "lower", "record", "tensor_method"]

@@ -1,0 +1,225 @@
+"""One small program per graph break: the break is reported under its id, and the result is eager's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import magneto
+from magneto.base import events
+from magneto.base.catalogue import CATALOGUE
+from tests.compare import same
+
+X = torch.arange(4.0) + 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function, its arguments, and the ids it must break under."""
+
+    id: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = (X,)
+
+    @property
+    def name(self) -> str:
+        return f"{self.id}-{self.fn.__name__}"
+
+
+PROGRAMS: list[Program] = []
+
+
+def breaks_with(id: str, *args: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        PROGRAMS.append(Program(id, fn, args or (X,)))
+        return fn
+
+    return register
+
+
+@breaks_with("B002")
+def a_class_definition(x):
+    y = x.sin()
+
+    class Local:
+        factor = 2
+
+    return y * Local.factor
+
+
+@breaks_with("B004")
+def an_import_of_what_is_not_loaded(x):
+    y = x.sin()
+    import colorsys
+
+    return y * colorsys.ONE_THIRD
+
+
+@breaks_with("B011")
+def a_result_whose_shape_is_data(x):
+    return x.sin().nonzero() + 1
+
+
+@breaks_with("B012")
+def a_branch(x):
+    y = x.sin()
+    if y.sum() > 0:
+        y = y + 1
+    return y * 2
+
+
+@breaks_with("B012")
+def a_while_loop(x):
+    while x.sum() < 100:
+        x = x * 2
+    return x
+
+
+@breaks_with("B012")
+def an_assertion(x):
+    assert (x > 0).all(), "positive"
+    return x.sqrt()
+
+
+@breaks_with("B020")
+def deep_recursion(x):
+    def go(x, n):
+        return go(x + 1, n - 1) if n else x
+
+    return go(x, 150)
+
+
+@breaks_with("B022")
+def a_half_consumed_generator(x):
+    numbers = (x * i for i in range(4))
+    y = next(numbers)
+    time.sleep(0)
+    return y + next(numbers)
+
+
+@breaks_with("B101")
+def a_call_into_c(x):
+    y = x.sin()
+    n = zlib.crc32(b"abc") % 5
+    return y * n
+
+
+@breaks_with("B101")
+def the_environment(x):
+    return x * len(os.environ.get("HOME", ""))
+
+
+@breaks_with("B102")
+def a_number_out_of_a_tensor(x):
+    return x * x.sum().item()
+
+
+@breaks_with("B102")
+def a_list_out_of_a_tensor(x):
+    return sum(x.cos().tolist()) + x
+
+
+@breaks_with("B103", X, array("i", [1, 2]))
+def an_attribute_of_a_c_object(x, numbers):
+    return x * numbers.itemsize
+
+
+@breaks_with("B105")
+def a_boolean_mask(x):
+    return x[x > 2] * 2
+
+
+class Registering(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.scale = torch.nn.Parameter(torch.ones(4))
+        return y * self.scale
+
+
+@breaks_with("B107", X, Registering())
+def a_parameter_registered_in_forward(x, module):
+    return module(x)
+
+
+async def _coroutine(x):
+    return x
+
+
+@breaks_with("B023")
+def a_coroutine(x):
+    y = x.sin()
+    coroutine = _coroutine(y)
+    coroutine.close()
+    return y + 1
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_break_is_reported_and_the_result_is_eagers(program):
+    sys.modules.pop("colorsys", None)
+    compiled = magneto.optimize("eager")(program.fn)
+    same(program.fn, compiled, *program.args)
+    seen = [event.fields["id"] for event in events.events("break")]
+    assert program.id in seen, seen
+    (event, *_) = [event for event in events.events("break") if event.fields["id"] == program.id]
+    assert event.fields["stack"][-1][0] == __file__
+    assert "<" not in event.fields["reason"].split(" at ")[0] or CATALOGUE[program.id].template.startswith("{"), event.fields["reason"]
+    same(program.fn, compiled, *program.args)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_fullgraph_raises_with_the_users_line(program):
+    sys.modules.pop("colorsys", None)
+    compiled = magneto.compile(program.fn, backend="eager", fullgraph=True)
+    with pytest.raises(magneto.Unsupported) as caught:
+        compiled(*program.args)
+    assert caught.value.id in CATALOGUE
+    assert __file__ in str(caught.value)
+
+
+def test_a_loop_that_never_ends(monkeypatch):
+    from magneto.dynamo.machine import machine
+
+    monkeypatch.setattr(machine, "MAX_INSTRUCTIONS", 300)
+
+    def fn(x):
+        for _ in range(200):
+            x = x + 1
+        return x
+
+    same(fn, magneto.optimize("eager")(fn), X)
+    assert "B021" in [event.fields["id"] for event in events.events("break")]
+
+
+def test_an_explicit_break():
+    def fn(x):
+        y = x.sin()
+        magneto.graph_break()
+        return y.cos()
+
+    same(fn, magneto.optimize("eager")(fn), X)
+    assert magneto.stats()["graphs"] == 2 and magneto.stats()["breaks"] == 1
+
+
+def test_a_function_that_must_not_be_captured():
+    @magneto.disable
+    def outside(x):
+        return x.sin()
+
+    def fn(x):
+        return outside(x.cos()) + 1
+
+    same(fn, magneto.optimize("eager")(fn), X)
+    assert magneto.stats()["graphs"] == 2 and magneto.stats()["breaks"] == 1

@@ -1,0 +1,161 @@
+"""User errors and warnings: each is raised or said by a small program, with eager's result where there is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import magneto
+from magneto import _C
+from magneto.base.catalogue import CATALOGUE
+from magneto.base.errors import MagnetoWarning, UserError
+from tests.compare import same
+
+X = torch.arange(4.0) + 1
+PACKAGE = Path(magneto.__file__).parent
+
+
+def fn(x):
+    return x.sin() + x.cos() * 2
+
+
+def raises(id):
+    return pytest.raises(UserError, match=rf"^\[{id}\]")
+
+
+def warns(id):
+    return pytest.warns(MagnetoWarning, match=rf"^\[{id}\]")
+
+
+def test_something_that_cannot_be_called():
+    with raises("U001"):
+        magneto.optimize("eager")(3)
+    with raises("U001"):
+        magneto.compile(torch.nn.Linear)
+    with raises("U001"):
+        magneto.inspect(fn)
+    with raises("U001"):
+        magneto.disable(3)
+
+
+def test_unknown_backend():
+    with pytest.raises(UserError, match="did you mean 'inductor'"):
+        magneto.optimize("inducter")
+    with raises("U002"):
+        magneto.lookup_backend("zzz")
+
+
+def test_unknown_mode_and_option():
+    with raises("U003"):
+        magneto.compile(fn, mode="fastest")
+    with raises("U101"):
+        magneto.compile(fn, options={"fuson": True})
+    with raises("U102"):
+        magneto.compile(fn, options={"fusion": "yes"})
+
+
+def test_backend_that_returns_nothing():
+    with raises("U005"):
+        magneto.compile(fn, backend=lambda gm, inputs: None)(X)
+
+
+def test_wrong_dimension():
+    with raises("U006"):
+        magneto.mark_dynamic(X, 3)
+
+
+def test_recompiles_as_errors():
+    compiled = magneto.optimize("eager")(lambda x, n: x + n)
+    with magneto.config.patch(error_on_recompile=True):
+        compiled(X, 1)
+        with raises("U006"):
+            compiled(X, 2)
+
+
+def test_unsupported_python(monkeypatch):
+    monkeypatch.setattr(_C, "SUPPORTED", False)
+    with warns("W001"):
+        compiled = magneto.optimize("eager")(fn)
+    same(fn, compiled, X)
+
+
+def test_no_compiler(tmp_path):
+    with magneto.config.patch(compiler="/no/such/compiler", cache_dir=str(tmp_path)), warns("W002"):
+        same(fn, magneto.optimize("inductor")(fn), X, tolerance=1e-6)
+
+
+def test_compiler_that_fails(tmp_path):
+    with magneto.config.patch(compiler_flags="-this-flag-does-not-exist", cache_dir=str(tmp_path)), warns("W003"):
+        same(fn, magneto.optimize("inductor")(fn), X, tolerance=1e-6)
+
+
+def test_internal_error(monkeypatch):
+    from magneto.dynamo.machine.machine import SymbolicMachine
+
+    def broken(self):
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(SymbolicMachine, "capture", broken)
+    with warns("W010"):
+        same(fn, magneto.optimize("eager")(fn), X)
+    with magneto.config.patch(suppress_errors=False), pytest.raises(AssertionError, match="a defect"):
+        magneto.optimize("eager")(lambda x: fn(x))(X)
+
+
+def test_too_many_variants():
+    def add(x, n):
+        return x + n
+
+    with magneto.config.patch(recompile_limit=2):
+        compiled = magneto.optimize("eager")(add)
+        same(add, compiled, X, 1)
+        same(add, compiled, X, 2)
+        with warns("W011"):
+            same(add, compiled, X, 3)
+        for n in (1, 2, 3, 4):
+            same(add, compiled, X, n)
+
+
+def test_backend_that_raises():
+    def broken(gm, example_inputs):
+        raise RuntimeError("no such hardware")
+
+    with warns("W012"):
+        same(fn, magneto.optimize(broken)(fn), X)
+
+
+def test_damaged_cache_entry(tmp_path):
+    with magneto.config.patch(cache_dir=str(tmp_path)):
+        same(fn, magneto.optimize("inductor")(fn), X, tolerance=1e-6)
+        magneto.reset()
+        from magneto.inductor.runtime import build
+
+        files = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+        assert files
+        for path in files:
+            path.write_bytes(path.read_bytes()[:-7] + b"garbage")
+        forget = getattr(build, "forget", None)
+        if forget is None:
+            pytest.skip("loaded kernels cannot be forgotten in this process")
+        forget()
+        with warns("W201"):
+            same(fn, magneto.optimize("inductor")(fn), X, tolerance=1e-6)
+
+
+def test_cache_directory_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with magneto.config.patch(cache_dir=str(tmp_path / "file")), warns("W202"):
+        same(fn, magneto.optimize("inductor")(fn), X, tolerance=1e-6)
+
+
+# Ids that no program can be asked to produce: invariants of ours, and machines that the tests do not run on.
+NOT_TRIGGERED = {"I001", "I002", "I101", "I201", "I301", "W004", "U201"}
+
+
+def test_every_row_is_used_somewhere():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if path.name != "catalogue.py")
+    used = set(re.findall(r"""["']([BUWI]\d{3})["']""", text))
+    assert not set(CATALOGUE) - used - NOT_TRIGGERED, "rows that nothing raises"

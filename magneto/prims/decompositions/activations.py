@@ -1,0 +1,213 @@
+"""Decompositions of activation functions and their gradients, with the formulas of the CPU kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from magneto.graph.promotion import FLOAT, category
+from magneto.prims.decompositions.rows import LIBRARY, elementwise, row_table
+from magneto.prims.value import Value
+
+ROWS, row = row_table()
+
+_SQRT_HALF = math.sqrt(0.5)
+_BETA = math.sqrt(2.0 / math.pi)
+_KAPPA = 0.044715
+
+
+def _floats(x: Value) -> bool:
+    return category(x.dtype) == FLOAT
+
+
+def _sigmoid(x: Value) -> Value:
+    return 1.0 / (1.0 + (-x).unary("exp"))
+
+
+@row("sigmoid")
+@elementwise(1, "float")
+def _sigmoid_row(x: Value) -> Value:
+    return _sigmoid(x)
+
+
+@row("sigmoid_backward")
+@elementwise(2)
+def _sigmoid_backward(grad: Value, output: Value) -> Value:
+    return grad * (1.0 - output) * output
+
+
+@row("tanh_backward")
+@elementwise(2)
+def _tanh_backward(grad: Value, output: Value) -> Value:
+    return grad * (1.0 - output * output)
+
+
+@row("relu")
+@elementwise(1)
+def _relu(x: Value) -> Value:
+    return x.maximum(0 if not _floats(x) else 0.0)
+
+
+@row("threshold")
+@elementwise(1)
+def _threshold(x: Value, threshold: Any, value: Any) -> Any:
+    return (x <= threshold).where(float(value), x) if _floats(x) else LIBRARY
+
+
+@row("threshold_backward")
+@elementwise(2)
+def _threshold_backward(grad: Value, x: Value, threshold: Any) -> Any:
+    return (x <= float(threshold)).where(0.0, grad) if _floats(x) else LIBRARY
+
+
+@row("gelu")
+@elementwise(1)
+def _gelu(x: Value, *, approximate: str = "none") -> Value:
+    if approximate == "none":
+        return x * 0.5 * (1.0 + (x * _SQRT_HALF).unary("erf"))
+    inner = _BETA * (x + _KAPPA * (x * x * x))
+    return 0.5 * x * (1.0 + inner.unary("tanh"))
+
+
+@row("gelu_backward")
+@elementwise(2)
+def _gelu_backward(grad: Value, x: Value, *, approximate: str = "none") -> Value:
+    if approximate == "none":
+        cdf = 0.5 * (1.0 + (x * _SQRT_HALF).unary("erf"))
+        pdf = (x * x * -0.5).unary("exp") * (0.5 * _BETA)
+        return grad * (cdf + x * pdf)
+    inner = (_BETA * (x + _KAPPA * (x * x * x))).unary("tanh")
+    left, right = 0.5 * x, 1.0 + inner
+    inner_derivative = _BETA * (1.0 + 3.0 * _KAPPA * (x * x))
+    return grad * (0.5 * right + left * (1.0 - inner * inner) * inner_derivative)
+
+
+@row("silu")
+@elementwise(1)
+def _silu(x: Value) -> Value:
+    return x / (1.0 + (-x).unary("exp"))
+
+
+@row("silu_backward")
+@elementwise(2)
+def _silu_backward(grad: Value, x: Value) -> Value:
+    sigmoid = _sigmoid(x)
+    return grad * sigmoid * (1.0 + x * (1.0 - sigmoid))
+
+
+@row("mish")
+@elementwise(1)
+def _mish(x: Value) -> Value:
+    return x * x.unary("exp").unary("log1p").unary("tanh")
+
+
+@row("hardtanh")
+@elementwise(1)
+def _hardtanh(x: Value, low: Any = -1, high: Any = 1) -> Any:
+    return x.maximum(float(low)).minimum(float(high)) if _floats(x) else LIBRARY
+
+
+@row("hardtanh_backward")
+@elementwise(2)
+def _hardtanh_backward(grad: Value, x: Value, low: Any, high: Any) -> Value:
+    return ((x <= float(low)) | (x >= float(high))).where(0.0, grad)
+
+
+@row("relu6")
+@elementwise(1)
+def _relu6(x: Value) -> Any:
+    return x.maximum(0.0).minimum(6.0) if _floats(x) else LIBRARY
+
+
+@row("hardswish")
+@elementwise(1)
+def _hardswish(x: Value) -> Value:
+    return x * (x + 3.0).maximum(0.0).minimum(6.0) / 6.0
+
+
+@row("hardswish_backward")
+@elementwise(2)
+def _hardswish_backward(grad: Value, x: Value) -> Value:
+    middle = (x < 3.0).where(grad * (x / 3.0 + 0.5), grad)
+    return (x <= -3.0).where(0.0, middle)
+
+
+@row("hardsigmoid")
+@elementwise(1)
+def _hardsigmoid(x: Value) -> Value:
+    return (x + 3.0).maximum(0.0).minimum(6.0) / 6.0
+
+
+@row("hardsigmoid_backward")
+@elementwise(2)
+def _hardsigmoid_backward(grad: Value, x: Value) -> Value:
+    return ((x > -3.0) & (x < 3.0)).where(grad * (1.0 / 6.0), 0.0)
+
+
+@row("leaky_relu")
+@elementwise(1)
+def _leaky_relu(x: Value, slope: Any = 0.01) -> Value:
+    return (x > 0.0).where(x, x * float(slope))
+
+
+@row("leaky_relu_backward")
+@elementwise(2)
+def _leaky_relu_backward(grad: Value, x: Value, slope: Any, is_result: bool) -> Value:
+    return (x > 0.0).where(grad, grad * float(slope))
+
+
+@row("_prelu_kernel")
+@elementwise(2)
+def _prelu(x: Value, weight: Value) -> Value:
+    return (x > 0.0).where(x, weight * x)
+
+
+@row("elu")
+@elementwise(1)
+def _elu(x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    negative = (x * float(input_scale)).unary("expm1") * float(alpha * scale)
+    return (x < 0.0).where(negative, x * float(scale))
+
+
+@row("elu_backward")
+def _elu_backward(b: Any, grad: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value) -> Any:
+    return _elu_gradient(b, grad, x, float(alpha * scale), float(scale), float(input_scale), is_result)
+
+
+@elementwise(2)
+def _elu_gradient(grad: Value, x: Value, negative: float, positive: float, input_scale: float, is_result: bool) -> Value:
+    below = grad * input_scale * (x + negative) if is_result else grad * input_scale * negative * (x * input_scale).unary("exp")
+    return (x <= 0.0).where(below, grad * positive)
+
+
+@row("softplus")
+@elementwise(1)
+def _softplus(x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
+    scaled = x * float(beta)
+    return (scaled > float(threshold)).where(x, scaled.unary("exp").unary("log1p") / float(beta))
+
+
+@row("softplus_backward")
+@elementwise(2)
+def _softplus_backward(grad: Value, x: Value, beta: Any, threshold: Any) -> Value:
+    scaled = x * float(beta)
+    power = scaled.unary("exp")
+    return (scaled > float(threshold)).where(grad, grad * power / (power + 1.0))
+
+
+@row("hardshrink")
+@elementwise(1)
+def _hardshrink(x: Value, bound: Any = 0.5) -> Value:
+    return ((x >= -float(bound)) & (x <= float(bound))).where(0.0, x)
+
+
+@row("glu.default")
+def _glu(b: Any, x: Value, dim: int = -1) -> Any:
+    dim %= max(x.ndim, 1)
+    half = x.shape[dim] // 2
+    return _gated(b, x.narrow(dim, 0, half), x.narrow(dim, half, 2 * half))
+
+
+@elementwise(2)
+def _gated(left: Value, right: Value) -> Value:
+    return left * _sigmoid(right)

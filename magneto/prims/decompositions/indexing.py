@@ -1,0 +1,45 @@
+"""Decompositions of look-ups. Scatters and lookups by several index tensors stay library calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magneto.graph.layout import wrap_dim
+from magneto.prims.decompositions.rows import LIBRARY, row_table
+from magneto.prims.value import Builder, Value
+
+ROWS, row = row_table()
+
+
+@row("embedding.default")
+def _embedding(b: Builder, weight: Value, indices: Value, *rest: Any) -> Value:
+    return b.emit("index_select", weight, 0, indices)
+
+
+@row("index_select.default")
+def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Any:
+    if not x.ndim or index.ndim != 1:
+        return LIBRARY
+    return b.emit("index_select", x, wrap_dim(dim, x.ndim), index)
+
+
+@row("gather.default")
+def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
+    if not x.ndim or index.ndim != x.ndim or index.dtype is not torch.int64:
+        return LIBRARY
+    return b.emit("gather", x, wrap_dim(dim, x.ndim), index)
+
+
+@row("index.Tensor", "_unsafe_index.Tensor")
+def _index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Any:
+    """One index tensor is an index_select; negative indices count from the end."""
+    used = [d for d, index in enumerate(indices) if index is not None]
+    index = indices[used[0]] if len(used) == 1 else None
+    if index is None or index.dtype not in (torch.int64, torch.int32):
+        return LIBRARY
+    dim = used[0]
+    wide = index.to(torch.int64)
+    return b.emit("index_select", x, dim, (wide < 0).where(wide + x.shape[dim], wide))

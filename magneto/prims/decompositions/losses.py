@@ -1,0 +1,140 @@
+"""Decompositions of losses and their gradients. Reduction: 0 none, 1 mean, 2 sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from magneto.graph.promotion import FLOAT, category, compute_type
+from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, promoted, row_table
+from magneto.prims.value import Builder, Value
+
+ROWS, row = row_table()
+
+
+def _reduced(x: Value, reduction: int) -> Value:
+    if reduction == 0:
+        return x
+    total = x.reduce("sum", range(x.ndim))
+    return total / float(x.numel()) if reduction == 1 else total
+
+
+def _loss(formula: Any) -> Any:
+    """A loss of (input, target): computed in float32 for half types and rounded once."""
+
+    def decomposition(b: Builder, x: Value, target: Value, reduction: int = 1, *parameters: Any) -> Any:
+        dtype = promoted((x, target))
+        if category(dtype) != FLOAT:
+            return LIBRARY
+        first, second = common((x, target), compute_type(dtype))
+        if first.numel() == 0:
+            return LIBRARY
+        elements = formula(first, second, *parameters)
+        if compute_type(dtype) is not dtype:
+            elements = elements.to(dtype).to(compute_type(dtype))
+        return _reduced(elements, reduction).to(dtype)
+
+    return decomposition
+
+
+def _squared(x: Value, target: Value) -> Value:
+    difference = x - target
+    return difference * difference
+
+
+def _smooth_l1(x: Value, target: Value, beta: float = 1.0) -> Value:
+    distance = (x - target).unary("abs")
+    if beta == 0:
+        return distance
+    return (distance < beta).where(0.5 * distance * distance / beta, distance - 0.5 * beta)
+
+
+def _huber(x: Value, target: Value, delta: float = 1.0) -> Value:
+    distance = (x - target).unary("abs")
+    return (distance <= delta).where(0.5 * distance * distance, delta * (distance - 0.5 * delta))
+
+
+row("mse_loss.default")(_loss(_squared))
+row("smooth_l1_loss.default")(_loss(_smooth_l1))
+row("huber_loss.default")(_loss(_huber))
+
+
+@row("binary_cross_entropy.default")
+def _binary_cross_entropy(b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1) -> Any:
+    if x.dtype not in (torch.float32, torch.float64) or x.dtype is not target.dtype or x.shape != target.shape or x.numel() == 0:
+        return LIBRARY
+    near = (-x).unary("log1p").maximum(-100.0)
+    far = x.unary("log").maximum(-100.0)
+    elements = (target - 1.0) * near - target * far
+    if weight is not None:
+        elements = elements * weight.to(x.dtype).broadcast(x.shape)
+    return _reduced(elements, reduction)
+
+
+def _gradient(formula: Any) -> Any:
+    def decomposition(b: Builder, grad: Value, x: Value, target: Value, reduction: int, *parameters: Any) -> Any:
+        if x.shape != target.shape or category(x.dtype) != FLOAT or x.numel() == 0:
+            return LIBRARY
+        norm = 1.0 / x.numel() if reduction == 1 else 1.0
+        return _combine(b, grad, x, target, formula, norm, parameters)
+
+    return decomposition
+
+
+@elementwise(3)
+def _combine(grad: Value, x: Value, target: Value, formula: Any, norm: float, parameters: tuple[Any, ...]) -> Value:
+    return formula(grad, x - target, norm, *parameters)
+
+
+def _mse_gradient(grad: Value, difference: Value, norm: float) -> Value:
+    return difference * (2.0 * norm) * grad
+
+
+def _smooth_l1_gradient(grad: Value, difference: Value, norm: float, beta: float) -> Value:
+    edge = grad * norm
+    inner = edge * difference / beta if beta else edge * 0.0
+    return (difference <= -beta).where(-edge, (difference >= beta).where(edge, inner))
+
+
+row("mse_loss_backward.default")(_gradient(_mse_gradient))
+row("smooth_l1_loss_backward.default")(_gradient(_smooth_l1_gradient))
+
+
+# ---- negative log likelihood ---------------------------------------------------------------------------------------------
+
+
+@row("nll_loss_forward.default")
+def _nll_loss(b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> Any:
+    """(loss, total weight): a look-up per row, where `ignore_index` counts nothing."""
+    if x.ndim != 2 or weight is not None or target.dtype is not torch.int64 or not x.shape[0] or category(x.dtype) != FLOAT:
+        return LIBRARY
+    dtype = compute_type(x.dtype)
+    counted = target.ne(ignore_index)
+    safe = counted.where(target, 0)
+    picked = b.emit("gather", x, 1, safe.reshape((x.shape[0], 1))).reshape((x.shape[0],)).to(dtype)
+    elements = counted.where(-picked, 0.0)
+    if reduction == 0:
+        return elements.to(x.dtype), b.full((), 0, x.dtype, x.device)
+    total = counted.to(dtype).reduce("sum", (0,))
+    loss = elements.reduce("sum", (0,))
+    if reduction == 1:
+        loss = loss / total
+    return loss.to(x.dtype), total.to(x.dtype)
+
+
+@row("nll_loss_backward.default")
+def _nll_loss_backward(
+    b: Builder, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int, total_weight: Value
+) -> Any:
+    """-grad (over the total weight) at each row's target, zero elsewhere."""
+    if x.ndim != 2 or weight is not None or target.dtype is not torch.int64 or category(x.dtype) != FLOAT or not x.numel():
+        return LIBRARY
+    dtype = compute_type(x.dtype)
+    value = -grad.to(dtype)
+    if reduction == 1:
+        value = value / total_weight.to(dtype)
+    per_row = value if reduction == 0 else value.broadcast((x.shape[0],))
+    per_row = target.ne(ignore_index).where(per_row, 0.0)
+    hit = b.iota(x.shape[1], torch.int64, x.device).along(x.shape, (1,)).eq(target.along(x.shape, (0,)))
+    return hit.where(per_row.along(x.shape, (0,)), 0.0).to(x.dtype)

@@ -1,0 +1,108 @@
+"""How decomposition rows are declared.
+
+A row maps "aten.packet.overload" (or "aten.packet" for every overload) to `fn(b, *args, **kwargs)` over Values. It returns a Value or a
+tuple of them (None for an absent result), or LIBRARY when these arguments are better left to the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from magneto.graph.layout import broadcast_shapes
+from magneto.graph.promotion import COMPLEX, INTEGER, category, compute_type, float_type, result_type
+from magneto.prims.value import Builder, Value
+
+Row = Callable[..., Any]
+
+
+class _Library:
+    def __repr__(self) -> str:
+        return "LIBRARY"
+
+
+LIBRARY: Final = _Library()
+
+
+def row_table() -> tuple[dict[str, Row], Callable[..., Callable[[Row], Row]]]:
+    """An empty table and the decorator that adds rows to it."""
+    rows: dict[str, Row] = {}
+
+    def row(*names: str) -> Callable[[Row], Row]:
+        def register(fn: Row) -> Row:
+            for name in names:
+                rows[f"aten.{name}"] = fn
+            return fn
+
+        return register
+
+    return rows, row
+
+
+def meta_operand(value: Any) -> Any:
+    return value.meta if type(value) is Value else value
+
+
+def promoted(operands: Sequence[Any], kind: str = "promote") -> torch.dtype:
+    """The common dtype of Values and numbers; kind "float" turns integers into floats."""
+    dtype = result_type([meta_operand(operand) for operand in operands])
+    return float_type(dtype) if kind == "float" else dtype
+
+
+def rounded_number(value: Any, dtype: torch.dtype) -> Any:
+    """A number as a kernel sees it once it is stored in `dtype`."""
+    if dtype in (torch.float16, torch.bfloat16) and isinstance(value, (int, float)):
+        return torch.tensor(value, dtype=torch.float64).to(dtype).item()
+    return value
+
+
+def common(operands: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+    """Values converted to `dtype` and broadcast to their common shape; numbers become numbers of that kind."""
+    shapes = [operand.shape for operand in operands if type(operand) is Value]
+    shape = broadcast_shapes(shapes)
+    result: list[Any] = []
+    for operand in operands:
+        if type(operand) is Value:
+            result.append(operand.to(dtype).broadcast(shape))
+        elif operand is None:
+            result.append(None)
+        else:
+            result.append(number_of(operand, dtype))
+    return result
+
+
+def number_of(value: Any, dtype: torch.dtype) -> Any:
+    kind = category(dtype)
+    if isinstance(value, complex):
+        return value
+    if kind > INTEGER:
+        return float(value)
+    return bool(value) if dtype is torch.bool else int(value)
+
+
+def elementwise(count: int, kind: str = "promote", exact_numbers: bool = False) -> Callable[[Row], Row]:
+    """Make a row of a formula over `count` operands: promote, broadcast, compute half precision in float32, round the result.
+
+    kind: promote, float (integers become floats) or bool (the formula's result is a truth value).
+    exact_numbers: on half precision a number takes part unrounded (add, mul, div); other kernels round it to the dtype first.
+    """
+
+    def wrap(formula: Row) -> Row:
+        def row(b: Builder, *args: Any, **kwargs: Any) -> Any:
+            operands = args[:count]
+            dtype = promoted(operands, kind)
+            if category(dtype) == COMPLEX:
+                return LIBRARY
+            wide = compute_type(dtype)
+            if wide is not dtype and not exact_numbers:
+                operands = tuple(rounded_number(operand, dtype) for operand in operands)
+            result = formula(*common(operands, wide), *args[count:], **kwargs)
+            if result is LIBRARY or kind == "bool":
+                return result
+            return result.to(dtype)
+
+        return row
+
+    return wrap

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
+
+from torch import fx
 
 from magneto import _C
 from magneto.base import events
 from magneto.base.errors import UserError
+from magneto.dynamo.guards.rows import GuardSet, Row
 from magneto.dynamo.guards.text import show_guards
 
 
@@ -29,19 +34,53 @@ def stats() -> dict[str, Any]:
     }
 
 
+class Guards:
+    """The guards of a region: `str()` is readable text, iteration gives the rows."""
+
+    def __init__(self, rows: GuardSet) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return show_guards(self.rows)
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One compiled region. `guards` and `source` are text; `graph` the captured GraphModule (None when the region has no tensor operation)."""
+    """One compiled region: an entry point (code, offset), the generated Python `source`, its guards, the captured `graph` (None without tensor operations)
+    and what the backend made of it (`compiled`), how often it ran, and why it ends early (`breaks`, empty for a return)."""
 
     name: str
-    code: Any
+    code: CodeType
     offset: int
-    guards: str
     source: str
-    graph: Any
+    guards: Guards
+    graph: fx.GraphModule | None
     compiled: Any
     hits: int
-    break_reason: str | None
+    breaks: tuple[str, ...]
+
+    @property
+    def function(self) -> str:
+        return self.code.co_qualname
+
+    @property
+    def file(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        return self.code.co_firstlineno
+
+    @property
+    def kernels(self) -> list[str]:
+        """Texts of the kernels, where the backend generates any."""
+        return list(getattr(self.compiled, "kernels", ()) or ())
 
     def __str__(self) -> str:
         return f"{self.name} ({self.hits} hits)\n{self.guards}\n{self.source}"
@@ -53,7 +92,7 @@ class Inspection:
 
     entries: tuple[Entry, ...]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
 
     def __len__(self) -> int:
@@ -67,25 +106,24 @@ class Inspection:
 
     @property
     def kernels(self) -> list[str]:
-        """Texts of the kernels of all graphs, where the backend generates any."""
-        found: list[str] = []
-        for entry in self.entries:
-            found.extend(getattr(entry.compiled, "kernels", ()) or ())
-        return found
+        return [kernel for entry in self.entries for kernel in entry.kernels]
 
 
 def inspect(fn: Any) -> Inspection:
-    """The regions of an optimised callable: generated source, guards as text, graphs, kernels. UserError when `fn` is not optimised."""
+    """The regions of an optimised callable, or, for a plain function, all regions of its code. UserError for anything else."""
     optimized = getattr(fn, "_magneto_call", fn)
-    if not isinstance(optimized, _C.Optimized):
+    if isinstance(optimized, _C.Optimized):
+        regions = _C.regions(None, optimized.policy)
+    elif isinstance(getattr(fn, "__code__", None), CodeType):
+        regions = _C.regions(fn.__code__)
+    else:
         raise UserError("U001", function="inspect", expected="an optimised callable", got=type(fn).__name__)
-    entries = [_entry(region) for region in _C.regions(None, optimized.policy)]
-    return Inspection(tuple(sorted(entries, key=lambda entry: (entry.code.co_filename, entry.code.co_firstlineno, entry.offset))))
+    entries = [_entry(region) for region in regions if region.info]
+    return Inspection(tuple(sorted(entries, key=lambda entry: (entry.file, entry.line, entry.offset))))
 
 
 def _entry(region: Any) -> Entry:
     info = region.info
     reason = info["reason"]
-    return Entry(
-        info["name"], region.code, region.offset, show_guards(info["guards"]), info["text"], info["gm"], info["graph"], region.hits, reason.reason if reason else None
-    )
+    breaks = (reason.reason,) if reason is not None else ()
+    return Entry(info["name"], region.code, region.offset, info["text"], Guards(info["guards"]), info["gm"], info["graph"], region.hits, breaks)

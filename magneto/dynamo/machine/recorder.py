@@ -14,8 +14,8 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.trackers.base import Tracker
-from magneto.graph.fake import DataDependent, FakeResult, fake_call
-from magneto.graph.meta import TensorMeta
+from magneto.graph import DataDependent, FakeResult, UnsupportedFake, fake_call
+from magneto.graph import TensorMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
@@ -71,7 +71,7 @@ class Recorder:
             result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
         except DataDependent as problem:
             machine.graph_break("B011", name=_name(target), reason=str(problem))
-        except NotImplementedError as problem:
+        except (UnsupportedFake, NotImplementedError) as problem:
             machine.graph_break("B013", name=_name(target), reason=str(problem))
         except Exception as error:
             machine.raise_exception(error)

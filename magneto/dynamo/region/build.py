@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,14 @@ from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
-from magneto.dynamo.guards.source import Local, Source, Stack
+from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.frame import SymFrame
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Ending, Restart
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.emit import RegionEmitter
 from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
+from magneto.dynamo.trackers.base import Tracker
 
 _numbers = itertools.count()
 _BASE = {
@@ -139,13 +140,30 @@ class _Builder:
         return head, gm, [tracker.obj for _, tracker in recorder.inputs]
 
     def _guard_distinct(self) -> None:
-        """A region that writes to inputs holds only while its input tensors do not share memory in another way than at capture."""
-        recorder = self.machine.recorder
-        if not recorder.mutated:
-            return
-        sources = [tracker.source for _, tracker in recorder.inputs if tracker.source is not None]
-        if len(sources) > 1:
-            self.machine.guards.add(Row(Kind.DISTINCT, sources[0], tuple(sources[1:]), self.machine.user_line()))
+        """A region that writes to objects holds only while what it took for different objects are different objects.
+
+        Tensors that already share memory at capture are left alone: the backend sees the real tensors and decides.
+        """
+        machine = self.machine
+        recorder = machine.recorder
+        if recorder.mutated:
+            tensors = [tracker for _, tracker in recorder.inputs if tracker.source is not None]
+            storages = [tracker.obj.untyped_storage().data_ptr() for tracker in tensors]
+            if len(tensors) > 1 and len(set(storages)) == len(storages):
+                self._distinct(tensors)
+        written = {id(operands[0]): operands[0] for _, operands in machine.effects if operands and operands[0].source is not None}
+        by_type: dict[type, list[Tracker]] = {}
+        for tracker in machine.wrapped.values():
+            if tracker.source is not None and not isinstance(tracker.source, Held):
+                by_type.setdefault(tracker.python_type(), []).append(tracker)
+        for kind in {tracker.python_type() for tracker in written.values()}:
+            peers = by_type.get(kind, [])
+            if len(peers) > 1:
+                self._distinct(peers)
+
+    def _distinct(self, values: Sequence[Tracker]) -> None:
+        sources = [tracker.source for tracker in values]
+        self.machine.guards.add(Row(Kind.DISTINCT, sources[0], tuple(sources[1:]), self.machine.user_line()))
 
     # -- ends
 

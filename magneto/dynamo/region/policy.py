@@ -25,6 +25,7 @@ from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.skip import skip_reason
+from magneto.graph.program import standalone
 
 Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 MAX_ATTEMPTS = 64
@@ -153,7 +154,8 @@ def _report(context: Context, plan: RegionPlan) -> None:
         if logging(2):
             log(2, f"graph {plan.name}\n{plan.gm.graph}")
         if dumping():
-            dump(f"{plan.name}_graph", ".py", plan.gm.code)
+            gm, name = plan.gm, plan.name
+            dump(f"{name}_graph", ".py", lambda: standalone(gm, name))
     if reason is not None:
         events.emit("break", id=reason.id, reason=reason.reason, hint=reason.hint, stack=reason.user_stack, function=plan.code.co_qualname)
         log(1, lambda: f"graph break {reason}")

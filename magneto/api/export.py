@@ -1,0 +1,158 @@
+"""`export`: the whole function as one graph, called with the function's own arguments; a graph break is an error."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.api.optimize import make_optimized
+from magneto.base.errors import UserError
+from magneto.dynamo import trackers
+from magneto.dynamo.guards.rows import GuardSet
+from magneto.dynamo.region.build import RegionPlan
+from magneto.dynamo.region.policy import Context
+from magneto.dynamo.trackers.base import Tracker
+
+
+def export(fn: Callable[..., Any], *args: Any, aten_graph: bool = False, **kwargs: Any) -> tuple[fx.GraphModule, GuardSet]:
+    """Capture `fn(*args, **kwargs)` as one GraphModule and the guards under which it holds.
+
+    The GraphModule takes the same arguments as the call and returns the same structure (tensors in tuples, lists and dicts). Parameters and other tensors that `fn`
+    reaches by itself become attributes of the GraphModule. `aten_graph=True` gives ATen operations instead of torch-level calls. The call is executed once.
+    Raises Unsupported at the first graph break, UserError when the result holds something that a graph cannot return.
+    """
+    if not callable(fn):
+        raise UserError("U001", function="export", expected="a callable", got=type(fn).__name__)
+    captured: list[tuple[RegionPlan, fx.GraphModule]] = []
+
+    def on_plan(plan: RegionPlan) -> None:
+        if not captured:
+            captured.append((plan, _exported(fn, plan, args, kwargs)))
+
+    context = Context(lambda gm, inputs: gm.forward, "export", nopython=True, on_plan=on_plan)
+    make_optimized(fn, context)(*args, **kwargs)
+    if not captured:
+        raise UserError("U006", function="export", reason=f"{getattr(fn, '__name__', fn)!r} runs no Python code that can be captured")
+    plan, gm = captured[0]
+    if aten_graph:
+        gm = _aten(gm, args, kwargs)
+    return gm, plan.guards
+
+
+class _Export:
+    """Rewrites a region's graph into one over the call's own arguments."""
+
+    def __init__(self, plan: RegionPlan, names: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self.root = torch.nn.Module()
+        self.graph = fx.Graph()
+        self.by_id: dict[int, fx.Node] = {}
+        for name, value in names.items():
+            self._argument(self.graph.placeholder(name), value)
+        self.env: dict[fx.Node, fx.Node] = {}
+
+    def _argument(self, node: fx.Node, value: Any) -> None:
+        """Make the tensors inside an argument reachable."""
+        if isinstance(value, torch.Tensor):
+            self.by_id.setdefault(id(value), node)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                self._element(node, key, item)
+        elif isinstance(value, (tuple, list)):
+            for index, item in enumerate(value):
+                self._element(node, index, item)
+
+    def _element(self, node: fx.Node, key: Any, item: Any) -> None:
+        if isinstance(item, (torch.Tensor, tuple, list, Mapping)):
+            self._argument(self.graph.call_function(operator.getitem, (node, key)), item)
+
+    def tensor(self, obj: torch.Tensor, name: str) -> fx.Node:
+        """The node of an outside tensor: part of an argument, or an attribute of the exported module."""
+        found = self.by_id.get(id(obj))
+        if found is None:
+            name = name.removeprefix("l_").strip("_") or "tensor"
+            while hasattr(self.root, name):
+                name += "_"
+            if isinstance(obj, torch.nn.Parameter):
+                self.root.register_parameter(name, obj)
+            else:
+                self.root.register_buffer(name, obj)
+            found = self.by_id[id(obj)] = self.graph.get_attr(name)
+        return found
+
+    def build(self) -> fx.GraphModule:
+        machine, value = self.plan.machine, self.plan.ending.value
+        assert value is not None
+        for node, tracker in machine.recorder.inputs:
+            self.env[node] = self.tensor(tracker.obj, node.name)
+        if self.plan.gm is not None:
+            for node in self.plan.gm.graph.nodes:
+                if node.op.startswith("call"):
+                    self.env[node] = self.graph.node_copy(node, lambda old: self.env[old])
+        self.graph.output(self.result(value))
+        used = {node for node in self.graph.nodes if node.op == "call_function" and node.target is operator.getitem and not node.users}
+        for node in reversed(list(self.graph.nodes)):
+            if node in used and not node.users:
+                self.graph.erase_node(node)
+        self.graph.lint()
+        return fx.GraphModule(self.root, self.graph, class_name="ExportedGraph")
+
+    def result(self, value: Tracker) -> Any:
+        """The output structure with nodes in place of tensors."""
+        machine = self.plan.machine
+        if isinstance(value, trackers.TensorTracker):
+            if value.source is not None:
+                return self.tensor(value.obj, value.source.text())
+            assert value.node is not None
+            return self.env[value.node]
+        const = value.try_const()
+        if const is not None:
+            return const.value
+        if isinstance(value, (trackers.TupleTracker, trackers.ListTracker)):
+            items = [self.result(item) for item in value.items(machine)]
+            kind = value.python_type()
+            return kind(*items) if hasattr(kind, "_fields") else kind(items)
+        if issubclass(value.python_type(), dict):
+            keys = machine.iterate(value)
+            pairs = {}
+            for key in keys:
+                known = key.try_const()
+                if known is None or not isinstance(known.value, str):
+                    raise UserError("U006", function="export", reason="a dictionary in the result has keys that are not strings")
+                pairs[known.value] = self.result(machine.apply(operator.getitem, value, key))
+            return pairs
+        raise UserError("U006", function="export", reason=f"the result holds a {value.python_type().__name__}, which a graph cannot return")
+
+
+def _exported(fn: Callable[..., Any], plan: RegionPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.GraphModule:
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    names: dict[str, Any] = {}
+    try:
+        bound = inspect.signature(target).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        bound = None
+    if bound is None:
+        names.update({f"arg{k}": value for k, value in enumerate(args)}, **kwargs)
+    else:
+        for name, parameter in bound.signature.parameters.items():
+            if name not in bound.arguments:
+                continue
+            value = bound.arguments[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                names.update({f"{name}_{k}": item for k, item in enumerate(value)})
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                names.update(value)
+            else:
+                names[name] = value
+    return _Export(plan, names).build()
+
+
+def _aten(gm: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.GraphModule:
+    from magneto.aot_autograd.trace import export_aten
+
+    return export_aten(gm, args, kwargs)

@@ -37,7 +37,7 @@ class CellTracker(Tracker):
     def python_type(self) -> type:
         return types.CellType
 
-    def get(self, m: Machine) -> Tracker | None:
+    def load(self, m: Machine) -> Tracker | None:
         """The contents, None when the cell is empty."""
         if self._machine is not None:
             self._machine = None
@@ -48,7 +48,7 @@ class CellTracker(Tracker):
                 m.guard(Kind.ABSENT, Cell(self.source), None)
         return self._contents
 
-    def set(self, m: Machine, value: Tracker | None) -> None:
+    def store(self, m: Machine, value: Tracker | None) -> None:
         self._machine = None
         self._contents = value
         if self.source is not None:
@@ -60,7 +60,7 @@ class CellTracker(Tracker):
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         if name != "cell_contents":
             return None
-        value = self.get(m)
+        value = self.load(m)
         if value is None:
             m.raise_exception(ValueError("Cell is empty"))
         return value

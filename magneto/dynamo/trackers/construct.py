@@ -14,7 +14,7 @@ from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import builtin_base
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
-from magneto.dynamo.trackers.dispatch import has_rows, rule
+from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker
@@ -121,9 +121,16 @@ def object_init(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> No
     """Nothing to do; superfluous arguments are an error only where __init__ is not overridden, which `_initialise` has seen."""
 
 
-@rule(BaseException.__init__, ExceptionTracker)
-def exception_init(m: Machine, v: ExceptionTracker, *args: Tracker) -> None:
-    v.args = args
+def exception_methods(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """Fallback of dispatch: __new__ and __init__ of the built-in exceptions (each class has its own)."""
+    if isinstance(fn, types.WrapperDescriptorType) and issubclass(fn.__objclass__, BaseException):
+        if fn.__name__ == "__init__" and isinstance(args[0], ExceptionTracker) and not kwargs:
+            args[0].args = tuple(args[1:])
+            return None
+    return NotImplemented
+
+
+FALLBACKS.append(exception_methods)
 
 
 @rule((dict.__init__, collections.OrderedDict.__init__), ObjectTracker)

@@ -6,6 +6,7 @@ import builtins
 import collections
 import copy
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -638,6 +639,27 @@ def copy_(m: Machine, v: Tracker) -> Any:
             made_object._attrs = DictTracker.of(m, attrs.pairs(m))
             return made_object
     return NotImplemented
+
+
+def real_callable(v: Tracker) -> Any:
+    """The real object of a tracked callable, MISSING for one made inside the region."""
+    if isinstance(v, BoundMethodTracker) and v.obj is MISSING:
+        fn, owner = v.fn.obj, v.owner.obj
+        return MISSING if fn is MISSING or owner is MISSING else types.MethodType(fn, owner)
+    return v.obj
+
+
+@rule(inspect.signature, Tracker)
+def signature(m: Machine, v: Tracker, **kwargs: Tracker) -> Any:
+    """Of an existing callable, known by identity or by its code: the real signature."""
+    real = real_callable(v)
+    if real is MISSING or kwargs:
+        return NotImplemented
+    try:
+        found = inspect.signature(real)
+    except (ValueError, TypeError) as error:
+        m.raise_exception(error)
+    return held(m, found, "signature")
 
 
 def call_cached(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

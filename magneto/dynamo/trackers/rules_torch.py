@@ -116,6 +116,8 @@ for _fn in (
     torch.get_num_threads,
     torch.is_anomaly_enabled,
     torch.xpu.is_available,
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
 ):
     _state(_fn)
 if torch.distributed.is_available():

@@ -85,6 +85,7 @@ class FunctionalMode(TorchDispatchMode):
         found = self._seen.get(key)
         if found is None:
             found = self._seen[key] = self._node(operator.getitem, (node, index), {}, node.meta["val"][index])
+            found.meta["stage"] = node.meta["stage"]  # backward may be the first to ask for a result of a forward operation
         return found
 
     def reshape(self, value: fx.Node, shape: tuple[int, ...]) -> fx.Node:
@@ -390,6 +391,14 @@ def _batch_norm(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: 
     return tuple(mode.results(mode.item(node, i), node.meta["val"][i]) for i in range(3))
 
 
+def _batch_norm_backward(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In training the running statistics do not matter; without them nothing holds on to their old values."""
+    if args[7]:
+        args = (*args[:3], None, None, *args[5:])
+    node = mode.emit(func, tuple(mode.nodes(a) for a in args))
+    return mode.results(node, node.meta["val"])
+
+
 def _lift_fresh(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     mode.view_for(args[0])
     return args[0]  # type: ignore[no-any-return]
@@ -418,6 +427,7 @@ SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any
     "aten.fill_.Tensor": _fill_,
     "aten.zero_.default": _fill_,
     "aten.native_batch_norm.default": _batch_norm,
+    "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.index.Tensor": _index,
 }
 

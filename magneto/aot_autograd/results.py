@@ -30,11 +30,12 @@ class Collector:
         placeholders = (node for node in mode.graph.nodes if node.op == "placeholder")
         self._place = {node: index for index, node in enumerate(placeholders)}
         self._index_of: dict[View, int] = {}
+        self.carriers: dict[int, torch.Tensor] = {}
         self._by_object: dict[int, Output] = {}
         self._sharing: dict[int, set[int]] = {}
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                self._sharing.setdefault(value.untyped_storage()._cdata, set()).add(id(value))
+        self._values = [value for value in values if isinstance(value, torch.Tensor)]
+        for value in self._values:
+            self._sharing.setdefault(value.untyped_storage()._cdata, set()).add(id(value))
         self.written = {i for i, root in enumerate(roots) if root is not None and root.storage.version}
 
     def output(self, value: Any) -> Output:
@@ -57,19 +58,43 @@ class Collector:
         detached = not value.requires_grad
         number = len(self._by_object)
         if root.input_index >= 0:
+            if not detached and value._base is None:
+                raise Refusal("an output on an input's memory with a history of its own")
             return Alias(Input(root.input_index), steps, detached, number)
-        alone = len(self._sharing[value.untyped_storage()._cdata]) == 1
+        address = value.untyped_storage()._cdata
+        alone = len(self._sharing[address]) == 1
         whole = view is root or (view.meta.is_dense() and view.meta.numel == root.meta.numel)
         if alone and whole and view.meta.dtype == root.meta.dtype:
-            return Result(self._result(view))
-        if view is root and root not in self._index_of:
-            return Result(self._result(root))
-        return Alias(Result(self._result(root)), steps, detached, number)
+            return Result(self._result(view, value))
+        base = self._base_on(address)
+        if view is root and root not in self._index_of and (base is None or value is base):
+            return Result(self._result(root, base))
+        return Alias(Result(self._result(root, base)), steps, detached, number)
 
-    def _result(self, view: View) -> int:
+    def _base_on(self, address: int) -> torch.Tensor | None:
+        """The tensor on this memory through which gradients of all outputs on it flow; None when none of them requires grad."""
+        bases = {}
+        for value in self._values:
+            if value.requires_grad and value.untyped_storage()._cdata == address:
+                base = value if value._base is None else value._base
+                bases[id(base)] = base
+        if len(bases) > 1:
+            raise Refusal("outputs that share memory but not their history")
+        for base in bases.values():
+            if self.mode.view_for(base).parent is not None:
+                raise Refusal("outputs that share memory in a way autograd does not know")
+            return base
+        return None
+
+    def _result(self, view: View, carrier: torch.Tensor | None) -> int:
+        """The index of the result for `view`; `carrier` is the traced tensor whose gradient is the result's."""
         found = self._index_of.get(view)
         if found is None:
             found = self._index_of[view] = self.add_result(self.mode.read(view), view.meta)
+            if carrier is not None and carrier.requires_grad:
+                if carrier.is_leaf:
+                    raise Refusal("a tensor that requires grad is made in the graph")
+                self.carriers[found] = carrier
         return found
 
     def add_result(self, node: fx.Node, meta: TensorMeta) -> int:
@@ -95,9 +120,19 @@ class Collector:
             place = self._place.get(node, -1) if node.op == "placeholder" else -1
             if place == index:
                 continue  # written, and back to what it was
-            source = Input(place) if 0 <= place < len(self.roots) and place not in self.written else Result(self.add_result(node, node.meta["val"]))
-            counted = self.tensors[index]._version != self.versions[index]
-            yield Mutation(index, source, counted, not root.storage.written_in_grad_mode)
+            in_grad_mode = root.storage.written_in_grad_mode
+            tensor = self.tensors[index]
+            source: Result | Input
+            if 0 <= place < len(self.roots) and place not in self.written and not tensor.requires_grad:
+                source = Input(place)
+            else:
+                source = Result(self.add_result(node, node.meta["val"]))
+                if in_grad_mode and tensor.requires_grad:
+                    if tensor.is_leaf:
+                        raise Refusal("an input that requires grad is written out of autograd's sight")
+                    self.carriers[source.index] = tensor
+            counted = tensor._version != self.versions[index]
+            yield Mutation(index, source, counted, not in_grad_mode)
 
     def check_geometry(self) -> None:
         """Inputs must still be the views of memory that they were."""

@@ -59,7 +59,8 @@ class Mutation:
 class Signature:
     """The functional graph takes `n_inputs` inputs of the caller and then `n_constants` constants, and returns `n_results` tensors.
 
-    `single`: the captured graph returned one value instead of a tuple. `extents[i]`: bytes that input i spans in memory.
+    `single`: the captured graph returned one value instead of a tuple. `training`: results may require grad, so that aliases and write-backs
+    are recorded by autograd.
     """
 
     n_inputs: int
@@ -68,6 +69,7 @@ class Signature:
     outputs: tuple[Output, ...]
     mutations: tuple[Mutation, ...] = ()
     single: bool = False
+    training: bool = False
     overlap_checks: tuple[tuple[int, int, int, int], ...] = ()  # (written input, its bytes, other input, its bytes)
 
     @property

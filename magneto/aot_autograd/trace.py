@@ -178,28 +178,34 @@ def run_captured(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any]) -> An
     raise Refusal("a captured graph without an output")
 
 
-def finish(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: Any, name: str) -> AtenGraph:
-    """Decide what the functional graph returns, and describe it."""
+def describe(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: Any) -> tuple[Collector, Signature]:
+    """Decide what the functional graph returns."""
     single = not isinstance(value, (tuple, list))
     values = (value,) if single else tuple(value)
     collector = Collector(tracing.mode, tensors, tracing.roots, tracing.versions, values)
     outputs = tuple(collector.output(v) for v in values)
     mutations = tuple(collector.mutations())
     collector.check_geometry()
-    graph = tracing.mode.graph
-    n_constants = len(tracing.attributes) + len(tracing.mode.literals)
-    graph.output(tuple(collector.results))
-    drop_dead(graph)
     parameters = set(getattr(gm, "meta", {}).get("magneto", {}).get("parameter_inputs", ()))
-    signature = Signature(
+    return collector, Signature(
         len(tracing.inputs),
-        n_constants,
+        len(tracing.attributes) + len(tracing.mode.literals),
         len(collector.results),
         outputs,
         mutations,
         single,
-        _overlap_checks(tracing, mutations, parameters),
+        overlap_checks=_overlap_checks(tracing, mutations, parameters),
     )
+
+
+def finish(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: Any, name: str) -> AtenGraph:
+    """The graph with its output, and its signature."""
+    collector, signature = describe(gm, tracing, tensors, value)
+    if collector.carriers:
+        raise Refusal("a result requires grad though no input does")
+    graph = tracing.mode.graph
+    graph.output(tuple(collector.results))
+    drop_dead(graph)
     return AtenGraph(graph, signature, (*tracing.attributes, *tracing.mode.literals), name)
 
 

@@ -32,7 +32,7 @@ def wrap(
 
 def build(source: tuple[str, dict[str, Any]], compiled: Compiled, constants: Sequence[torch.Tensor], fallback: Compiled | None, name: str) -> Compiled:
     text, namespace = source
-    namespace.update(graph=compiled, fallback=fallback, set_grad_enabled=torch._C._set_grad_enabled, is_grad_enabled=torch.is_grad_enabled)
+    namespace.update(graph=compiled, fallback=fallback, set_grad_enabled=torch._C._set_grad_enabled)
     namespace.update({f"c{i}": constant for i, constant in enumerate(constants)})
     result: Compiled = compile_source(f"wrapper of {name}", text, namespace)["wrapper"]
     return result
@@ -86,7 +86,12 @@ class Writer:
 
     def write_back(self, mutation: Mutation) -> None:
         target = self.name_of(mutation.index) + ("" if mutation.counted else ".data")
+        silent = self.signature.training and mutation.under_no_grad and mutation.counted
+        if silent:
+            self.add("set_grad_enabled(False)")
         self.add(f"{target}.copy_({self.base(mutation.source)})")
+        if silent:
+            self.add("set_grad_enabled(True)")
 
     def base(self, base: Result | Input) -> str:
         return f"r{base.index}" if isinstance(base, Result) else self.name_of(base.index)
@@ -121,7 +126,7 @@ class Writer:
         text = base
         for step in output.steps:
             text = self.step(text, step, base)
-        return text
+        return text + ".detach()" if output.detached and self.signature.training else text
 
     def step(self, subject: str, step: ViewStep, base: str) -> str:
         """One view step on a real tensor."""

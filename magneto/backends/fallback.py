@@ -33,3 +33,14 @@ def recover(gm: fx.GraphModule, error: Exception) -> Callable[..., Any]:
         raise error
     reason = error.reason if isinstance(error, MagnetoError) else f"{type(error).__name__}: {error}"
     return run_captured_graph(gm, reason.strip().split("\n")[0][:300])
+
+
+def recover_backward(name: str, error: Exception) -> None:
+    """As `recover`, for a backward graph: said once, and its operations are called one by one."""
+    if not config.suppress_errors:
+        raise error
+    reason = error.reason if isinstance(error, MagnetoError) else f"{type(error).__name__}: {error}"
+    reason = reason.strip().split("\n")[0][:300]
+    emit("fallback", graph=name, reason=reason)
+    counter("graphs_in_eager")
+    warn_once("W105", graph=name, reason=reason)

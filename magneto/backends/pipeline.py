@@ -16,9 +16,13 @@ import torch
 from torch import fx
 
 from magneto.aot_autograd.call import as_function, without_grad
+from magneto.aot_autograd.joint import JointGraph, trace_joint
+from magneto.aot_autograd.partition import Partition, partition
+from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
+from magneto.aot_autograd.training import plan_training, training_function
 from magneto.aot_autograd.wrap import wrap
-from magneto.backends.fallback import name_of, recover, run_captured_graph
+from magneto.backends.fallback import name_of, recover, recover_backward
 from magneto.base.events import timer
 from magneto.base.passes import Pass, run_passes
 
@@ -27,7 +31,10 @@ Compiled = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is being compiled, at any stage. `aten` is set by trace, `compiled` by compile (the functional graph) and by wrap (the whole)."""
+    """What is being compiled, at any stage. `aten` is set by trace, `compiled` by compile (the functional graph) and by wrap (the whole).
+
+    In training `joint` is traced first, `cut` splits it, and `aten` is the forward graph.
+    """
 
     gm: fx.GraphModule
     inputs: tuple[Any, ...]
@@ -35,6 +42,8 @@ class Unit:
     grad_enabled: bool
     aten: AtenGraph | None = None
     compiled: Compiled | None = None
+    joint: JointGraph | None = None
+    cut: Partition | None = None
 
     @property
     def traced(self) -> AtenGraph:
@@ -51,6 +60,18 @@ class Unit:
 def trace_captured(unit: Unit) -> Unit:
     """Torch-level calls become functional ATen operations; mutation and aliasing move into the signature."""
     return replace(unit, aten=trace(unit.gm, unit.inputs, unit.grad_enabled, unit.name))
+
+
+def trace_joint_graph(unit: Unit) -> Unit:
+    """As trace, and on through autograd's engine: forward and backward in one graph."""
+    return replace(unit, joint=trace_joint(unit.gm, unit.inputs, unit.grad_enabled, unit.name))
+
+
+def cut_joint_graph(unit: Unit) -> Unit:
+    """Forward and backward apart, with the least memory kept between them."""
+    assert unit.joint is not None
+    cut = partition(unit.joint)
+    return replace(unit, cut=cut, aten=AtenGraph(cut.forward, unit.joint.signature, unit.joint.constants, unit.name))
 
 
 def decompose_to_prims(unit: Unit) -> Unit:
@@ -84,40 +105,76 @@ def wrap_compiled(unit: Unit) -> Unit:
     return replace(unit, compiled=wrap(unit.compiled, aten.signature, aten.constants, unit.gm.forward, unit.name))
 
 
-INDUCTOR: tuple[Pass, ...] = (
-    Pass("trace", trace_captured),
+def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
+    """One autograd function round the compiled forward and a backward that is compiled when it is first called."""
+    assert unit.compiled is not None and unit.joint is not None and unit.cut is not None
+    graph, name = unit.cut.backward, f"{unit.name}_backward"
+
+    def build_backward() -> Compiled:
+        with timer("backend"):
+            return compile_backward(graph, name, backward_passes)
+
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, unit.gm.forward)
+    return replace(unit, compiled=training_function(plan))
+
+
+def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...]) -> Compiled:
+    """The compiled backward graph; called operation by operation when the compiler does not take it."""
+    n = sum(1 for node in graph.nodes if node.op == "placeholder")
+    outputs = graph.output_node().args[0]
+    assert isinstance(outputs, tuple)
+    half = AtenGraph(graph, Signature(n, 0, len(outputs), ()), (), name)
+    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, half)
+    try:
+        unit = run_passes(passes, unit, verify=verify_unit, show=show_unit, label=name)
+    except Exception as error:
+        recover_backward(name, error)
+        return without_grad(as_function(graph, name))
+    assert unit.compiled is not None
+    return unit.compiled
+
+
+COMPILE_HALF: tuple[Pass, ...] = (
     Pass("decompose", decompose_to_prims),
     Pass("drop_unused", drop_unused),
     Pass("compile_kernels", compile_kernels),
-    Pass("wrap", wrap_compiled),
 )
 
-AOT_EAGER: tuple[Pass, ...] = (
-    Pass("trace", trace_captured),
-    Pass("call_eagerly", call_eagerly),
-    Pass("wrap", wrap_compiled),
-)
+CALL_HALF: tuple[Pass, ...] = (Pass("call_eagerly", call_eagerly),)
 
-AOT_EAGER_DECOMPOSED: tuple[Pass, ...] = (
-    Pass("trace", trace_captured),
+CALL_HALF_DECOMPOSED: tuple[Pass, ...] = (
     Pass("decompose", decompose_to_prims),
     Pass("drop_unused", drop_unused),
     Pass("call_eagerly", call_eagerly),
-    Pass("wrap", wrap_compiled),
 )
+
+
+def inference(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    """The recipe without gradients."""
+    return (Pass("trace", trace_captured), *half, Pass("wrap", wrap_compiled))
+
+
+def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    """The recipe with gradients; the backward half goes through `half` too, when it is first called."""
+    return (
+        Pass("trace_joint", trace_joint_graph),
+        Pass("partition", cut_joint_graph),
+        *half,
+        Pass("join_halves", lambda unit: join_halves(unit, half)),
+        Pass("wrap", wrap_compiled),
+    )
 
 
 # ---- running them ----------------------------------------------------------------------------------------------------
 
 
-def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], passes: Sequence[Pass]) -> Compiled:
-    """The callable for `gm`: compiled by `passes`, or `gm` itself where they do not apply."""
+def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tuple[Pass, ...]) -> Compiled:
+    """The callable for `gm`: a functional graph goes through the passes `half`. Where the compiler does not apply, `gm` itself."""
     with timer("backend"):
         try:
-            if needs_grad(gm, example_inputs):
-                return run_captured_graph(gm, "gradients are needed, PyTorch's autograd runs it", quiet=True)
+            recipe = training(half) if needs_grad(gm, example_inputs) else inference(half)
             unit = Unit(gm, tuple(example_inputs), name_of(gm), torch.is_grad_enabled())
-            unit = run_passes(passes, unit, verify=verify_unit, show=show_unit, label=unit.name)
+            unit = run_passes(recipe, unit, verify=verify_unit, show=show_unit, label=unit.name)
         except Exception as error:
             return recover(gm, error)
     assert unit.compiled is not None
@@ -142,5 +199,5 @@ def verify_unit(unit: Unit) -> None:
 
 def show_unit(unit: Unit) -> str:
     if unit.aten is None:
-        return str(unit.gm.graph)
+        return str(unit.joint.graph if unit.joint is not None else unit.gm.graph)
     return f"{unit.aten.graph}\n{unit.aten.signature}"

@@ -21,16 +21,16 @@ def eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
 @register_backend
 def aot_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The functional ATen graph, run operation by operation: capture and aot_autograd without code generation."""
-    return pipeline.compile_captured(gm, example_inputs, pipeline.AOT_EAGER)
+    return pipeline.compile_captured(gm, example_inputs, pipeline.CALL_HALF)
 
 
 @register_backend
 def aot_eager_decomposed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """As aot_eager, after decomposition into primitives."""
-    return pipeline.compile_captured(gm, example_inputs, pipeline.AOT_EAGER_DECOMPOSED)
+    return pipeline.compile_captured(gm, example_inputs, pipeline.CALL_HALF_DECOMPOSED)
 
 
 @register_backend
 def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The whole compiler: fused kernels and a native plan."""
-    return pipeline.compile_captured(gm, example_inputs, pipeline.INDUCTOR)
+    return pipeline.compile_captured(gm, example_inputs, pipeline.COMPILE_HALF)

@@ -1,0 +1,131 @@
+"""Forward and backward in one functional graph, traced through PyTorch's own autograd engine.
+
+The captured graph runs on hollow tensors with grad mode as captured; then the engine runs backward from the results that require grad, under the same dispatch mode.
+All formulas are PyTorch's. Nodes are marked with ``meta["stage"]``: forward or backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.aot_autograd.mode import FunctionalMode, hollow
+from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.results import Collector
+from magneto.aot_autograd.signature import Signature
+from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, steady_state
+from magneto.graph.meta import TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """`graph` has no output node. `results`: nodes the forward returns. `tangents[k]`: placeholder of the gradient of result
+    `differentiable[k]`. `gradients[i]`: node of the gradient of input i (constants included), or None."""
+
+    graph: fx.Graph
+    signature: Signature
+    constants: tuple[torch.Tensor, ...]
+    results: tuple[fx.Node, ...]
+    differentiable: tuple[int, ...]
+    tangents: tuple[fx.Node, ...]
+    gradients: tuple[fx.Node | None, ...]
+    name: str = "graph"
+
+
+def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:
+    """Nothing is computed, no gradient is accumulated. Raises Refusal, or what torch raises for a call that is wrong."""
+    with steady_state(grad_enabled):
+        leaves: dict[int, torch.Tensor] = {}
+        tracing, tensors = begin(gm, inputs)
+        tensors = _require_grad(tracing, tensors, leaves)
+        with tracing.mode:
+            value = run_captured(gm, tracing, tensors)
+        collector, signature = describe(gm, tracing, tensors, value)
+        signature = replace(signature, training=True)
+        differentiable = tuple(sorted(collector.carriers))
+        mode = tracing.mode
+        results = tuple(collector.results)
+        tangents, gradients = _backward(mode, collector, differentiable, leaves, len(tensors), results)
+    constants = (*tracing.attributes, *mode.literals)
+    signature = replace(signature, n_constants=len(constants))
+    return JointGraph(mode.graph, signature, constants, results, differentiable, tangents, gradients, name)
+
+
+def _require_grad(tracing: Tracing, tensors: list[Any], leaves: dict[int, torch.Tensor]) -> list[Any]:
+    """Inputs that require grad become leaves (by index in `leaves`), and what autograd computed becomes such a tensor again."""
+    mode = tracing.mode
+    originals = [*tracing.inputs, *tracing.attributes]
+    result: list[Any] = []
+    for index, (original, tensor) in enumerate(zip(originals, tensors, strict=True)):
+        if not isinstance(original, torch.Tensor) or not original.requires_grad:
+            result.append(tensor)
+            continue
+        leaf = tensor.requires_grad_()
+        leaves[index] = leaf
+        result.append(leaf if original.is_leaf else _not_a_leaf(mode, tracing, index, leaf))
+    return result
+
+
+def _not_a_leaf(mode: FunctionalMode, tracing: Tracing, index: int, leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor with the leaf's value and an identity as history: it may be written in place, as the caller's non-leaf tensor may."""
+    view = tracing.roots[index]
+    assert view is not None
+    with mode, torch.enable_grad():
+        tensor = leaf.clone(memory_format=torch.preserve_format)
+    if tensor.stride() != leaf.stride():
+        with mode, torch.enable_grad():
+            tensor = _Identity.apply(leaf)
+    root = mode.storages.add_root(tensor, view.meta, view.node, index)
+    tracing.roots[index] = root
+    tracing.versions[index] = tensor._version
+    return tensor
+
+
+class _Identity(torch.autograd.Function):
+    """Another memory with the same geometry; gradients pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return hollow(TensorMeta.of(x))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _backward(
+    mode: FunctionalMode, collector: Collector, differentiable: tuple[int, ...], leaves: dict[int, torch.Tensor], n: int, results: tuple[fx.Node, ...]
+) -> tuple[tuple[fx.Node, ...], tuple[fx.Node | None, ...]]:
+    """Run the engine; returns the tangents' placeholders and one gradient node or None per input."""
+    gradients: list[fx.Node | None] = [None] * n
+    if not differentiable or not leaves:
+        return (), tuple(gradients)
+    mode.stage, mode.stack = "backward", ()
+    tangents, seeds = [], []
+    for k, index in enumerate(differentiable):
+        meta: TensorMeta = results[index].meta["val"]
+        carrier = collector.carriers[index]
+        node = mode.graph.placeholder(f"tangent_{k}")
+        node.meta.update(val=meta, stack=(), stage="backward")
+        seed = hollow(meta)
+        if seed.shape != carrier.shape:
+            raise Refusal("a gradient of another shape than its tensor")
+        mode.storages.add_root(seed, meta, node)
+        tangents.append(node)
+        seeds.append(seed)
+    outputs = tuple(collector.carriers[index] for index in differentiable)
+    engine = torch.autograd.Variable._execution_engine
+    autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    for kind in autocast:
+        torch.set_autocast_enabled(kind, False)
+    with mode, torch.no_grad():
+        found = engine.run_backward(outputs, tuple(seeds), False, False, tuple(leaves.values()), True, False)
+    for index, gradient in zip(leaves, found, strict=True):
+        if gradient is not None:
+            gradients[index] = mode.read(mode.view_for(gradient))
+    return tuple(tangents), tuple(gradients)
+

@@ -1,0 +1,204 @@
+"""Cutting a joint graph into a forward and a backward graph.
+
+Which forward values are kept for backward is a minimum cut: a value costs its bytes to keep (nothing, when it is an input, a result, or kept anyway),
+and a value that is not kept is computed again in backward from what is. Only cheap operations may be computed again; random ones never are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from magneto.aot_autograd.joint import JointGraph
+from magneto.aot_autograd.mincut import min_cut
+from magneto.aot_autograd.overloads import aten
+from magneto.aot_autograd.trace import drop_dead
+from magneto.graph.meta import TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value the backward needs: input, result or further output ("extra") `index` of the forward graph."""
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """`forward` returns the results, then the extras. `backward` takes the kept values, then the tangents; it returns `n_gradients` distinct tensors.
+
+    `gradients[i]`: for input i None, an index into what backward returns, or ("tangent", k).
+    `needs[i]`: the tangents on which it depends.
+    """
+
+    forward: fx.Graph
+    backward: fx.Graph
+    kept: tuple[Kept, ...]
+    n_extras: int
+    gradients: tuple[int | tuple[str, int] | None, ...]
+    needs: tuple[frozenset[int], ...]
+
+
+def partition(joint: JointGraph) -> Partition:
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
+    wanted = [node for node in dict.fromkeys(n for n in joint.gradients if n is not None) if node not in joint.tangents]
+    written = {mutation.index for mutation in joint.signature.mutations}
+    kept_nodes = choose_kept(joint, wanted)
+    forward = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        env[node] = forward.node_copy(node)
+        env[node].meta = node.meta
+    extras: list[fx.Node] = []
+    kept: list[Kept] = []
+    place = {node: i for i, node in enumerate(inputs)}
+    result_place = {node: i for i, node in reversed(list(enumerate(joint.results)))}
+    for node in kept_nodes:
+        if node in place and place[node] not in written:
+            kept.append(Kept("input", place[node]))
+        elif node in result_place:
+            kept.append(Kept("result", result_place[node]))
+        else:
+            kept.append(Kept("extra", len(extras)))
+            extras.append(node)
+    copy_needed(forward, [*joint.results, *extras], env, _effects(joint))
+    outputs = [env[node] for node in joint.results]
+    for node in extras:
+        outputs.append(_cloned(forward, env[node]) if node in place else env[node])
+    forward.output(tuple(outputs))
+    drop_dead(forward)
+    backward = _backward_graph(joint, kept_nodes, wanted)
+    gradients = tuple(_gradient(node, wanted, joint.tangents) for node in joint.gradients)
+    needs = _dependencies(joint)
+    return Partition(forward, backward, tuple(kept), len(extras), gradients, needs)
+
+
+def _effects(joint: JointGraph) -> list[fx.Node]:
+    """Forward operations that are kept although nothing may read them: they advance the random stream."""
+    return [node for node in joint.graph.nodes if node.op == "call_function" and is_random(node) and node.meta["stage"] == "forward"]
+
+
+def is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _cloned(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A written input's old numbers, kept for backward."""
+    copy = graph.call_function(aten.clone.default, (node,))
+    copy.meta.update(val=node.meta["val"].with_(storage_offset=0), stack=(), stage="forward")
+    return copy
+
+
+def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx.Node], effects: Sequence[fx.Node] = ()) -> None:
+    """Copy what `roots` and `effects` need into `graph`, in the old order; `env` maps what is there already."""
+    needed: set[fx.Node] = set()
+    stack = [*roots, *effects]
+    while stack:
+        node = stack.pop()
+        if node not in needed and node not in env:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    for node in sorted(needed):
+        copy = graph.create_node(node.op, node.target, fx.map_arg(node.args, env.__getitem__), fx.map_arg(node.kwargs, env.__getitem__))
+        copy.meta = node.meta
+        env[node] = copy
+
+
+def _backward_graph(joint: JointGraph, kept: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> fx.Graph:
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for i, node in enumerate([*kept, *joint.tangents]):
+        name = f"kept_{i}" if i < len(kept) else node.name
+        env[node] = graph.placeholder(name)
+        env[node].meta = node.meta
+    copy_needed(graph, wanted, env)
+    outputs = [_cloned(graph, env[node]) if env[node].op == "placeholder" else env[node] for node in wanted]
+    graph.output(tuple(outputs))
+    drop_dead(graph)
+    return graph
+
+
+def _gradient(node: fx.Node | None, wanted: Sequence[fx.Node], tangents: Sequence[fx.Node]) -> int | tuple[str, int] | None:
+    if node is None:
+        return None
+    if node in tangents:
+        return ("tangent", tangents.index(node))
+    return wanted.index(node)
+
+
+def _dependencies(joint: JointGraph) -> tuple[frozenset[int], ...]:
+    """Per gradient, the tangents it depends on."""
+    depends: dict[fx.Node, frozenset[int]] = {node: frozenset((k,)) for k, node in enumerate(joint.tangents)}
+    nothing: frozenset[int] = frozenset()
+    for node in joint.graph.nodes:
+        if node.meta["stage"] == "backward" and node not in depends:
+            sets = {depends.get(source, nothing) for source in node.all_input_nodes}
+            depends[node] = sets.pop() if len(sets) == 1 else frozenset().union(*sets)
+    return tuple(nothing if node is None else depends.get(node, nothing) for node in joint.gradients)
+
+
+# ---- what to keep ----------------------------------------------------------------------------------------------------
+
+# Computing these again costs next to nothing: they fuse into whatever reads them.
+CHEAP = frozenset(
+    """add sub mul div neg abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan tanh sigmoid silu gelu relu erf hardtanh
+    hardswish hardsigmoid hardswish leaky_relu elu softplus mish clamp clamp_min clamp_max where eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and
+    bitwise_or bitwise_xor bitwise_not maximum minimum pow square sign sgn floor ceil round trunc masked_fill rsub isnan isinf
+    remainder fmod atan2 asin acos atan sinh cosh lerp addcmul addcdiv _to_copy clone fill full full_like zeros ones zeros_like ones_like
+    arange scalar_tensor new_zeros new_ones new_full view _unsafe_view t transpose permute expand squeeze unsqueeze select slice alias detach
+    diagonal unfold split unbind view_as_real view_as_complex _conj tril triu getitem lift_fresh_copy""".split()
+)
+
+
+def packet_of(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return "getitem"
+    return str(getattr(node.target, "_schema", None) and node.target._schema.name.split("::")[1])  # type: ignore[union-attr]
+
+
+def cheap(node: fx.Node) -> bool:
+    return node.op == "call_function" and not is_random(node) and packet_of(node) in CHEAP
+
+
+def choose_kept(joint: JointGraph, wanted: Sequence[fx.Node]) -> list[fx.Node]:
+    """Forward nodes to keep, in graph order."""
+    needed: set[fx.Node] = set()
+    direct: set[fx.Node] = set()
+    stack = list(wanted)
+    while stack:
+        node = stack.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        for source in node.all_input_nodes:
+            if source.meta["stage"] == "forward":
+                direct.add(source)
+            else:
+                stack.append(source)
+    return min_cut(sorted(direct), _cost(joint, direct), _recomputable)
+
+
+def _recomputable(node: fx.Node) -> bool:
+    if not cheap(node):
+        return False
+    return node.target is not operator.getitem or cheap(node.args[0])  # type: ignore[arg-type]
+
+
+def _cost(joint: JointGraph, direct: set[fx.Node]) -> Callable[[fx.Node], int | None]:
+    """Bytes that keeping a node costs; None when it cannot be kept (several results in one node). Inputs and results are there anyway; but one that
+    no formula of autograd reads is not kept for nothing: its caller may write it in place after the call, as in eager."""
+    results = set(joint.results)
+
+    def cost(node: fx.Node) -> int | None:
+        meta = node.meta["val"]
+        if not isinstance(meta, TensorMeta):
+            return None
+        free = node in direct and (node.op == "placeholder" or node in results)
+        return 0 if free else meta.nbytes + 1
+
+    return cost

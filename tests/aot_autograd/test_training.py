@@ -1,0 +1,387 @@
+"""Gradients against eager: values, which are None, what requires grad, mutation, aliases, random operations, double backward."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from magneto.backends import lookup_backend
+from magneto.base import events
+from magneto.base.errors import MagnetoWarning
+from tests.aot_autograd.capture import capture
+from tests.aot_autograd.differential import aliasing, same
+
+T = torch.Tensor
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+
+
+def program(*specs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Inputs by shape: (3, 4) requires grad, ("fixed", 3, 4) does not, ("inner", 3, 4) is computed from a leaf, ("ids", n, 3, 4) are integers below n."""
+
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        PROGRAMS[fn.__name__] = (fn, specs)
+        return fn
+
+    return add
+
+
+def build(specs: tuple[Any, ...], seed: int) -> tuple[list[T], list[T]]:
+    """(inputs, leaves)."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs, leaves = [], []
+    for spec in specs:
+        kind = spec[0] if spec and isinstance(spec[0], str) else "leaf"
+        if kind == "ids":
+            inputs.append(torch.randint(0, spec[1], spec[2:], generator=generator))
+            continue
+        value = torch.randn(spec[1:] if kind != "leaf" else spec, generator=generator)
+        if kind == "fixed":
+            inputs.append(value)
+            continue
+        leaf = value.requires_grad_()
+        leaves.append(leaf)
+        inputs.append(leaf * 1.0 if kind == "inner" else leaf)
+    return inputs, leaves
+
+
+def run(fn: Callable[..., Any], specs: tuple[Any, ...], parameters: list[T], state: T, subset: int) -> list[Any]:
+    """Outputs, inputs and gradients of one training step. `subset`: only every subset-th differentiable output gets a gradient."""
+    inputs, leaves = build(specs, 3)
+    torch.set_rng_state(state)
+    for p in parameters:
+        p.grad = None
+    out = fn(*inputs)
+    out = list(out) if isinstance(out, (tuple, list)) else [out]
+    pattern = aliasing([*inputs, *out])
+    values = [t.detach().clone() if isinstance(t, T) else t for t in [*out, *inputs]]
+    facts = [(t.requires_grad, t.is_leaf, t.stride()) if isinstance(t, T) else None for t in [*out, *inputs]]
+    facts += [t._version > 0 for t in inputs]
+    generator = torch.Generator().manual_seed(5)
+    roots = [t for t in dict.fromkeys([*out, *inputs]) if isinstance(t, T) and t.grad_fn is not None][::subset]
+    loss = [(t * torch.randn(t.shape, generator=generator, dtype=torch.float32)).sum() for t in roots]
+    if loss:
+        sum(loss).backward()
+    random_after = torch.get_rng_state()
+    grads = [leaf.grad for leaf in leaves] + [p.grad for p in parameters]
+    return [values, facts, pattern, grads, random_after]
+
+
+def check(fn: Callable[..., Any], specs: tuple[Any, ...], backend: str = "aot_eager", tolerance: float = 1e-5, falls_back: bool = False) -> None:
+    inputs, _ = build(specs, 3)
+    state = torch.get_rng_state()
+    module_state = copy.deepcopy(fn.state_dict()) if isinstance(fn, torch.nn.Module) else {}
+    gm, lifted = capture(fn, *inputs)
+    inputs, _ = build(specs, 3)
+    torch.set_rng_state(state)
+    before = events.count("fallback")
+    if module_state:
+        fn.load_state_dict(module_state)  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if falls_back else "error", MagnetoWarning)
+        compiled = lookup_backend(backend)(gm, [*inputs, *lifted])
+    assert torch.equal(torch.get_rng_state(), state), "compiling moved the random stream"
+    for subset in (1, 2):
+        results = []
+        for call in (fn, lambda *args: compiled(*args, *lifted)):
+            if module_state:
+                fn.load_state_dict(module_state)  # type: ignore[attr-defined]
+            results.append(run(call, specs, lifted, state, subset))
+            results[-1].append({k: v.clone() for k, v in fn.state_dict().items()} if module_state else {})
+        (v0, f0, a0, g0, r0, s0), (v1, f1, a1, g1, r1, s1) = results
+        for i, (x, y) in enumerate(zip(v1, v0, strict=True)):
+            same(x, y, tolerance, f"value {i}")
+        assert f1 == f0
+        assert a1 == a0
+        assert [g is None for g in g1] == [g is None for g in g0], "which gradients are None"
+        for i, (x, y) in enumerate(zip(g1, g0, strict=True)):
+            if y is not None:
+                torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, i=i: f"gradient {i}: {text}")
+        assert torch.equal(r0, r1), "random stream"
+        for key in s0:
+            same(s1[key], s0[key], tolerance, key)
+    assert (events.count("fallback") > before) == falls_back, [e.fields for e in events.events("fallback")]
+
+
+@program((3, 4), (4, 5))
+def matmul_tanh(x, w):
+    return torch.tanh(x @ w), (x * 2).sum()
+
+
+@program((3, 4), ("fixed", 3, 4), (3, 4))
+def unused_and_fixed(x, y, z):
+    return x * y, y + 1, y.exp(), None, 3
+
+
+@program((3, 4), (3, 4))
+def separate_outputs(x, y):
+    return x.exp(), y.sin(), x + y
+
+
+@program((3, 4))
+def detached_output(x):
+    y = x.sin()
+    return y, y.detach(), x.detach(), y.detach() * 2
+
+
+@program((3, 4))
+def only_detached(x):
+    return x.sin().detach(), x * 2
+
+
+@program((3, 4))
+def no_grad_region(x):
+    with torch.no_grad():
+        torch._C._set_grad_enabled(False)
+        y = x * 2
+        torch._C._set_grad_enabled(True)
+    return y * x, y
+
+
+@program((3, 4))
+def views_of_results(x):
+    y = x.exp()
+    return y, y[0], y.t()
+
+
+@program((3, 4))
+def views_of_inputs(x):
+    return x[1:], x.t(), x.view(-1) * 2, x
+
+
+@program((3, 4))
+def lone_view_of_result(x):
+    return x.exp().t(), x.sin()[1], x.cos().sum(0).expand(2, 4), x.tan().view(12)
+
+
+@program((4, 5), (5,))
+def in_place_on_fresh(x, b):
+    y = x * 2
+    y.add_(b)
+    y[0] = 1.0
+    y[:, 1].mul_(b[:4])
+    y.t()[2].zero_()
+    return y.relu_()
+
+
+@program(("inner", 3, 4), (3, 4))
+def input_written(x, y):
+    x.mul_(y)
+    return x.sin()
+
+
+@program(("inner", 3, 4), (3, 4))
+def input_written_through_view(x, y):
+    x[0].add_(y[1])
+    return x * y, x[1:]
+
+
+@program(("fixed", 3, 4), (3, 4))
+def buffer_gets_gradient(b, x):
+    b.copy_(x * 2)
+    return b * 3, b
+
+
+@program(("fixed", 3, 4), (3, 4))
+def buffer_written_without_gradient(b, x):
+    b.add_(1)
+    with torch.no_grad():
+        torch._C._set_grad_enabled(False)
+        b.add_(x)
+        torch._C._set_grad_enabled(True)
+    return x * b.clone()
+
+
+@program((3, 4))
+def parameter_updated_under_no_grad(p):
+    torch._C._set_grad_enabled(False)
+    p.sub_(0.1)
+    torch._C._set_grad_enabled(True)
+    return p.exp()
+
+
+@program((4, 6))
+def dropout(x):
+    return F.dropout(x, 0.5, training=True) * 2, F.dropout(x, 0.3, training=True)
+
+
+@program((2, 8, 16), (16,), (16,))
+def layer_norm(x, w, b):
+    return F.layer_norm(x, (16,), w, b), F.gelu(x)
+
+
+@program(("ids", 10, 3, 4), (10, 5))
+def embedding(i, w):
+    return F.embedding(i, w), F.embedding(i, w, padding_idx=0)
+
+
+@program((6, 5), ("ids", 5, 6))
+def cross_entropy(x, y):
+    return F.cross_entropy(x, y), F.cross_entropy(x, y, label_smoothing=0.1), F.mse_loss(x, x.detach() * 2)
+
+
+@program((2, 3, 8, 8), (4, 3, 3, 3), (4,))
+def convolution(x, w, b):
+    y = F.conv2d(x, w, b, padding=1)
+    return F.max_pool2d(F.relu(y), 2), F.avg_pool2d(y, 2), F.adaptive_avg_pool2d(y, 1)
+
+
+@program((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16))
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@program((3, 4), ("ids", 3, 2))
+def indexing(x, i):
+    return x[i], x.index_select(0, i), x.gather(0, i[:, None]), torch.cat([x, x]), torch.stack([x[0], x[1]]), x.cumsum(0)
+
+
+@program((4, 5))
+def reductions(x):
+    return x.mean(), x.std(0), x.var(1), x.amax(1), x.max(1)[0], x.softmax(1), x.log_softmax(0), x.norm(), x.logsumexp(1), x.prod()
+
+
+@program((4, 4), (4, 4))
+def autocast(x, w):
+    context = torch.amp.autocast_mode._enter_autocast("cpu", torch.bfloat16, True, True)
+    y = (x @ w).float()
+    torch.amp.autocast_mode._exit_autocast(context)
+    return y.exp()
+
+
+@program((4, 4))
+def same_tensor_twice(x):
+    y = x.sin()
+    return y, y, x
+
+
+@program((3, 4), (3, 4))
+def gradient_is_the_tangent(x, y):
+    return x + y, x - y
+
+
+@program((6, 4))
+def splits(x):
+    a, b = x.split(3)
+    c, d = (x * 2).chunk(2, 1)
+    return a * b, c + 1, d
+
+
+@program((3, 4), (3, 4))
+def in_place_chain(x, y):
+    z = x.clone()
+    for _ in range(3):
+        z = z.mul_(y).add_(x)
+    z.copy_(z.t().reshape(3, 4))
+    return z
+
+
+@program(("fixed", 3, 4))
+def nothing_requires_grad(x):
+    return x * 2
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str) -> None:
+    fn, specs = PROGRAMS[name]
+    check(fn, specs)
+
+
+def test_modules() -> None:
+    torch.manual_seed(0)
+    check(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)), ((3, 4),))
+    check(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True)), (("fixed", 2, 3, 8, 8),), tolerance=1e-4)
+    check(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (("fixed", 2, 5, 16),), tolerance=1e-4)
+    check(torch.nn.LSTM(4, 8).requires_grad_(), ((3, 2, 4),), tolerance=1e-4)
+    check(torch.nn.GroupNorm(2, 4), ((2, 4, 5),))
+
+
+def compile_training(fn: Callable[..., Any], *inputs: T) -> Callable[..., Any]:
+    gm, lifted = capture(fn, *inputs)
+    compiled = lookup_backend("aot_eager")(gm, [*inputs, *lifted])
+    return lambda *args: compiled(*args, *lifted)
+
+
+def test_double_backward_is_eagers() -> None:
+    def f(x, w):
+        return torch.tanh(x @ w).pow(2)
+
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    results = []
+    for fn in (f, compile_training(f, x, w)):
+        out = fn(x, w)
+        out = out[0] if isinstance(out, tuple) else out
+        (gx,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        results.append(torch.autograd.grad((gx**2).sum(), (x, w)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_double_backward_through_random_numbers_is_a_named_error() -> None:
+    from magneto.base.errors import UserError
+
+    x = torch.randn(3, 4, requires_grad=True)
+    out = compile_training(lambda x: F.dropout(x, 0.5, True), x)(x)[0]
+    with pytest.raises(UserError, match="create_graph"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+def test_backward_twice_and_freed_memory() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    fn = compile_training(lambda x: x.sin().exp(), x)
+    out = fn(x)[0]
+    out.sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+
+
+def test_tensor_changed_in_place_before_backward_is_an_error_as_in_eager() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def f(x):
+        return x.exp()
+
+    for fn in (f, compile_training(f, x)):
+        out = fn(x)
+        out = out[0] if isinstance(out, tuple) else out
+        with torch.no_grad():
+            out.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_leaf_written_in_grad_mode_raises_as_in_eager() -> None:
+    x = torch.randn(3, requires_grad=True)
+    gm, _ = capture(lambda x: x.mul_(2), torch.randn(3))
+    with pytest.warns(MagnetoWarning, match="W104"):
+        compiled = lookup_backend("aot_eager")(gm, [x])
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        compiled(x)
+
+
+def test_strided_and_expanded_gradients() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    fn = compile_training(lambda x: x * x, x)
+    fn(x)[0].t().contiguous().t().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+def test_less_is_kept_than_eager_keeps() -> None:
+    from magneto.aot_autograd.joint import trace_joint
+    from magneto.aot_autograd.partition import partition
+
+    def f(x, w):
+        return F.gelu((x @ w).sigmoid() * 2 + 1).sum()
+
+    x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+    gm, _ = capture(f, x, w)
+    cut = partition(trace_joint(gm, [x, w]))
+    assert [kept.kind for kept in cut.kept].count("extra") == 1

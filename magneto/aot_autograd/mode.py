@@ -378,6 +378,25 @@ def _fill_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[
     return target  # type: ignore[no-any-return]
 
 
+def _bernoulli_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """In place the numbers are drawn in the order of memory; `bernoulli.p` draws and lays out in logical order."""
+    target = args[0]
+    probability = args[1] if len(args) > 1 else 0.5
+    if kwargs.get("generator") is not None:
+        raise Refusal("a random generator as argument")
+    value = mode.nodes(target)
+    meta: TensorMeta = value.meta["val"]
+    order = _memory_order(meta)
+    if meta.is_contiguous():
+        mode.write(target, mode.emit(aten.bernoulli.p, (value, probability)))
+    elif meta.is_dense():
+        drawn = mode.emit(aten.bernoulli.p, (mode.emit(aten.permute.default, (value, order)), probability))
+        mode.write(target, mode.emit(aten.permute.default, (drawn, [order.index(d) for d in range(len(order))])))
+    else:
+        raise Refusal("random numbers into a view with gaps")
+    return target  # type: ignore[no-any-return]
+
+
 def _batch_norm(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """native_batch_norm writes its running statistics in training, which its schema does not say; nor does it count as a version."""
     nodes = tuple(mode.nodes(a) for a in args)
@@ -426,6 +445,7 @@ SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any
     "aten.fill_.Scalar": _fill_,
     "aten.fill_.Tensor": _fill_,
     "aten.zero_.default": _fill_,
+    "aten.bernoulli_.float": _bernoulli_,
     "aten.native_batch_norm.default": _batch_norm,
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.index.Tensor": _index,

@@ -185,6 +185,12 @@ def dropouts(x):
     return y + F.dropout(x, 0.5, training=True), z, w, torch.bernoulli(torch.full((3,), 0.5)), torch.empty(3).normal_().uniform_(0, 2)
 
 
+@program((4, 6, 5))
+def random_numbers_in_other_layouts(x):
+    y = x.permute(2, 0, 1)
+    return F.dropout(y, 0.5, training=True), torch.rand_like(y), torch.empty_like(y).normal_(), torch.randn_like(y), torch.bernoulli(y.sigmoid())
+
+
 @program((4, 6))
 def factories(x):
     y = torch.arange(6) + torch.tensor(3)

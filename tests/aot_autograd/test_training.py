@@ -292,12 +292,22 @@ def test_program(name: str) -> None:
     check(fn, specs)
 
 
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(4, 8)
+
+    def forward(self, x: T) -> tuple[T, T]:
+        y, (h, _) = self.lstm(x)
+        return y, h
+
+
 def test_modules() -> None:
     torch.manual_seed(0)
     check(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)), ((3, 4),))
     check(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True)), (("fixed", 2, 3, 8, 8),), tolerance=1e-4)
     check(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (("fixed", 2, 5, 16),), tolerance=1e-4)
-    check(torch.nn.LSTM(4, 8).requires_grad_(), ((3, 2, 4),), tolerance=1e-4)
+    check(Recurrent(), ((3, 2, 4),), tolerance=1e-4, falls_back=True)  # mkldnn_rnn_layer keeps a workspace that cannot be described
     check(torch.nn.GroupNorm(2, 4), ((2, 4, 5),))
 
 

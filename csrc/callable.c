@@ -36,15 +36,19 @@ switched_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject
     return result;
 }
 
+/* Names of the attributes that are copied, interned once; the first is set to the callable itself. */
+static const char *const copied_names[] = {"__wrapped__", "__name__", "__qualname__", "__doc__", "__module__"};
+enum { N_COPIED = sizeof(copied_names) / sizeof(copied_names[0]) };
+static PyObject *copied[N_COPIED];
+
 static int
 copy_attributes(Switched *self)
 {
-    static const char *const names[] = {"__name__", "__qualname__", "__doc__", "__module__"};
-    if (PyDict_SetItemString(self->dict, "__wrapped__", self->fn) < 0) {
+    if (PyDict_SetItem(self->dict, copied[0], self->fn) < 0) {
         return -1;
     }
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        PyObject *value = PyObject_GetAttrString(self->fn, names[i]);
+    for (int i = 1; i < N_COPIED; i++) {
+        PyObject *value = PyObject_GetAttr(self->fn, copied[i]);
         if (value == NULL) {
             if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
                 return -1;
@@ -52,7 +56,7 @@ copy_attributes(Switched *self)
             PyErr_Clear();
             continue;
         }
-        int status = PyDict_SetItemString(self->dict, names[i], value);
+        int status = PyDict_SetItem(self->dict, copied[i], value);
         Py_DECREF(value);
         if (status < 0) {
             return -1;
@@ -248,6 +252,12 @@ static PyType_Spec disabled_spec = {
 int
 mg_callable_init(PyObject *module)
 {
+    for (int i = 0; i < N_COPIED; i++) {
+        copied[i] = PyUnicode_InternFromString(copied_names[i]);
+        if (copied[i] == NULL) {
+            return -1;
+        }
+    }
     optimized_type = (PyTypeObject *)PyType_FromSpec(&optimized_spec);
     disabled_type = (PyTypeObject *)PyType_FromSpec(&disabled_spec);
     if (optimized_type == NULL || disabled_type == NULL) {

@@ -37,14 +37,14 @@ mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
     t->policy = policy;
     t->enclosing = enclosing;
     _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-    n_active++;
+    if (n_active++ == 0) {
+        /* Ours may stand there: put back by somebody who had found it. What was below is not known any more. */
+        previous = current != eval_frame ? current : _PyEval_EvalFrameDefault;
+    }
+    else if (current != eval_frame) {
+        activation->replaced = (void *)current; /* somebody went on top of us */
+    }
     if (current != eval_frame) {
-        if (n_active == 1) {
-            previous = current;
-        }
-        else {
-            activation->replaced = (void *)current; /* somebody went on top of us */
-        }
         _PyInterpreterState_SetEvalFrameFunc(interpreter, eval_frame);
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import types
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.container import SequenceTracker
+from magneto.dynamo.trackers.function import FUNCTION_SLOTS, BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
 from magneto.dynamo.trackers.module import ModuleTracker, is_module_hook
 from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
@@ -17,6 +19,7 @@ from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, Opaq
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
+_TUPLE_FIELD = type(collections.namedtuple("Probe", "field").field)  # type: ignore[attr-defined]
 _BUILTIN_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -92,6 +95,8 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         return v.slot_attr(m, name, raw)
     if kind in (types.GetSetDescriptorType, types.MemberDescriptorType) or isinstance(raw, types.DynamicClassAttribute):
         return _computed(m, v, raw, name)
+    if kind is _TUPLE_FIELD and isinstance(v, SequenceTracker):
+        return v.item(m, raw.__reduce__()[1][0])
     getter = getattr(kind, "__get__", None)
     if getter is None:
         return held(m, raw, label)
@@ -124,7 +129,10 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
 def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
     """`v.name = value`, or `del v.name` for None."""
     if isinstance(v, FunctionTracker) and v.source is None and value is not None:
-        v.attrs[name] = value
+        if name in FUNCTION_SLOTS:
+            v.attrs[name] = value
+        else:
+            v.namespace.put(m, ConstTracker(name), value)
         if name in ("__name__", "__qualname__") and (const := value.try_const()) is not None:
             setattr(v, name.strip("_"), const.value)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_const
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
+from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
@@ -201,6 +203,17 @@ def wrap_partial(m: Machine, obj: functools.partial[Any], source: Source) -> Tra
     return PartialTracker.existing(m, obj, source)
 
 
+def wrap_getter(m: Machine, obj: Any, source: Source) -> Tracker:
+    _same(m, obj, source)
+    kind, args, *_ = obj.__reduce__()
+    kwargs: dict[str, Any] = {}
+    if isinstance(kind, functools.partial):  # methodcaller with keywords
+        kind, args, kwargs = operator.methodcaller, (*kind.args, *args), kind.keywords
+    return GetterTracker(
+        kind, [from_value(m, arg) for arg in args], {name: from_value(m, value) for name, value in kwargs.items()}, source, obj
+    )
+
+
 def wrap_opaque(m: Machine, obj: Any, source: Source) -> Tracker:
     _typed(m, obj, source)
     return OpaqueTracker(obj, source, m)
@@ -283,6 +296,9 @@ BUILDERS: dict[type, Builder] = {
     types.MappingProxyType: wrap_mappingproxy,
     types.GeneratorType: wrap_opaque,
     functools.partial: wrap_partial,
+    operator.itemgetter: wrap_getter,
+    operator.attrgetter: wrap_getter,
+    operator.methodcaller: wrap_getter,
     functools._lru_cache_wrapper: wrap_callable,
     torch._ops.OpOverload: wrap_callable,
     torch._ops.OpOverloadPacket: wrap_callable,

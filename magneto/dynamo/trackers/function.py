@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 _CONST_ATTRS = ("__name__", "__qualname__", "__module__", "__doc__")
+FUNCTION_SLOTS = (*_CONST_ATTRS, "__annotations__", "__type_params__")
+"""Attributes of functions that do not live in their __dict__."""
 
 
 class CellTracker(Tracker):
@@ -89,7 +91,7 @@ class CellTracker(Tracker):
 class FunctionTracker(Tracker):
     """A Python function: existing (`obj`), or made inside the region by MAKE_FUNCTION."""
 
-    __slots__ = ("attrs", "closure", "code", "defaults", "globals", "globals_source", "kwdefaults", "name", "obj", "qualname")
+    __slots__ = ("attrs", "closure", "code", "defaults", "globals", "globals_source", "kwdefaults", "name", "namespace", "obj", "qualname")
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class FunctionTracker(Tracker):
         self.obj = obj
         self.name = code.co_name if obj is MISSING else obj.__name__
         self.qualname = code.co_qualname if obj is MISSING else obj.__qualname__
-        self.attrs: dict[str, Tracker] = {}
+        self.attrs: dict[str, Tracker] = {}  # of FUNCTION_SLOTS, written or made
+        self.namespace = DictTracker()  # __dict__ of a function made inside the region
 
     @classmethod
     def existing(cls, m: Machine, fn: types.FunctionType, source: Source) -> FunctionTracker:
@@ -152,7 +155,7 @@ class FunctionTracker(Tracker):
             pairs = {key.try_const().value: value for key, value in kwdefaults.pairs(m)}  # type: ignore[attr-defined,union-attr]
         fn = cls(code, globals, globals_source, m.iterate(defaults) if defaults is not None else (), pairs, closure)
         if annotations is not None:
-            fn.attrs["__annotations__"] = annotations
+            fn.attrs["__annotations__"] = annotations_of(m, annotations)
         return fn
 
     def set_made(self, m: Machine, flag: int, value: Tracker) -> None:
@@ -162,7 +165,7 @@ class FunctionTracker(Tracker):
         elif flag == 2:
             self.kwdefaults = {key.try_const().value: item for key, item in value.pairs(m)}  # type: ignore[attr-defined,union-attr]
         elif flag == 4:
-            self.attrs["__annotations__"] = value
+            self.attrs["__annotations__"] = annotations_of(m, value)
         elif flag == 8:
             self.closure = tuple(m.iterate(value))  # type: ignore[arg-type]
 
@@ -189,12 +192,28 @@ class FunctionTracker(Tracker):
         if name == "__globals__":
             return m.wrap(self.globals, self.globals_source)
         if name in _CONST_ATTRS:
-            made = {"__name__": self.name, "__qualname__": self.qualname, "__module__": self.globals.get("__name__"), "__doc__": None}
+            doc = self.code.co_consts[0] if self.code.co_consts and isinstance(self.code.co_consts[0], str) else None
+            made = {"__name__": self.name, "__qualname__": self.qualname, "__module__": self.globals.get("__name__"), "__doc__": doc}
             return ConstTracker(made[name] if self.obj is MISSING else getattr(self.obj, name))
-        if self.obj is not MISSING and self.source is not None and name in self.obj.__dict__:
+        if name in FUNCTION_SLOTS or name == "__dict__":
+            return self._mapping(m, name)
+        if self.obj is MISSING:
+            return self.namespace.get_token(m, name)
+        if self.source is not None and name in self.obj.__dict__:
             value = self.obj.__dict__[name]
             return m.wrap(value, Held(f"{self.name}.{name}", value))
         return None
+
+    def _mapping(self, m: Machine, name: str) -> Tracker | None:
+        """__annotations__, __dict__, __type_params__."""
+        if self.obj is not MISSING:
+            value = getattr(self.obj, name, MISSING)
+            return None if value is MISSING else m.wrap(value, Held(f"{self.name}.{name}", value))
+        if name == "__dict__":
+            return self.namespace
+        if name == "__annotations__":
+            return self.attrs.setdefault(name, DictTracker())
+        return TupleTracker([]) if hasattr(types.FunctionType, name) else None
 
     # -- arguments
 
@@ -301,6 +320,7 @@ class FunctionTracker(Tracker):
         defaults = [em.value(value) for value in self.defaults]
         kwdefaults = {name: em.value(value) for name, value in self.kwdefaults.items()}
         attrs = {name: em.value(value) for name, value in self.attrs.items() if name != "__annotations__"}
+        attrs |= {token: em.value(value) for token, (_, value) in self.namespace.entries.items()}  # type: ignore[arg-type,misc]
         shells = [(cell, *cell.shell(em)) for cell in self.closure]
         tuple_of = "({},)".format(", ".join(defaults)) if defaults else "None"
         cells = "({},)".format(", ".join(name for _, name, _ in shells)) if shells else "None"
@@ -316,12 +336,20 @@ class FunctionTracker(Tracker):
         for cell, cell_name, new in shells:
             if new:
                 cell.fill(em, cell_name)
-        if "__annotations__" in self.attrs:
+        if "__annotations__" in self.attrs and self.attrs["__annotations__"].entries:  # type: ignore[attr-defined]
             em.line(f"{name}.__annotations__ = {em.value(self.attrs['__annotations__'])}")
         return name
 
     def show(self) -> str:
         return f"function {self.qualname}"
+
+
+def annotations_of(m: Machine, flat: Tracker) -> DictTracker:
+    """The dictionary of annotations that MAKE_FUNCTION gets as a flat tuple of names and values."""
+    if isinstance(flat, DictTracker):
+        return flat
+    items = m.iterate(flat)
+    return DictTracker.of(m, zip(items[::2], items[1::2], strict=True))
 
 
 class BoundMethodTracker(Tracker):

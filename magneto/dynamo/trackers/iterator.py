@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker
@@ -375,6 +375,33 @@ class GeneratorTracker(IteratorTracker):
 
     def emit(self, em: Emitter) -> str:
         raise CannotEmit(self)
+
+
+class SteppedIterator(IteratorTracker):
+    """An iterator of `itertools` that steps a Python generator of trackers. Half-used it cannot leave the region."""
+
+    __slots__ = ("born", "kind", "steps")
+
+    def __init__(self, m: Machine, kind: type, steps: Iterator[Tracker]) -> None:
+        super().__init__()
+        self.kind = kind
+        self.steps = steps
+        self.born: int | None = m.count  # type: ignore[attr-defined]
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def step(self, m: Machine) -> Tracker | None:
+        return next(self.steps, None)
+
+    def emit(self, em: Emitter) -> str:
+        raise CannotEmit(self)
+
+
+def remaining(m: Machine, it: Tracker) -> Iterator[Tracker]:
+    """The items still to come, as capture asks for them."""
+    while (item := next_or_none(m, it)) is not None:
+        yield item
 
 
 def next_or_none(m: Machine, it: Tracker) -> Tracker | None:

@@ -34,10 +34,13 @@ from magneto.dynamo.trackers.iterator import (
     MapIterator,
     RepeatIterator,
     SequenceIterator,
+    SteppedIterator,
     ZipIterator,
     iterate,
     next_or_none,
+    remaining,
 )
+from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker, SuperTracker, find_in_type, held
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.module import ModuleTracker
@@ -46,7 +49,7 @@ from magneto.dynamo.trackers.rules_container import sort_items
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from magneto.dynamo.machine.protocol import Machine
 
@@ -561,6 +564,72 @@ def accumulate(m: Machine, items: Tracker, fn: Tracker | None = None, *, initial
         else:
             found.append(m.call(fn, [found[-1], item], {}))
     return ItemsIterator(found)
+
+
+@rule(itertools.starmap, Tracker, Tracker)
+def starmap(m: Machine, fn: Tracker, items: Tracker) -> Any:
+    source = remaining(m, m.apply(iter, items))
+    return SteppedIterator(m, itertools.starmap, (m.call(fn, iterate(m, item), {}) for item in source))
+
+
+@rule(itertools.takewhile, Tracker, Tracker)
+def takewhile(m: Machine, fn: Tracker, items: Tracker) -> Any:
+    source = remaining(m, m.apply(iter, items))
+    return SteppedIterator(m, itertools.takewhile, itertools.takewhile(lambda item: m.truth(m.call(fn, [item], {})), source))
+
+
+@rule(itertools.dropwhile, Tracker, Tracker)
+def dropwhile(m: Machine, fn: Tracker, items: Tracker) -> Any:
+    source = remaining(m, m.apply(iter, items))
+    return SteppedIterator(m, itertools.dropwhile, itertools.dropwhile(lambda item: m.truth(m.call(fn, [item], {})), source))
+
+
+@rule(itertools.compress, Tracker, Tracker)
+def compress(m: Machine, items: Tracker, selectors: Tracker) -> Any:
+    pairs = zip(remaining(m, m.apply(iter, items)), remaining(m, m.apply(iter, selectors)), strict=False)
+    return SteppedIterator(m, itertools.compress, (item for item, selector in pairs if m.truth(selector)))
+
+
+@rule(itertools.groupby, Tracker)
+def groupby(m: Machine, items: Tracker, key: Tracker | None = None) -> Any:
+    """Groups are gathered as they are asked for; equal neighbours by their keys' equality."""
+
+    def groups() -> Iterator[Tracker]:
+        found: list[Tracker] = []
+        current: Tracker | None = None
+        for item in remaining(m, m.apply(iter, items)):
+            mark = item if key is None or (isinstance(key, ConstTracker) and key.read() is None) else m.call(key, [item], {})
+            if current is not None and not m.truth(m.apply(operator.eq, current, mark)):
+                yield TupleTracker([current, ItemsIterator(found)])
+                found = []
+            current = mark
+            found.append(item)
+        if current is not None:
+            yield TupleTracker([current, ItemsIterator(found)])
+
+    return SteppedIterator(m, itertools.groupby, groups())
+
+
+@rule(itertools.tee, Tracker)
+def tee(m: Machine, items: Tracker, n: Tracker | None = None) -> Any:
+    known = iterate(m, items)
+    const = n.try_const() if n is not None else None
+    return TupleTracker([ItemsIterator(known) for _ in range(const.value if const is not None else 2)])
+
+
+@rule(operator.itemgetter, Tracker)
+def itemgetter(m: Machine, *keys: Tracker) -> Any:
+    return GetterTracker(operator.itemgetter, keys, {})
+
+
+@rule(operator.attrgetter, Tracker)
+def attrgetter(m: Machine, *names: Tracker) -> Any:
+    return GetterTracker(operator.attrgetter, names, {})
+
+
+@rule(operator.methodcaller, Tracker)
+def methodcaller(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    return GetterTracker(operator.methodcaller, args, kwargs)
 
 
 @rule(functools.reduce, Tracker, Tracker)

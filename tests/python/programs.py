@@ -1,0 +1,52 @@
+"""The registry of the small programs: one per language feature. Each is run plain and traced, twice, and must be captured without a break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import magneto
+from tests.compare import Capturing, same
+
+X = torch.arange(12.0).reshape(3, 4) / 7 - 0.5
+Y = torch.linspace(-1, 1, 4)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function and its arguments; `graphs`: how many graphs capture must give (None: not looked at)."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    graphs: int | None
+
+
+class Programs(list[Program]):
+    """The programs of one file."""
+
+    def add(self, *args: Any, graphs: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator: the program's arguments (X by default)."""
+
+        def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            self.append(Program(fn, args or (X,), graphs))
+            return fn
+
+        return register
+
+    def ids(self) -> list[str]:
+        return [program.fn.__name__ for program in self]
+
+
+def check(program: Program) -> None:
+    """Plain against traced; a second call takes the region compiled by the first."""
+    backend = Capturing()
+    compiled = magneto.optimize(backend, nopython=program.graphs is not None)(program.fn)
+    same(program.fn, compiled, *program.args)
+    first = len(backend.graphs)
+    same(program.fn, compiled, *program.args)
+    assert len(backend.graphs) == first, "the second call compiled again"
+    if program.graphs is not None:
+        assert first == program.graphs

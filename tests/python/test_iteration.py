@@ -1,0 +1,186 @@
+"""Loops and iterators."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.python.programs import Program, Programs, X, Y, check
+
+programs = Programs()
+
+
+@programs.add()
+def for_else_break_continue(x):
+    for i in range(10):
+        if i == 1:
+            continue
+        if i == 4:
+            break
+        x = x + i
+    else:
+        x = x * 100
+    for _ in range(2):
+        x = x - 1
+    else:
+        x = x * 2
+    return x
+
+
+@programs.add()
+def while_loops(x):
+    n = 0
+    while n < 5:
+        n += 1
+        if n == 3:
+            continue
+        x = x + n
+    while True:
+        n -= 1
+        if n < 0:
+            break
+    return x * n
+
+
+@programs.add(X, Y)
+def over_tensors(x, y):
+    total = 0
+    for row in x:
+        total = total + row * y
+    a, b, c = x
+    return total, a + b * c, list(y.unbind()), [len(x), *x.shape]
+
+
+@programs.add()
+def zip_enumerate_map_filter(x):
+    a = [u * v for u, v in zip(x, range(3))]
+    b = {i: v for i, v in enumerate("abc", 1)}
+    c = list(map(lambda u, v: u + v, [1, 2], [3, 4]))
+    d = list(filter(None, [0, 1, 2])) + list(filter(lambda v: v > 1, [0, 1, 2]))
+    return a, b, c, d, list(zip([1, 2], "ab", (x, x))), list(reversed([1, 2, 3])), list(zip())
+
+
+@programs.add()
+def zip_strict(x):
+    try:
+        list(zip([1, 2], [1], strict=True))
+    except ValueError as error:
+        return x, str(error)
+    return x
+
+
+@programs.add()
+def the_itertools(x):
+    return (
+        list(itertools.chain([1], (2, 3), [x])),
+        list(itertools.chain.from_iterable([[1, 2], [3]])),
+        list(itertools.islice(itertools.count(3, 2), 4)),
+        list(itertools.repeat(x, 2)),
+        list(itertools.product([1, 2], "ab")),
+        list(itertools.combinations(range(4), 2)),
+        list(itertools.permutations([1, 2, 3], 2)),
+        list(itertools.accumulate([1, 2, 3, 4])),
+        list(itertools.pairwise([1, 2, 3])),
+        list(itertools.zip_longest([1, 2], [3], fillvalue=0)),
+        [a for a, _ in zip(itertools.cycle([1, 2]), range(5))],
+        list(itertools.starmap(lambda a, b: a * b, [(1, 2), (3, 4)])),
+        list(itertools.takewhile(lambda v: v < 3, [1, 2, 3, 1])),
+        list(itertools.dropwhile(lambda v: v < 3, [1, 2, 3, 1])),
+    )
+
+
+@programs.add()
+def next_with_default(x):
+    it = iter([1, 2])
+    a = next(it)
+    b = next(it, 9)
+    c = next(it, 9)
+    try:
+        next(it)
+    except StopIteration:
+        d = "stopped"
+    return x, a, b, c, d
+
+
+@programs.add()
+def iter_with_sentinel(x):
+    state = [3]
+
+    def step():
+        state[0] -= 1
+        return state[0]
+
+    return x, list(iter(step, 0))
+
+
+class Countdown:
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.n == 0:
+            raise StopIteration
+        self.n -= 1
+        return self.n
+
+
+class Indexed:
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+@programs.add()
+def user_iterators(x):
+    return [x * i for i in Countdown(3)], list(Indexed([1, x])), sum(Countdown(4)), 2 in Countdown(5)
+
+
+@programs.add()
+def min_max_sum_any_all(x):
+    values = [3, 1, 2]
+    return x * max(values), min(values), sum(values), sum(values, 10), any(v > 2 for v in values), all(values), max(1, 5, 3), min("b", "a"), max([], default=4)
+
+
+@programs.add()
+def nested_loops_with_tensors(x):
+    out = []
+    for i in range(2):
+        for j in range(3):
+            if (i + j) % 2:
+                continue
+            out.append(x[i, j])
+    return torch.stack(out)
+
+
+@programs.add({"a": X, "b": Y})
+def over_dictionaries(d):
+    out = {}
+    for name, value in d.items():
+        out[name + "2"] = value * 2
+    for name in d:
+        out[name] = len(name)
+    return out, [v.sum() for v in d.values()], list(d.keys() & {"a"})
+
+
+@programs.add()
+def iterator_is_shared(x):
+    it = iter(range(6))
+    return x, list(zip(it, it)), list(it)
+
+
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
+def test_program(program: Program) -> None:
+    check(program)

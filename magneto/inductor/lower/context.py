@@ -115,6 +115,7 @@ class Lowering:
         self.nodes: list[Node] = []
         self.constants: list[Constant] = []
         self.origins: tuple[Origin, ...] = ()  # of the FX node being lowered
+        self.only_loops = False  # are all consumers of the FX node being lowered loops?
         self.uses = 0  # of the FX node being lowered: consumers, counted through views
         self.names: set[str] = set()
         self._counter = 0

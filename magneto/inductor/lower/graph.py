@@ -20,8 +20,8 @@ from magneto.symbolic import ZERO
 PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS}
 """One row per prim with a loop form: fn(lowering, meta value of the result, *args, **kwargs) -> box(es), or None: run as library call."""
 
-OP_ROWS: dict[Any, Callable[..., Any]] = operations.ROWS
-"""ATen overloads that are not simply called: fn(lowering, fx node, meta value, *args, **kwargs) -> box(es), or None."""
+OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS}
+"""ATen overloads that are not simply called: fn as in PRIM_ROWS."""
 
 
 def lower_graph(graph: fx.Graph, alias_outputs: Collection[int] = ()) -> Program:
@@ -121,6 +121,7 @@ class _GraphLowering:
         low = self.low
         low.origins = (_origin(node),)
         low.uses = self.consumers.count[node]
+        low.only_loops = self.consumers.only_loops[node]
         args = tuple([self.argument(a) for a in node.args])
         kwargs = {k: self.argument(v) for k, v in node.kwargs.items()} if node.kwargs else {}
         target = node.target
@@ -135,7 +136,7 @@ class _GraphLowering:
                 return
             result = self.prim(name, node, val, args, kwargs)
         elif target in OP_ROWS:
-            result = OP_ROWS[target](low, self.consumers.only_loops[node], val, *args, **kwargs)
+            result = self.operation(target, node, val, args, kwargs)
         if result is None:
             if not isinstance(target, torch._ops.OpOverload) and name is None:
                 raise CannotLower(f"{target} is neither a prim nor an ATen overload")
@@ -154,6 +155,15 @@ class _GraphLowering:
                 return None
             if result.shape != tuple(val.shape) or result.dtype is not val.dtype:
                 raise CannotLower(f"{node.name} = {name}: {result.dtype}{result.shape} for {val.dtype}{tuple(val.shape)}")
+            self.low.settle(result, self.consumers.memory[node])
+        return result
+
+    def operation(self, target: Any, node: fx.Node, val: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A row of OP_ROWS; None: the operation is simply called."""
+        if not node.users or _has_unsupported(val, args):
+            return None
+        result = OP_ROWS[target](self.low, val, *args, **kwargs)
+        if isinstance(result, Box):
             self.low.settle(result, self.consumers.memory[node])
         return result
 

@@ -1,5 +1,6 @@
-"""Lowering of index prims. An index that is a loop expression of known bounds (iota and what is computed from it) becomes part of
-the address; an index read from memory is looked up by the library, which checks the bounds and raises eager's IndexError."""
+"""Lowering of lookups. An index that is a loop expression of known bounds (iota and what is computed from it) becomes part of the
+address. An index read from memory is an `Indirect`, whose bounds the kernel checks; where the values are not put to use in a loop, the
+library does the lookup (and checks the bounds too)."""
 
 from __future__ import annotations
 
@@ -16,9 +17,6 @@ from magneto.symbolic import Const as IntConst
 from magneto.symbolic import Expr, to_expr, within
 
 aten = torch.ops.aten
-
-KERNELS_CHECK_INDICES = False
-"""Set where the code generator implements the check of `Indirect`: lookups are then fused into their consumers."""
 
 
 def known_index(value: Value, size: Size) -> Expr | None:
@@ -38,8 +36,11 @@ def _position(index: Box, at: Index, size: Size) -> Expr:
     return Indirect(value, size) if known is None else known
 
 
-def _in_bounds(index: Box, size: Size) -> bool:
-    return KERNELS_CHECK_INDICES or (not index.reads and known_index(index.load(index_symbols(index.shape)), size) is not None)
+def _in_loop(low: Lowering, index: Box, size: Size) -> bool:
+    """Is the lookup worth a place in a loop? Always where its index is computed there; otherwise where loops read the result."""
+    if not index.reads:
+        return low.only_loops or known_index(index.load(index_symbols(index.shape)), size) is not None
+    return low.only_loops and index.dtype in (torch.int64, torch.int32)
 
 
 def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
@@ -47,7 +48,7 @@ def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) ->
     dim = dim % len(x.shape)
     rank = len(index.shape)
     size = x.shape[dim]
-    if not _in_bounds(index, size):
+    if not _in_loop(low, index, size):
         if rank == 1:
             return emit_call(low, aten.index_select.default, (x, dim, index), {}, val)
         if dim == 0 and len(x.shape) == 2:
@@ -63,7 +64,7 @@ def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) ->
 def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
     """result[i] = x[i with i[dim] replaced by index[i]]"""
     dim = dim % len(x.shape) if x.shape else 0
-    if not x.shape or not _in_bounds(index, x.shape[dim]):
+    if not x.shape or not _in_loop(low, index, x.shape[dim]):
         return emit_call(low, aten.gather.default, (x, dim, index), {}, val)
     size = x.shape[dim]
 
@@ -77,10 +78,26 @@ def _looked_up(low: Lowering, val: Any, x: Box, index: Box, index_map: Any) -> B
     if not index.reads:
         return View(x, index_map, tuple(val.shape), tuple(val.strides))
     low.realise(x.root)  # looked up elements are read, not computed anew
-    _, _, origins = cost_of(index)
+    ops, heavy, origins = cost_of(index)
     reads = x.reads | index.reads
-    fn = lambda i: x.load(index_map(i))  # noqa: E731
-    return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, merge_origins(origins, low.origins), 2, 1))
+    origins = merge_origins(origins, low.origins)
+
+    def fn(i: Index) -> Value:
+        return x.load(index_map(i))
+
+    return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, origins, ops + 2, heavy + 1))
+
+
+def lower_embedding(
+    low: Lowering, val: Any, weight: Box, index: Box, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
+    """Forward, an embedding is a lookup; the other arguments concern gradients."""
+    return lower_index_select(low, val, weight, 0, index)
 
 
 ROWS: dict[str, Callable[..., Any]] = {"index_select": lower_index_select, "gather": lower_gather}
+
+OP_ROWS: dict[Any, Callable[..., Any]] = {
+    aten.embedding.default: lower_embedding,
+    aten.index_select.default: lower_index_select,
+}

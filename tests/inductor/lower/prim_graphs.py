@@ -36,7 +36,7 @@ def _broadcast(x: torch.Tensor, shape: Sequence[int], dims: Sequence[int]) -> to
     full = [1] * len(shape)
     for s, d in zip(x.shape, dims, strict=True):
         full[d] = s
-    return x.reshape(full).expand(*shape)
+    return x.reshape(full).expand(tuple(shape))
 
 
 def _reduce(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,7 +57,8 @@ class _Arguments:
     def build(self, value: Any, path: Path) -> Any:
         kind = type(value)
         if kind is TensorMeta:
-            fake: torch.Tensor = make_fake(value if not value.requires_grad else value.with_(requires_grad=False))
+            fake: torch.Tensor = make_fake(value)
+            fake.is_argument = True  # type: ignore[attr-defined]
             if value.requires_grad:
                 fake.requires_grad_(True)
                 if self.copies and not value.is_leaf:

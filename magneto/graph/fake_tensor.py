@@ -116,8 +116,8 @@ class FakeMode(TorchDispatchMode):
         meta_kwargs = {key: _to_meta(value) for key, value in kwargs.items()} if kwargs else kwargs
         try:
             if info.inplace_view:
-                raise UnsupportedFake(info.name, "it changes the metadata of its argument")
-            if info.rule is None:
+                answer = _answer_inplace_view(func, info, args, kwargs)
+            elif info.rule is None:
                 if func._can_decompose():
                     with self:
                         return func.decompose(*args, **kwargs)
@@ -190,6 +190,20 @@ def _dropout(args: tuple[Any, ...]) -> bool:
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
     return kwargs[place] if isinstance(place, str) else args[place]
+
+
+def _answer_inplace_view(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorMeta:
+    """`t_`, `squeeze_` and the like: torch's own kernel changes the metadata of the fake tensor."""
+    target = args[0]
+    if type(target) is not FakeTensor or target.__dict__.get("is_argument") or info.name.startswith(_RESIZES):
+        raise UnsupportedFake(info.name, "it changes the metadata of its argument")
+    with torch._C._DisableTorchDispatch():
+        func(*args, **kwargs)
+    target.meta = TensorMeta.of(target).with_(requires_grad=False, is_leaf=True)
+    return target.meta
+
+
+_RESIZES = ("aten.resize", "aten.set_", "aten._resize")
 
 
 def _answer_write(info: OpInfo, metas: list[Any], kwargs: dict[str, Any]) -> Any:

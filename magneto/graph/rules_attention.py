@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from magneto.graph.layout import RuleError, ordered_strides
+from magneto.graph.layout import RuleError, ordered_strides, preserved_strides
 from magneto.graph.meta import TensorMeta
 from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
@@ -23,10 +23,10 @@ def _check_attention(query: TensorMeta, key: TensorMeta, value: TensorMeta) -> N
 def _flash_cpu(
     query: TensorMeta, key: TensorMeta, value: TensorMeta, dropout: float = 0.0, causal: bool = False, **options: Any
 ) -> tuple[TensorMeta, TensorMeta]:
-    """The kernel works on (batch, length, heads, size) and shows the result transposed."""
+    """The result has the query's layout; the row sums are kept as (batch, length, heads)."""
     _check_attention(query, key, value)
     batch, heads, length, _ = query.shape
-    out = TensorMeta(query.shape, ordered_strides(query.shape, (3, 1, 2, 0)), query.dtype, query.device)
+    out = TensorMeta(query.shape, preserved_strides(query.shape, query.strides), query.dtype, query.device)
     sums = (batch, heads, length)
     return out, TensorMeta(sums, ordered_strides(sums, (1, 2, 0)), compute_type(query.dtype), query.device)
 

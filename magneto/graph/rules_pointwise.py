@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides, preserved_strides
+from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides
 from magneto.graph.meta import CPU, TensorMeta
 from magneto.graph.promotion import BOOL, COMPLEX, INTEGER, category, float_type, promote, real_dtype, result_type
 from magneto.graph.rule_table import rule_table
@@ -39,8 +39,8 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
         2,
         """add sub mul rsub maximum minimum fmax fmin remainder fmod floor_divide pow bitwise_and bitwise_or bitwise_xor bitwise_left_shift
         bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ hypot nextafter gcd lcm heaviside _prelu_kernel
-        prelu clamp_min clamp_max threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
-        hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward elu_backward mish_backward
+        prelu clamp_min clamp_max gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
+        hardswish_backward hardsigmoid_backward softplus_backward mish_backward
         softshrink_backward hardshrink_backward logit_backward""",
     ),
     ("float", 2, "div true_divide atan2 xlogy copysign special_xlog1py special_zeta igamma igammac logaddexp logaddexp2"),
@@ -113,10 +113,14 @@ def _div_mode(left: Any, right: Any, *, rounding_mode: str | None) -> TensorMeta
     return elementwise((left, right), dtype)
 
 
-@rule("add", "sub", "rsub")
-def _add(left: Any, right: Any, alpha: Any = 1, **kwargs: Any) -> TensorMeta:
+@rule("rsub")
+def _rsub(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
+    return _add(right, left, alpha)
+
+
+@rule("add", "sub")
+def _add(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
     dtype = result_type((left, right))
-    alpha = kwargs.get("alpha", alpha)
     if category(dtype) <= INTEGER and isinstance(alpha, float):
         raise RuleError("a float alpha needs a float result")
     return elementwise((left, right), dtype)
@@ -131,13 +135,10 @@ def _where(condition: TensorMeta, left: Any, right: Any) -> TensorMeta:
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(value: TensorMeta, mask: TensorMeta, fill: Any) -> TensorMeta:
-    """The result is a clone of the (expanded) input."""
+    """The result is a contiguous clone of the (expanded) input."""
     if mask.dtype is not torch.bool:
         raise RuleError("masked_fill expects a boolean mask")
-    shape = broadcast_shapes((value.shape, mask.shape))
-    if shape != value.shape:
-        raise RuleError("an expanded masked_fill")
-    return TensorMeta(shape, preserved_strides(shape, value.strides), value.dtype, value.device)
+    return TensorMeta.contiguous(broadcast_shapes((value.shape, mask.shape)), value.dtype, value.device)
 
 
 @rule("clamp.default", "clip.default", "clamp_min.default", "clamp_max.default")
@@ -150,6 +151,22 @@ def _clamp(value: TensorMeta, *bounds: Any, **kwargs: Any) -> TensorMeta:
 @rule("isin.Tensor_Tensor")
 def _isin(elements: TensorMeta, tests: TensorMeta, **kwargs: Any) -> TensorMeta:
     return TensorMeta.contiguous(elements.shape, torch.bool, elements.device)
+
+
+@rule("elu_backward")
+def _elu_backward(grad: TensorMeta, alpha: Any, scale: Any, input_scale: Any, is_result: bool, value: TensorMeta) -> TensorMeta:
+    return elementwise((grad, value), result_type((grad, value)))
+
+
+@rule("pow.Scalar")
+def _pow_scalar(base: Any, exponent: TensorMeta) -> TensorMeta:
+    return TensorMeta.contiguous(exponent.shape, result_type((base, exponent)), exponent.device)
+
+
+@rule("threshold_backward", "leaky_relu_backward")
+def _threshold_backward(grad: TensorMeta, value: TensorMeta, *parameters: Any) -> TensorMeta:
+    """The kernel's first operand is the input, not the gradient."""
+    return elementwise((value, grad), result_type((value, grad)))
 
 
 @rule("complex")

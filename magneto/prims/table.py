@@ -72,7 +72,7 @@ _BINARY: dict[str, tuple[Meaning | None, Meaning | None]] = {
     "floordiv": (torch.floor_divide, np_meaning.floordiv),
     "remainder": (None, np_meaning.remainder),
     "fmod": (None, None),
-    "pow": (None, np.power),
+    "pow": (torch_meaning.power, np.power),
     "atan2": (None, np.arctan2),
     "maximum": (torch_meaning.maximum, None),
     "minimum": (torch_meaning.minimum, None),

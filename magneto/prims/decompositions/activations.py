@@ -14,6 +14,7 @@ ROWS, row = row_table()
 _SQRT_HALF = math.sqrt(0.5)
 _BETA = math.sqrt(2.0 / math.pi)
 _KAPPA = 0.044715
+_SIXTH = 0.1666666716337204  # the kernel's constant is 1.0f / 6.0f for every dtype
 
 
 def _floats(x: Value) -> bool:
@@ -110,7 +111,7 @@ def _hardtanh(x: Value, low: Any = -1, high: Any = 1) -> Any:
 @row("hardtanh_backward")
 @elementwise(2)
 def _hardtanh_backward(grad: Value, x: Value, low: Any, high: Any) -> Value:
-    return ((x <= float(low)) | (x >= float(high))).where(0.0, grad)
+    return ((x > float(low)) & (x < float(high))).where(grad, 0.0)
 
 
 @row("relu6")
@@ -141,7 +142,7 @@ def _hardsigmoid(x: Value) -> Value:
 @row("hardsigmoid_backward")
 @elementwise(2)
 def _hardsigmoid_backward(grad: Value, x: Value) -> Value:
-    return ((x > -3.0) & (x < 3.0)).where(grad * (1.0 / 6.0), 0.0)
+    return ((x > -3.0) & (x < 3.0)).where(grad * _SIXTH, 0.0)
 
 
 @row("leaky_relu")

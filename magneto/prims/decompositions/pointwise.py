@@ -188,14 +188,14 @@ def _div_mode(b: Builder, left: Any, right: Any, *, rounding_mode: str | None) -
 
 
 @row("floor_divide")
-@elementwise(2)
+@elementwise(2, exact_numbers=True)
 def _floor_divide(left: Any, right: Any) -> Any:
     if not _divides_safely(left, right):
         return LIBRARY
     return left._binary("floordiv", right) if type(left) is Value else right._binary("floordiv", left, True)
 
 
-@elementwise(2)
+@elementwise(2, exact_numbers=True)
 def _trunc_divide(left: Any, right: Any) -> Any:
     if not _divides_safely(left, right):
         return LIBRARY
@@ -315,6 +315,8 @@ def _pow_scalar(b: Builder, x: Value, exponent: Any) -> Any:
         return (wide * wide * wide).to(dtype)
     if category(dtype) <= INTEGER:
         return LIBRARY
+    if dtype is torch.float16:  # that kernel knows no special cases
+        return wide._binary("pow", float(exponent)).to(dtype)
     if exponent == 0.5:
         return wide.unary("sqrt").to(dtype)
     if exponent == -0.5:
@@ -343,10 +345,10 @@ def _where(b: Builder, condition: Value, left: Any, right: Any) -> Any:
     if category(dtype) == COMPLEX:
         return LIBRARY
     operands = [operand for operand in (left, right) if type(operand) is Value]
-    shape = broadcast_shapes([condition.shape, *(operand.shape for operand in operands)])
-    mark = truth(condition).broadcast(shape)
     if not operands:
         return LIBRARY
+    shape = broadcast_shapes([condition.shape, *(operand.shape for operand in operands)])
+    mark = truth(condition).broadcast(shape)
     first, second = (x.to(dtype).broadcast(shape) if type(x) is Value else number_of(x, dtype) for x in (left, right))
     return mark.where(first, second)
 

@@ -86,7 +86,7 @@ def elementwise(count: int, kind: str = "promote", exact_numbers: bool = False) 
     """Make a row of a formula over `count` operands: promote, broadcast, compute half precision in float32, round the result.
 
     kind: promote, float (integers become floats) or bool (the formula's result is a truth value).
-    exact_numbers: on half precision a number takes part unrounded (add, mul, div); other kernels round it to the dtype first.
+    exact_numbers: on half precision a number or 0-d tensor takes part unrounded (add, mul, div); other kernels round it to the dtype.
     """
 
     def wrap(formula: Row) -> Row:
@@ -97,7 +97,7 @@ def elementwise(count: int, kind: str = "promote", exact_numbers: bool = False) 
                 return LIBRARY
             wide = compute_type(dtype)
             if wide is not dtype and not exact_numbers:
-                operands = tuple(rounded_number(operand, dtype) for operand in operands)
+                operands = tuple(x.to(dtype) if type(x) is Value else rounded_number(x, dtype) for x in operands)
             result = formula(*common(operands, wide), *args[count:], **kwargs)
             if result is LIBRARY or kind == "bool":
                 return result

@@ -34,6 +34,11 @@ def minimum(a: Tensor, b: Any) -> Tensor:
     return torch.minimum(a, _tensor(b, a))
 
 
+def power(a: Tensor, b: Any) -> Tensor:
+    """A number is spread out first: torch.pow has special cases for numbers that differ at infinities."""
+    return torch.pow(a, b if isinstance(b, torch.Tensor) else torch.full_like(a, b))
+
+
 def where(condition: Tensor, a: Any, b: Any) -> Tensor:
     like = a if isinstance(a, torch.Tensor) else b
     return torch.where(condition, _tensor(a, like), _tensor(b, like))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import types
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -16,7 +18,7 @@ class Kind(Enum):
     TYPE_IS = "payload: type; type(value) is payload"
     ID_IS = "payload: object held strongly; value is payload"
     EQUALS = "payload: constant; same type and equal, nested tuples/frozensets compared element by element, floats by bit pattern"
-    TENSOR = "payload: TensorRow; exact type, dtype, device, shape, strides, requires_grad, plain (strided, no conj/neg bit, not inference)"
+    TENSOR = "payload: TensorRow; exact type, dtype, device, shape, strides, requires_grad, plain (strided, no conj/neg bit...), inference or not"
     LENGTH = "payload: int; len of an exact list, tuple, dict, set, deque"
     KEYS = "payload: tuple of keys in order; keys of an exact dict (or OrderedDict) are these"
     KEY_ABSENT = "payload: key; the dict does not hold it"
@@ -30,7 +32,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """Expected metadata; a None entry in shape or strides is dynamic; requires_grad None is not looked at."""
+    """Expected metadata; a None entry in shape or strides is dynamic; requires_grad None is not looked at; `inference`: made under inference mode."""
 
     cls: type
     dtype: Any
@@ -38,6 +40,33 @@ class TensorRow:
     shape: tuple[int | None, ...]
     strides: tuple[int | None, ...] | None
     requires_grad: bool | None
+    inference: bool = False
+
+
+class Weak:
+    """Payload of an ID_IS row after its program has been built: an object that the rows must not keep alive. Printing shows what it was."""
+
+    __slots__ = ("ref", "text")
+
+    def __init__(self, obj: Any) -> None:
+        self.ref = weakref.ref(obj)
+        self.text = show_value(obj)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def show_value(obj: Any) -> str:
+    """A short description that runs no user code and makes no long text (of tensors, models)."""
+    if type(obj) in _SHOWN:
+        text = repr(obj)
+        return text if len(text) <= 80 else text[:77] + "..."
+    name = getattr(obj, "__qualname__", None) if isinstance(obj, (type, *_NAMED)) else None
+    return name if isinstance(name, str) else f"<{type(obj).__qualname__} at 0x{id(obj):x}>"
+
+
+_SHOWN = frozenset({int, float, complex, bool, str, bytes, type(None), type(...), range, slice, tuple, frozenset})
+_NAMED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +101,23 @@ class GuardSet:
             self.seen.add(key)
             self.rows.append(row)
 
+    def weaken(self) -> None:
+        """Hold the objects of ID_IS rows weakly from now on, where they allow it: guards that are kept for reports keep no model alive."""
+        self.rows = [_weakened(row) for row in self.rows]
+        self.seen.clear()
+
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def _weakened(row: Row) -> Row:
+    obj = row.payload
+    if row.kind is not Kind.ID_IS or isinstance(obj, (Weak, type, types.ModuleType)):
+        return row
+    try:
+        return replace(row, payload=Weak(obj))
+    except TypeError:
+        return row

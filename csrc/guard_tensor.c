@@ -1,0 +1,378 @@
+/* Facts about tensors and torch's modes, without torch's headers.
+ *
+ * Shape, strides, dtype, device and address come through the DLPack exchange API. It does not tell apart conj and neg views, inference
+ * tensors, zero tensors, subclasses with dispatch and the like: one 64-bit word of the tensor does, its dispatch key set. Where that word
+ * lies is found out by dynamo/guards/calibrate.py, which compares memory with what torch itself reports; if that fails, such facts are
+ * checked through Python. Probes are functions exported by torch's libraries that answer one mode in a few nanoseconds. */
+#include "guards.h"
+
+static const mg_dlpack_api *dlpack;
+static PyTypeObject *tensor_type;
+static int impl_word = -1, keys_word = -1;
+static int (*requires_grad_of)(const void *impl); /* c10::TensorImpl::requires_grad: a bool comes back in the low byte */
+static PyObject *text_dtype, *text_requires_grad;
+
+static inline const uint64_t *
+impl_of(PyObject *tensor)
+{
+    return impl_word < 0 ? NULL : ((const uint64_t **)tensor)[impl_word];
+}
+
+int
+mg_is_tensor(PyObject *value)
+{
+    return tensor_type != NULL && PyObject_TypeCheck(value, tensor_type);
+}
+
+int
+mg_is_tensor_type(PyTypeObject *type)
+{
+    return tensor_type != NULL && (PyType_IsSubtype(type, tensor_type) || PyType_IsSubtype(tensor_type, type)) && type != &PyBaseObject_Type;
+}
+
+static int
+sizes_hold(const int64_t *expected, const int64_t *actual, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (expected[i] != actual[i] && expected[i] != MG_DYNAMIC) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int
+attribute_is(PyObject *obj, PyObject *name, PyObject *expected)
+{
+    PyObject *value = PyObject_GetAttr(obj, name);
+    if (value == NULL) {
+        PyErr_Clear();
+    }
+    Py_XDECREF(value);
+    return value == expected;
+}
+
+/* The data pointer is NULL though there are elements: the tensor has no memory of its own (zero tensors, wrappers). */
+static int
+has_no_memory(const mg_dltensor *t)
+{
+    if (t->data != NULL) {
+        return 0;
+    }
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->shape[i] == 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+MG_HOT int
+mg_tensor_holds(const mg_tensor_row *row, PyObject *value)
+{
+    mg_dltensor t;
+    if (Py_TYPE(value) != row->cls || dlpack == NULL) {
+        return 0;
+    }
+    const uint64_t *impl = impl_of(value);
+    if (row->has_keys && (impl == NULL || keys_word < 0 || impl[keys_word] != row->keys)) {
+        return 0; /* before the call below, which throws (slowly) for layouts that it does not know */
+    }
+    if (dlpack->view_of(value, &t) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (t.ndim != row->ndim || MG_DTYPE_KEY(t.dtype) != row->dtype_key || t.device.device_type != row->device.device_type ||
+        t.device.device_id != row->device.device_id || !sizes_hold(row->sizes, t.shape, t.ndim) ||
+        (row->has_strides && !sizes_hold(row->sizes + row->ndim, t.strides, t.ndim)) || has_no_memory(&t)) {
+        return 0;
+    }
+    if (row->dtype != NULL && !attribute_is(value, text_dtype, row->dtype)) {
+        return 0;
+    }
+    if (row->requires_grad < 0) {
+        return 1;
+    }
+    if (impl != NULL && requires_grad_of != NULL) {
+        return (requires_grad_of(impl) & 0xff) == row->requires_grad;
+    }
+    return attribute_is(value, text_requires_grad, row->requires_grad ? Py_True : Py_False);
+}
+
+static int
+parse_sizes(PyObject *tuple, int64_t *out)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        PyObject *item = PyTuple_GET_ITEM(tuple, i);
+        out[i] = item == Py_None ? MG_DYNAMIC : PyLong_AsLongLong(item);
+        if (out[i] == -1 && PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* (cls, dtype key, dtype or None, keys or None, device type, device index, shape, strides or None, requires_grad -1/0/1).
+ * PyMem block; its references (cls, dtype) are borrowed from the payload, which the instruction keeps. */
+mg_tensor_row *
+mg_tensor_row_new(PyObject *payload)
+{
+    PyObject *cls, *dtype, *keys, *shape, *strides;
+    unsigned int dtype_key;
+    int device_type, device_id, requires_grad;
+    if (!PyArg_ParseTuple(payload, "O!IOOiiO!Oi;TENSOR", &PyType_Type, &cls, &dtype_key, &dtype, &keys, &device_type, &device_id, &PyTuple_Type,
+                          &shape, &strides, &requires_grad)) {
+        return NULL;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(shape);
+    if (strides != Py_None && (!PyTuple_Check(strides) || PyTuple_GET_SIZE(strides) != n)) {
+        PyErr_SetString(PyExc_ValueError, "TENSOR: as many strides as sizes");
+        return NULL;
+    }
+    mg_tensor_row *row = PyMem_Calloc(1, sizeof(mg_tensor_row) + 2 * n * sizeof(int64_t));
+    if (row == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    row->cls = (PyTypeObject *)cls;
+    row->dtype = dtype == Py_None ? NULL : dtype;
+    row->dtype_key = dtype_key;
+    row->has_keys = keys != Py_None;
+    row->keys = row->has_keys ? PyLong_AsUnsignedLongLong(keys) : 0;
+    row->device = (mg_dldevice){device_type, device_id};
+    row->requires_grad = requires_grad;
+    row->ndim = (int)n;
+    row->has_strides = strides != Py_None;
+    if (PyErr_Occurred() || parse_sizes(shape, row->sizes) < 0 || (row->has_strides && parse_sizes(strides, row->sizes + n) < 0)) {
+        PyMem_Free(row);
+        return NULL;
+    }
+    return row;
+}
+
+/* ---- memory of several tensors ---- */
+
+typedef struct {
+    PyObject *value;
+    uint64_t device, low, high; /* high exclusive; low == high: no memory */
+} memory_range;
+
+static int
+range_of(PyObject *tensor, memory_range *out)
+{
+    mg_dltensor t;
+    if (dlpack == NULL || dlpack->view_of(tensor, &t) != 0) {
+        PyErr_Clear();
+        return -1;
+    }
+    int64_t low = 0, high = 1;
+    for (int i = 0; i < t.ndim; i++) {
+        int64_t span = (t.shape[i] - 1) * t.strides[i];
+        if (t.shape[i] == 0) {
+            low = high = 0;
+            break;
+        }
+        *(span < 0 ? &low : &high) += span;
+    }
+    if (low != high && t.data == NULL) {
+        return -1;
+    }
+    int64_t size = ((int64_t)t.dtype.bits * t.dtype.lanes + 7) / 8;
+    uint64_t start = (uint64_t)t.data + t.byte_offset;
+    out->device = (uint64_t)(uint32_t)t.device.device_type << 32 | (uint32_t)t.device.device_id;
+    out->low = start + (uint64_t)(low * size);
+    out->high = start + (uint64_t)(high * size);
+    return 0;
+}
+
+static int
+by_address(const void *a, const void *b)
+{
+    const memory_range *x = a, *y = b;
+    if (x->device != y->device) {
+        return x->device < y->device ? -1 : 1;
+    }
+    return x->low < y->low ? -1 : x->low > y->low;
+}
+
+static int
+by_identity(const void *a, const void *b)
+{
+    PyObject *x = *(PyObject *const *)a, *y = *(PyObject *const *)b;
+    return x < y ? -1 : x > y;
+}
+
+int
+mg_all_distinct(PyObject **values, int n)
+{
+    memory_range small[64], *ranges = n <= 64 ? small : PyMem_Malloc(n * sizeof(memory_range));
+    int n_ranges = 0, distinct = ranges != NULL;
+    qsort(values, n, sizeof(PyObject *), by_identity);
+    for (int i = 0; distinct && i < n; i++) {
+        distinct = i == 0 || values[i] != values[i - 1];
+        if (distinct && mg_is_tensor(values[i])) {
+            distinct = range_of(values[i], &ranges[n_ranges]) == 0;
+            n_ranges += distinct && ranges[n_ranges].low != ranges[n_ranges].high;
+        }
+    }
+    if (distinct) {
+        qsort(ranges, n_ranges, sizeof(memory_range), by_address);
+        for (int i = 1; distinct && i < n_ranges; i++) {
+            distinct = ranges[i].device != ranges[i - 1].device || ranges[i].low >= ranges[i - 1].high;
+        }
+    }
+    if (ranges != small) {
+        PyMem_Free(ranges);
+    }
+    return distinct;
+}
+
+/* ---- probes: `n` is the address, `m` the argument ---- */
+
+enum { BOOL_VOID, INT8_VOID, INT64_VOID, BOOL_INT8, BOOL_UINT64, BYTE_MASK };
+
+static int64_t
+probe(int signature, int64_t address, int64_t argument)
+{
+    void *fn = (void *)(intptr_t)address;
+    switch (signature) {
+    case BOOL_VOID:
+        return ((int (*)(void))fn)() & 0xff;
+    case INT8_VOID:
+        return (int8_t)((int (*)(void))fn)();
+    case INT64_VOID:
+        return ((int64_t (*)(void))fn)();
+    case BOOL_INT8:
+        return ((int (*)(int))fn)((int)argument) & 0xff;
+    case BOOL_UINT64:
+        return ((int (*)(uint64_t))fn)((uint64_t)argument) & 0xff;
+    default: /* BYTE_MASK: a function that returns the address of flags; argument = offset << 8 | mask */
+        return ((const unsigned char *(*)(void))fn)()[argument >> 8] & argument & 0xff;
+    }
+}
+
+/* `data` of a PROBE instruction points to {signature, expected}. */
+int
+mg_probe_holds(const mg_instruction *in)
+{
+    const int64_t *more = in->data;
+    return probe((int)more[0], in->n, in->m) == more[1];
+}
+
+/* ---- Python ---- */
+
+static PyObject *
+run_probe(PyObject *module, PyObject *args)
+{
+    int signature;
+    long long address, argument;
+    if (!PyArg_ParseTuple(args, "iLL", &signature, &address, &argument)) {
+        return NULL;
+    }
+    return PyLong_FromLongLong(probe(signature, address, argument));
+}
+
+static PyObject *
+set_tensor_api(PyObject *module, PyObject *args)
+{
+    PyObject *capsule, *type;
+    int impl, keys;
+    long long requires_grad;
+    if (!PyArg_ParseTuple(args, "OO!iiL", &capsule, &PyType_Type, &type, &impl, &keys, &requires_grad)) {
+        return NULL;
+    }
+    const mg_dlpack_header *header = NULL;
+    if (capsule != Py_None) {
+        header = PyCapsule_GetPointer(capsule, MG_DLPACK_CAPSULE);
+        if (header == NULL) {
+            return NULL;
+        }
+    }
+    while (header != NULL && header->version.major != MG_DLPACK_MAJOR) {
+        header = header->prev_api;
+    }
+    dlpack = (const mg_dlpack_api *)header; /* the table is static in torch: it outlives the capsule */
+    dlpack = dlpack != NULL && dlpack->view_of != NULL ? dlpack : NULL;
+    Py_XSETREF(tensor_type, (PyTypeObject *)Py_NewRef(type));
+    impl_word = impl;
+    keys_word = impl < 0 ? -1 : keys;
+    requires_grad_of = impl < 0 ? NULL : (int (*)(const void *))(intptr_t)requires_grad;
+    return PyBool_FromLong(dlpack != NULL);
+}
+
+static PyObject *
+sizes_tuple(const int64_t *sizes, int n)
+{
+    PyObject *tuple = PyTuple_New(n);
+    for (int i = 0; tuple != NULL && i < n; i++) {
+        PyObject *item = PyLong_FromLongLong(sizes[i]);
+        if (item == NULL) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        PyTuple_SET_ITEM(tuple, i, item);
+    }
+    return tuple;
+}
+
+static PyObject *
+tensor_meta(PyObject *module, PyObject *tensor)
+{
+    mg_dltensor t;
+    if (dlpack == NULL || !mg_is_tensor(tensor)) {
+        PyErr_SetString(PyExc_TypeError, dlpack == NULL ? "tensor_meta: no DLPack exchange API" : "tensor_meta: not a tensor");
+        return NULL;
+    }
+    if (dlpack->view_of(tensor, &t) != 0) {
+        return NULL;
+    }
+    PyObject *shape = sizes_tuple(t.shape, t.ndim), *strides = sizes_tuple(t.strides, t.ndim), *result = NULL;
+    if (shape != NULL && strides != NULL) {
+        result = Py_BuildValue("OOI(ii)K", shape, strides, (unsigned int)MG_DTYPE_KEY(t.dtype), (int)t.device.device_type, (int)t.device.device_id,
+                               (unsigned long long)(uintptr_t)t.data);
+    }
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return result;
+}
+
+/* Words of memory at an address: for calibration only. */
+static PyObject *
+read_words(PyObject *module, PyObject *args)
+{
+    long long address;
+    int n;
+    if (!PyArg_ParseTuple(args, "Li", &address, &n)) {
+        return NULL;
+    }
+    PyObject *result = PyTuple_New(n);
+    for (int i = 0; result != NULL && i < n; i++) {
+        PyObject *word = PyLong_FromUnsignedLongLong(((const uint64_t *)(intptr_t)address)[i]);
+        if (word == NULL) {
+            Py_CLEAR(result);
+            break;
+        }
+        PyTuple_SET_ITEM(result, i, word);
+    }
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"set_tensor_api", set_tensor_api, METH_VARARGS,
+     "set_tensor_api(capsule, tensor_type, impl_word, keys_word, requires_grad_address) -> whether the DLPack exchange API is usable"},
+    {"tensor_meta", tensor_meta, METH_O, "tensor_meta(t) -> (shape, strides, dtype key, (device type, index), data_ptr)"},
+    {"probe", run_probe, METH_VARARGS, "probe(signature, address, argument) -> int"},
+    {"read_words", read_words, METH_VARARGS, "read_words(address, n) -> tuple of 64-bit words"},
+    {NULL},
+};
+
+int
+mg_guard_tensor_init(PyObject *module)
+{
+    text_dtype = PyUnicode_InternFromString("dtype");
+    text_requires_grad = PyUnicode_InternFromString("requires_grad");
+    if (text_dtype == NULL || text_requires_grad == NULL) {
+        return -1;
+    }
+    return PyModule_AddFunctions(module, methods);
+}

@@ -1,0 +1,116 @@
+/* Guard programs, shared by guards.c (the program), guard_values.c (reading values without user code), guard_tensor.c (facts about
+ * tensors and torch's modes) and guard_watch.c (has a dictionary changed?). */
+#ifndef MAGNETO_GUARDS_H
+#define MAGNETO_GUARDS_H
+
+#include "compat_guards.h"
+#include "dlpack.h"
+
+/* Loads write a register; everything after LAST_LOAD checks one. The names are the contract with dynamo/guards/native.py. */
+#define MG_GUARD_OPS(X)                                                                                                           \
+    X(LOCAL) X(STACK) X(GLOBAL) X(HELD) X(CELL) X(DICT) X(ATTR) X(ITEM) X(KEY_AT) X(LAST_LOAD)                                     \
+    X(TYPE_IS) X(ID_IS) X(EQUALS) X(TENSOR) X(LENGTH) X(KEYS) X(KEY_ABSENT) X(IS_ABSENT) X(ATTR_ABSENT) X(SAME) X(DISTINCT)         \
+    X(TYPE_VERSION) X(STATE) X(PROBE) X(INT_RANGE) X(PYTHON) X(LAST_CHECK)                                                        \
+    X(ENTRIES) X(GLOBALS) X(PIN)
+
+enum mg_guard_op {
+#define MG_GUARD_ENUM(name) MG_G_##name,
+    MG_GUARD_OPS(MG_GUARD_ENUM)
+#undef MG_GUARD_ENUM
+};
+
+typedef struct {
+    unsigned char op;
+    unsigned char maybe; /* a load: the value may be absent (the register is then NULL) */
+    int dst, src;        /* registers, -1 = none */
+    int row;             /* row of the GuardSet, reported after a miss */
+    int64_t n, m;        /* small numbers of the payload */
+    PyObject *obj;       /* object of the payload (owned) or NULL */
+    void *data;          /* PyMem block of the payload (owned) or NULL */
+} mg_instruction;
+
+#define MG_DYNAMIC INT64_MIN /* a size or stride that is not compared */
+
+/* Expected facts about a tensor. */
+typedef struct {
+    PyTypeObject *cls;
+    PyObject *dtype; /* compared when the DLPack code does not tell it apart, else NULL */
+    uint64_t keys;   /* dispatch key set; compared when has_keys */
+    uint32_t dtype_key;
+    int has_keys;
+    mg_dldevice device;
+    int requires_grad; /* -1: not looked at */
+    int ndim, has_strides;
+    int64_t sizes[]; /* shape, then strides */
+} mg_tensor_row;
+
+/* guard_values.c. None of them leaves an exception set. */
+int mg_constant_equal(PyObject *a, PyObject *b);
+int mg_raw_attr(PyObject *obj, PyObject *name, PyObject **out); /* 1: *out new; 0: absent; -1: not readable without user code */
+PyObject *mg_raw_item(PyObject *obj, PyObject *key);            /* new or NULL */
+PyObject *mg_raw_key(PyObject *obj, Py_ssize_t index);          /* new or NULL */
+Py_ssize_t mg_raw_length(PyObject *obj);                        /* -1: none */
+int mg_keys_equal(PyObject *obj, PyObject *keys);
+int mg_key_absent(PyObject *obj, PyObject *key); /* 1 only when obj is a dict and does not hold the key */
+PyObject *mg_class_snapshot(PyTypeObject *type);
+int mg_class_unchanged(PyTypeObject *type, PyObject *snapshot);
+int mg_guard_values_init(PyObject *module);
+
+/* guard_tensor.c */
+mg_tensor_row *mg_tensor_row_new(PyObject *payload);
+int mg_tensor_holds(const mg_tensor_row *row, PyObject *value);
+int mg_is_tensor(PyObject *value);
+int mg_is_tensor_type(PyTypeObject *type); /* a getter of this class may run __torch_function__ */
+int mg_all_distinct(PyObject **values, int n);
+int mg_probe_holds(const mg_instruction *in);
+int mg_guard_tensor_init(PyObject *module);
+
+/* guard_watch.c: from 3.12 on. `*flag` becomes 1 when one of the dictionaries is changed, cleared or freed. */
+int mg_watch_available(void);
+int mg_watch(PyObject *dict, unsigned char *flag); /* 0 = watched */
+void mg_unwatch(PyObject *dict, unsigned char *flag);
+
+/* ---- the program ---- */
+
+typedef struct {
+    PyObject **slot; /* where an instance keeps the dictionary, NULL when another entry leads to it */
+    PyObject *dict;  /* borrowed */
+    uint64_t version;
+} mg_guard_entry;
+
+typedef struct {
+    const mg_instruction *in; /* NULL for the operations that only the fast list has */
+    PyObject *value;          /* the source register when it is pinned (borrowed), NULL: read the register */
+    unsigned char op;
+    int from, to;  /* ENTRIES: a range; PIN: from = register */
+    PyObject *obj; /* PIN: weak reference (owned); GLOBALS: the dictionary (borrowed, only compared) */
+} mg_fast_op;
+
+typedef struct {
+    PyObject_HEAD
+    int n_instructions, n_registers, n_exports, failed_row;
+    mg_instruction *instructions;
+    int *exports; /* registers */
+    PyObject **export_values;
+    /* the recording */
+    unsigned char steady, recorded, dirty, busy, cleared;
+    int n_fast, n_entries, n_watched;
+    mg_fast_op *fast;
+    mg_guard_entry *entries;
+    PyObject **watched; /* dictionaries with a watch on `dirty` (not references) */
+    PyObject **pinned;  /* value of each stable register (borrowed) */
+    unsigned char *stable;
+    int *entry_of; /* per register, while recording */
+    int stale, good, pause;
+    unsigned long long n_precise, n_recorded;
+} mg_program;
+
+/* Data of a TYPE_VERSION instruction. */
+typedef struct {
+    unsigned int version;
+    PyObject *snapshot; /* owned */
+} mg_class_state;
+
+void mg_forget_recording(mg_program *p); /* also drops its watches */
+
+#endif

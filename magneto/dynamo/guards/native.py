@@ -1,0 +1,207 @@
+"""GuardSet -> GuardProgram: each source becomes a register, each row a check (csrc/guards.c says what a program means and why it is fast).
+
+An instruction is (operation, dst register, src register, row, may be absent, payload). Modes are checked first and what needs Python last.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from magneto import _C
+from magneto.base.logs import GUARDS, log
+from magneto.dynamo.guards.rows import GuardSet, Kind, Row, TensorRow, Weak
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Source, Stack
+
+OPS: dict[str, int] = _C.GUARD_OPS
+NO_ROW = -2
+INT64 = 1 << 63
+
+Instruction = tuple[int, int, int, int, bool, Any]
+
+# source class -> (operation, payload)
+LOADS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    Local: ("LOCAL", lambda source: source.slot),
+    Stack: ("STACK", lambda source: source.index),
+    Global: ("GLOBAL", lambda source: source.name),
+    Held: ("HELD", lambda source: source.obj),
+    Cell: ("CELL", lambda source: None),
+    InstanceDict: ("DICT", lambda source: None),
+    Attr: ("ATTR", lambda source: source.name),
+    Item: ("ITEM", lambda source: source.key),
+    KeyAt: ("KEY_AT", lambda source: source.index),
+}
+
+# Kinds whose check takes the payload as it is.
+DIRECT = {
+    Kind.TYPE_IS: "TYPE_IS",
+    Kind.EQUALS: "EQUALS",
+    Kind.LENGTH: "LENGTH",
+    Kind.KEYS: "KEYS",
+    Kind.KEY_ABSENT: "KEY_ABSENT",
+    Kind.TYPE_VERSION: "TYPE_VERSION",
+}
+
+
+class Builder:
+    """Instructions in three parts: modes, loads and checks, checks that call Python."""
+
+    def __init__(self) -> None:
+        self.modes: list[Instruction] = []
+        self.body: list[Instruction] = []
+        self.python: list[Instruction] = []
+        self.registers: dict[Any, int] = {}
+        self.steady = True
+
+    def load(self, source: Source, row: int, maybe: bool = False) -> int:
+        """Register of a source."""
+        key = _register_key(source)
+        found = self.registers.get(key)
+        if found is not None:
+            return found
+        base = source.base()
+        src = -1 if base is None else self.load(base, row)
+        name, payload = LOADS[type(source)]
+        dst = self.registers[key] = len(self.registers)
+        self.body.append((OPS[name], dst, src, row, maybe, payload(source)))
+        return dst
+
+    def check(self, op: str, src: int, row: int, payload: Any) -> None:
+        self.body.append((OPS[op], -1, src, row, False, payload))
+
+    def check_python(self, holds: Callable[[Any], bool], src: int, row: int) -> None:
+        """A check that only Python can make. The program is then evaluated completely on each call: Python code may change anything."""
+        self.steady = False
+        self.python.append((OPS["PYTHON"], -1, src, row, False, holds))
+
+    def add(self, index: int, row: Row) -> None:
+        kind, source, payload = row.kind, row.source, row.payload
+        if kind is Kind.STATE:
+            self._add_state(index, payload)
+            return
+        assert source is not None, row
+        if kind is Kind.ABSENT and payload is None:
+            self.check("IS_ABSENT", self.load(source, index, maybe=True), index, None)
+            return
+        src = self.load(source, index)
+        if kind in DIRECT:
+            self.check(DIRECT[kind], src, index, payload)
+        elif kind is Kind.ID_IS:
+            self._add_identity(index, src, payload)
+        elif kind is Kind.ABSENT:
+            self.check("ATTR_ABSENT", src, index, payload)
+        elif kind is Kind.SAME:
+            self.check("SAME", src, index, self.load(payload, index))
+        elif kind is Kind.DISTINCT:
+            self.check("DISTINCT", src, index, (src, *[self.load(other, index) for other in payload]))
+        elif kind is Kind.TENSOR:
+            self._add_tensor(index, src, payload)
+        elif kind is Kind.INT_RANGE:
+            self._add_range(index, src, payload)
+        else:
+            raise AssertionError(kind)
+
+    def _add_identity(self, index: int, src: int, payload: Any) -> None:
+        if isinstance(payload, Weak):
+            payload = payload.ref()
+            if payload is None:  # gone: nothing is it
+                payload = object()
+        self.check("ID_IS", src, index, payload)
+
+    def _add_range(self, index: int, src: int, payload: tuple[int | None, int | None]) -> None:
+        low, high = payload
+        if all(bound is None or -INT64 < bound < INT64 - 1 for bound in payload):
+            self.check("INT_RANGE", src, index, payload)
+        else:
+            from magneto.dynamo.guards.reading import in_range
+
+            self.check_python(lambda value: in_range(value, low, high), src, index)
+
+    def _add_state(self, index: int, payload: Any) -> None:
+        from magneto.dynamo.guards.state import native_probe
+
+        name, read, args, expected = payload
+        table = getattr(read, "__self__", None)
+        if type(read) is types.BuiltinFunctionType and type(table) is dict and read.__name__ == "get" and len(args) == 1:
+            self.check("EQUALS", self.load(Item(Held(name, table), args[0]), index), index, expected)
+            return
+        probe = native_probe(payload)
+        if probe is not None:
+            self.modes.append((OPS["PROBE"], -1, -1, index, False, probe))
+        else:
+            self.modes.append((OPS["STATE"], -1, -1, index, False, (read, tuple(args), expected)))
+
+    def _add_tensor(self, index: int, src: int, row: TensorRow) -> None:
+        from magneto.dynamo.guards import tensors
+
+        api = tensors.tensor_api()
+        code = tensors.dlpack_code(row.dtype, row.device)
+        if code is None or not api.keys:
+            self.check_python(lambda value: tensors.tensor_holds(row, value), src, index)
+        if code is None:
+            return
+        dtype_key, (device_type, device_index), ambiguous = code
+        keys = tensors.plain_keys(row.device, row.inference) if api.keys else None
+        grad = -1 if row.requires_grad is None else int(row.requires_grad)
+        strides = None if row.strides is None else tuple(row.strides)
+        payload = (row.cls, dtype_key, row.dtype if ambiguous else None, keys, device_type, device_index, tuple(row.shape), strides, grad)
+        self.check("TENSOR", src, index, payload)
+
+    def build(self, exports: Sequence[Source]) -> Any:
+        registers = tuple(self.load(source, NO_ROW) for source in exports)
+        instructions = (*_merged(self.modes), *self.body, *self.python)
+        return _C.GuardProgram(instructions, len(self.registers), registers, self.steady)
+
+
+def _register_key(source: Source) -> Any:
+    """Sources that differ in the type of a constant key only (1, True, 1.0) are different places in a list."""
+    chain: list[Any] = []
+    at: Source | None = source
+    while isinstance(at, Item):
+        chain.append(type(at.key))
+        at = at.base()
+    return source, tuple(chain)
+
+
+def _merged(modes: list[Instruction]) -> list[Instruction]:
+    """Probes of several bits of one byte become one comparison."""
+    from magneto.dynamo.guards.state import BYTE_MASK
+
+    merged: list[Instruction] = []
+    places: dict[tuple[int, int], int] = {}
+    for instruction in modes:
+        op, dst, src, row, maybe, payload = instruction
+        if op == OPS["PROBE"] and payload[0] == BYTE_MASK:
+            place = (payload[1], payload[2] >> 8)  # function, offset of the byte
+            if place in places:
+                old = merged[places[place]]
+                both = (BYTE_MASK, payload[1], old[5][2] | payload[2], old[5][3] | payload[3])
+                merged[places[place]] = (op, dst, src, old[3], maybe, both)
+                continue
+            places[place] = len(merged)
+        merged.append(instruction)
+    return merged
+
+
+def build_guards(guards: GuardSet, exports: Sequence[Source] = ()) -> Any:
+    """The GuardProgram of a guard set; after a hit it hands out the values of `exports`."""
+    builder = Builder()
+    for index, row in enumerate(guards):
+        builder.add(index, row)
+    return builder.build(exports)
+
+
+def build_program(guards: GuardSet, exports: Sequence[Source], state: Any) -> Any:
+    """As `build_guards`; the frame that was captured (a FrameState) makes the first check, so that stable values are known from the start.
+    The rows of `guards` then hold the objects whose identity they check weakly."""
+    program = build_guards(guards, exports)
+    if not check_state(program, state):
+        log(GUARDS, lambda: f"guards do not hold for the frame they were made for: row {program.failed_row}")
+    guards.weaken()
+    return program
+
+
+def check_state(program: Any, state: Any) -> bool:
+    """Whether the guards hold for a FrameState."""
+    return bool(program.check(tuple(state.locals), tuple(state.stack), state.globals, state.builtins, state.closure, _C.UNBOUND))

@@ -85,7 +85,7 @@ def _looked_up(low: Lowering, val: Any, x: Box, index: Box, index_map: Any) -> B
     def fn(i: Index) -> Value:
         return x.load(index_map(i))
 
-    return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, origins, ops + 2, heavy + 1))
+    return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, origins, ops + 1, heavy))
 
 
 def lower_embedding(

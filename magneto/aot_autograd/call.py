@@ -19,6 +19,11 @@ def as_function(graph: fx.Graph, name: str = "graph") -> Callable[..., tuple[Any
     return function
 
 
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy with the strides that the graph promises; decomposed operations may come out in another layout."""
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
     namespace: dict[str, Any] = {}
     nodes = list(graph.nodes)
@@ -45,6 +50,9 @@ def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
 
     for node in nodes:
         if node.op == "output":
+            namespace["laid_out"] = laid_out
+            for result in dict.fromkeys(node.args[0]):
+                lines.append(f"    if {result.name}.stride() != {result.meta['val'].strides}: {result.name} = laid_out({result.name}, {result.meta['val'].strides})")
             lines.append(f"    return {text(tuple(node.args[0]))}")
         elif node.op == "call_function":
             if node.target is operator.getitem:

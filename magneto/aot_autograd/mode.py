@@ -300,6 +300,8 @@ class FunctionalMode(TorchDispatchMode):
             return special(self, func, args, kwargs)
         functional = functional_of(func, facts)
         targets = [args[place] if isinstance(place, int) else kwargs[place] for place in facts.writes]
+        if facts.random and not targets[0].is_contiguous():
+            raise Refusal("random numbers in a layout that is not contiguous")
         if isinstance(targets[0], (list, tuple)):
             _refuse_order_dependence(self, args, targets)
         inputs = {name: self.nodes(v) for name, v in kwargs.items() if not (facts.out_variant and name in facts.writes)}
@@ -397,6 +399,17 @@ def _bernoulli_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: 
     return target  # type: ignore[no-any-return]
 
 
+def _random_like(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """rand_like and randn_like of a contiguous tensor are rand and randn: nothing of the tensor but its shape is needed. In other layouts the numbers depend on the layout."""
+    source = args[0]
+    if kwargs.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format) or not source.is_contiguous():
+        raise Refusal("random numbers in a layout that is not contiguous")
+    form = aten.rand.default if func is aten.rand_like.default else aten.randn.default
+    options = {"dtype": kwargs.get("dtype") or source.dtype, "device": kwargs.get("device") or source.device}
+    node = mode.emit(form, (list(source.shape),), options)
+    return mode.results(node, node.meta["val"])  # type: ignore[no-any-return]
+
+
 def _batch_norm(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """native_batch_norm writes its running statistics in training, which its schema does not say; nor does it count as a version."""
     nodes = tuple(mode.nodes(a) for a in args)
@@ -446,6 +459,8 @@ SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any
     "aten.fill_.Tensor": _fill_,
     "aten.zero_.default": _fill_,
     "aten.bernoulli_.float": _bernoulli_,
+    "aten.rand_like.default": _random_like,
+    "aten.randn_like.default": _random_like,
     "aten.native_batch_norm.default": _batch_norm,
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.index.Tensor": _index,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 from tests.aot_autograd.capture import capture
 
+from magneto.aot_autograd.trace import trace
 from magneto.backends import lookup_backend
 from magneto.base import events
 from magneto.base.errors import MagnetoWarning
@@ -30,12 +33,16 @@ def aliasing(tensors: list[Any]) -> list[Any]:
     return pattern
 
 
-def check(fn: Callable[..., Any], *inputs: Any, backend: str = "aot_eager", tolerance: float = 0.0, falls_back: bool = False) -> None:
+def check(fn: Callable[..., Any], *inputs: Any, backend: str = os.environ.get("TEST_BACKEND", "aot_eager"), tolerance: float = float(os.environ.get("TEST_TOL", 0.0)), falls_back: bool = False) -> None:
     """`fn` through `backend` behaves as in eager, in two calls, and was (not) compiled as a whole."""
     for_capture, for_backend = copy.deepcopy(list(inputs)), copy.deepcopy(list(inputs))
     state = torch.get_rng_state()
     gm, lifted = capture(fn, *for_capture)
     torch.set_rng_state(state)
+    if not falls_back:
+        traced = trace(gm, [*for_backend, *lifted])
+        check_metas(traced.graph, [*for_backend, *lifted, *traced.constants[len(traced.constants) - traced.signature.n_constants :]])
+        torch.set_rng_state(state)
     before = events.count("fallback")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if falls_back else "error", MagnetoWarning)
@@ -63,6 +70,31 @@ def check(fn: Callable[..., Any], *inputs: Any, backend: str = "aot_eager", tole
         compare(actual, ours_in, expected, eager_in, tolerance)
         for p, value in zip(lifted, held_eager, strict=True):
             same(p, value, tolerance, "parameter or buffer")
+
+
+def check_metas(graph: fx.Graph, inputs: list[Any]) -> None:
+    """Run `graph` node by node: every value is what its meta says."""
+    values: dict[fx.Node, Any] = {}
+    given = iter(inputs)
+    for node in graph.nodes:
+        if node.op == "output":
+            return
+        if node.op == "placeholder":
+            values[node] = next(given)
+        else:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*[list(a) if isinstance(a, list) else a for a in args], **kwargs)
+        check_meta(values[node], node.meta["val"], str(node.format_node()))
+
+
+def check_meta(value: Any, meta: Any, what: str) -> None:
+    if isinstance(meta, (list, tuple)):
+        for v, m in zip(value, meta, strict=True):
+            check_meta(v, m, what)
+    elif isinstance(value, torch.Tensor):
+        assert meta is not None and value.dtype == meta.dtype and tuple(value.shape) == meta.shape, f"{what}: {meta}"
+        wrong = [d for d in range(value.dim()) if value.shape[d] > 1 and value.stride(d) != meta.strides[d]]
+        assert not wrong or not value.numel(), f"{what}: {meta.strides} for {value.stride()}"
 
 
 def compare(actual: list[Any], ours_in: list[Any], expected: list[Any], eager_in: list[Any], tolerance: float) -> None:

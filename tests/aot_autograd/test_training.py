@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +73,7 @@ def run(fn: Callable[..., Any], specs: tuple[Any, ...], parameters: list[T], sta
     return [values, facts, pattern, grads, random_after]
 
 
-def check(fn: Callable[..., Any], specs: tuple[Any, ...], backend: str = "aot_eager", tolerance: float = 1e-5, falls_back: bool = False) -> None:
+def check(fn: Callable[..., Any], specs: tuple[Any, ...], backend: str = os.environ.get("TEST_BACKEND", "aot_eager"), tolerance: float = 1e-5, falls_back: bool = False) -> None:
     inputs, _ = build(specs, 3)
     state = torch.get_rng_state()
     module_state = copy.deepcopy(fn.state_dict()) if isinstance(fn, torch.nn.Module) else {}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magneto.graph.fallback import UnsupportedFake, answer_by_torch
+from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
 from magneto.graph.layout import RuleError
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import OpInfo, op_info
@@ -126,7 +126,11 @@ class FakeMode(TorchDispatchMode):
                 answer = _answer_write(info, metas, meta_kwargs)
             else:
                 answer = info.rule(*metas, **meta_kwargs)
-        except RuleError as problem:
+        except (DataDependent, UnsupportedFake):
+            raise
+        except Exception as problem:  # noqa: BLE001 - RuleError, or arguments the rule never expected: torch knows
+            if info.rule is None or info.inplace_view:
+                raise
             answer = answer_by_torch(func, metas, meta_kwargs, str(problem))
         out = self._wrap(info, args, kwargs, answer)
         if info.writes or info.hidden:

@@ -40,6 +40,8 @@ DATA_DEPENDENT = frozenset(
     }
 )
 
+_VALUE_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
 
 class DataDependent(RuntimeError):
     """The operation needs values (`item`, `bool(tensor)`, `nonzero`, ...)."""
@@ -61,7 +63,7 @@ class UnsupportedFake(RuntimeError):
 def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reason: str | None) -> Any:
     """TensorMeta (or nested) results of the real operation; raises what torch raises. `reason` is None when there is no rule."""
     name = str(op)
-    if name in DATA_DEPENDENT:
+    if name in DATA_DEPENDENT or (reason is None and not _VALUE_TAGS.isdisjoint(op.tags)):
         raise DataDependent(name)
     counter("fake_fallback")
     device = _device(metas, kwargs)

@@ -25,8 +25,7 @@ from magneto.graph import (
     rules_reduce,
     rules_view,
 )
-from magneto.graph.fallback import answer_by_torch
-from magneto.graph.layout import RuleError
+from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
 
 Rule = Callable[..., Any]
 
@@ -60,7 +59,9 @@ def propagate(op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None
         return answer_by_torch(op, args, kwargs, None)
     try:
         return rule(*args, **kwargs)
-    except RuleError as problem:
+    except (DataDependent, UnsupportedFake):
+        raise
+    except Exception as problem:  # noqa: BLE001 - RuleError, or arguments the rule never expected: torch knows
         return answer_by_torch(op, args, kwargs, str(problem))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from magneto.graph.fallback import DataDependent
 from magneto.graph.layout import (
     CHANNELS_LAST_ORDER,
     RuleError,
@@ -15,16 +16,22 @@ from magneto.graph.layout import (
     contiguous_strides,
     iterator_strides,
     preserved_strides,
+    suggested_strides,
     wrap_dim,
     wrap_dims,
 )
 from magneto.graph.meta import TensorMeta
 from magneto.graph.promotion import result_type
 from magneto.graph.rule_table import rule_table
+from magneto.graph.rules_view import unsqueezed
 
 RULES, rule = rule_table()
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def _fresh(meta: TensorMeta) -> TensorMeta:
+    return TensorMeta.contiguous(meta.shape, meta.dtype, meta.device)
 
 
 def _like(meta: TensorMeta) -> TensorMeta:
@@ -54,12 +61,12 @@ def _cat(tensors: Sequence[TensorMeta], dim: int = 0) -> TensorMeta:
 
 @rule("stack.default")
 def _stack(tensors: Sequence[TensorMeta], dim: int = 0) -> TensorMeta:
+    """The layout is that of cat over the unsqueezed tensors."""
     first = tensors[0]
     dim = wrap_dim(dim, len(first.shape) + 1)
     if any(m.shape != first.shape or m.device != first.device for m in tensors):
         raise RuleError("stack of different sizes")
-    shape = first.shape[:dim] + (len(tensors),) + first.shape[dim:]
-    return TensorMeta(shape, contiguous_strides(shape), result_type(tensors), first.device)
+    return _cat([unsqueezed(m, dim) for m in tensors], dim)
 
 
 @rule("embedding.default")
@@ -105,10 +112,10 @@ def _scatter(meta: TensorMeta, dim: int, index: TensorMeta, source: Any, *rest: 
         raise RuleError("scatter index is larger than the source")
     if any(i > s for d, (i, s) in enumerate(zip(index.shape, meta.shape, strict=False)) if d != dim % max(len(meta.shape), 1)):
         raise RuleError("scatter index is larger than the tensor")
-    return _like(meta)
+    return _fresh(meta)
 
 
-@rule("index_add", "index_copy", "index_fill", "index_reduce")
+@rule("index_add", "index_copy", "index_reduce")
 def _index_add(meta: TensorMeta, dim: int, index: TensorMeta, *rest: Any, **options: Any) -> TensorMeta:
     wrap_dim(dim, len(meta.shape))
     if len(index.shape) > 1 or index.dtype not in _INDEX_DTYPES:
@@ -116,11 +123,21 @@ def _index_add(meta: TensorMeta, dim: int, index: TensorMeta, *rest: Any, **opti
     source = rest[0] if rest else None
     if type(source) is TensorMeta and source.shape and source.dtype is not meta.dtype:
         raise RuleError("index_add dtypes")
+    return _fresh(meta)
+
+
+@rule("index_fill")
+def _index_fill(meta: TensorMeta, dim: int, index: TensorMeta, value: Any) -> TensorMeta:
+    _index_add(meta, dim, index)
     return _like(meta)
 
 
 @rule("index_put.default", "_unsafe_index_put.default")
 def _index_put(meta: TensorMeta, indices: Sequence[TensorMeta | None], values: TensorMeta, *rest: Any) -> TensorMeta:
+    if any(m is not None and m.dtype in (torch.bool, torch.uint8) for m in indices):
+        if values.dtype is not meta.dtype:
+            raise RuleError("index_put values")
+        return _like(meta)
     selected = _index(meta, indices)
     if values.dtype is not meta.dtype or broadcast_shapes((values.shape, selected.shape)) != selected.shape:
         raise RuleError("index_put values")
@@ -131,14 +148,16 @@ def _index_put(meta: TensorMeta, indices: Sequence[TensorMeta | None], values: T
 def _masked_scatter(meta: TensorMeta, mask: TensorMeta, source: TensorMeta) -> TensorMeta:
     if mask.dtype is not torch.bool or source.dtype is not meta.dtype or broadcast_shapes((meta.shape, mask.shape)) != meta.shape:
         raise RuleError("masked_scatter operands")
-    return _like(meta)
+    return _fresh(meta)
 
 
 @rule("index.Tensor", "_unsafe_index.Tensor")
 def _index(meta: TensorMeta, indices: Sequence[TensorMeta | None]) -> TensorMeta:
     """Advanced indexing: indexed dimensions give way to the broadcast index shape, in place if adjacent, otherwise in front."""
+    if any(m is not None and m.dtype in (torch.bool, torch.uint8) for m in indices):
+        raise DataDependent("aten.index.Tensor with a mask")
     if len(indices) > len(meta.shape) or any(m is not None and m.dtype not in _INDEX_DTYPES for m in indices):
-        raise RuleError("mask or too many indices")
+        raise RuleError("too many indices")
     used = [d for d, m in enumerate(indices) if m is not None]
     if not used:
         raise RuleError("no index")
@@ -165,7 +184,7 @@ def _index(meta: TensorMeta, indices: Sequence[TensorMeta | None]) -> TensorMeta
 def _triangle(meta: TensorMeta, diagonal: int = 0) -> TensorMeta:
     if len(meta.shape) < 2:
         raise RuleError("a triangle needs two dimensions")
-    return _like(meta)
+    return _fresh(meta)
 
 
 @rule("roll.default")
@@ -174,7 +193,8 @@ def _roll(meta: TensorMeta, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
         wrap_dim(dim, len(meta.shape))
     if (dims and len(dims) != len(shifts)) or (not dims and len(shifts) != 1):
         raise RuleError("shifts and dims of roll")
-    return TensorMeta.contiguous(meta.shape, meta.dtype, meta.device) if not meta.is_dense() else _like(meta)
+    strides = suggested_strides(meta.shape, bool(dims) and meta.is_channels_last())
+    return TensorMeta(meta.shape, strides, meta.dtype, meta.device)
 
 
 @rule("flip.default")
@@ -202,7 +222,10 @@ def _copy(meta: TensorMeta, source: Any, non_blocking: bool = False) -> TensorMe
 
 @rule("slice_scatter.default", "select_scatter.default", "diagonal_scatter.default", "as_strided_scatter.default")
 def _scatter_into_view(meta: TensorMeta, source: TensorMeta, *rest: Any) -> TensorMeta:
-    return _like(meta)
+    """The whole storage is copied: strides and offset stay, unless elements overlap."""
+    if any(stride == 0 and size > 1 for stride, size in zip(meta.strides, meta.shape, strict=True)):
+        return _like(meta)
+    return TensorMeta(meta.shape, meta.strides, meta.dtype, meta.device, False, meta.storage_offset)
 
 
 @rule("slice_backward.default", "select_backward.default", "diagonal_backward.default")

@@ -30,13 +30,13 @@ def _floating(meta: TensorMeta) -> TensorMeta:
     return meta
 
 
-@rule("sum.default", "prod.default", "nansum.default")
+@rule("sum.default", "prod.default")
 def _sum_all(meta: TensorMeta, *, dtype: torch.dtype | None = None) -> TensorMeta:
     return TensorMeta((), (), dtype or sum_type(meta.dtype), meta.device)
 
 
-@rule("sum.dim_IntList", "nansum.dim_IntList")
-def _sum(meta: TensorMeta, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorMeta:
+@rule("sum.dim_IntList", "nansum.default")
+def _sum(meta: TensorMeta, dims: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorMeta:
     return reduced(meta, wrap_dims(dims, len(meta.shape)), keepdim, dtype or sum_type(meta.dtype))
 
 

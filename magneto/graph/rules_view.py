@@ -80,13 +80,17 @@ def _expand(meta: TensorMeta, size: Sequence[int], *, implicit: bool = False) ->
     if lead < 0:
         raise RuleError("expand to fewer dimensions")
     shape, strides = list(size), [0] * len(size)
+    if not meta.shape:
+        if any(s < 0 for s in size):
+            raise RuleError("expand cannot infer a new dimension")
+        return view_of(meta, tuple(size), tuple(strides))
     for dim in range(len(size) - 1, -1, -1):
         source = dim - lead
         have = meta.shape[source] if source >= 0 else 1
         if source >= 0:
             stride = meta.strides[source]
         else:
-            stride = shape[dim + 1] * strides[dim + 1] if dim + 1 < len(size) else 1
+            stride = shape[dim + 1] * strides[dim + 1]
         wanted = size[dim]
         if wanted == -1:
             if source < 0:
@@ -148,7 +152,7 @@ def _squeeze(meta: TensorMeta, dims: int | Sequence[int] | None = None) -> Tenso
 
 
 @rule("unsqueeze.default")
-def _unsqueeze(meta: TensorMeta, dim: int) -> TensorMeta:
+def unsqueezed(meta: TensorMeta, dim: int) -> TensorMeta:
     rank = len(meta.shape)
     dim = wrap_dim(dim, rank + 1)
     stride = meta.shape[dim] * meta.strides[dim] if dim < rank else 1

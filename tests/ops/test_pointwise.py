@@ -168,7 +168,7 @@ def run(fn: Callable[..., Any], cases: list[Any], numpy_too: bool) -> list[str]:
                 warnings.simplefilter("ignore")
                 with torch.no_grad(), mode:
                     fn(*arguments)
-        except (RuntimeError, NotImplementedError, ZeroDivisionError, TypeError):
+        except (RuntimeError, NotImplementedError, IndexError, ValueError, ZeroDivisionError, TypeError):
             continue
         worked += 1
         problems += mode.problems

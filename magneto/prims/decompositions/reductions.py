@@ -38,8 +38,8 @@ def _sum(b: Builder, x: Value, dims: Dims = None, keepdim: bool = False, *, dtyp
 @row("prod.default", "prod.dim_int")
 def _prod(b: Builder, x: Value, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     dtype = dtype or sum_type(x.dtype)
-    if category(dtype) == COMPLEX or not (category(dtype) == FLOAT or dtype is torch.int64):
-        return LIBRARY
+    if dtype not in (torch.float32, torch.float64, torch.int64):
+        return LIBRARY  # half precision multiplies in half precision
     return wide(x.to(dtype)).reduce("prod", wrap_dims(dim, x.ndim), keepdim).to(dtype)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import re
 import types
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -93,6 +96,8 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         return value
     if kind is types.MemberDescriptorType and isinstance(v, ObjectTracker):
         return v.slot_attr(m, name, raw)
+    if kind is types.MemberDescriptorType and isinstance(v, SequenceTracker) and name in getattr(cls, "__match_args__", ()):
+        return v.item(m, cls.__match_args__.index(name))  # type: ignore[attr-defined]
     if kind in (types.GetSetDescriptorType, types.MemberDescriptorType) or isinstance(raw, types.DynamicClassAttribute):
         return _computed(m, v, raw, name)
     if kind is _TUPLE_FIELD and isinstance(v, SequenceTracker):
@@ -121,9 +126,16 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
             return from_value(m, getattr(const.value, name))
         except AttributeError:
             return None
+    if isinstance(v, OpaqueTracker) and isinstance(v.obj, _TRANSPARENT):
+        found = getattr(v.pin(m), name, MISSING)
+        return None if found is MISSING else held(m, found, name)
     if name in ("__doc__", "__module__"):
         return held(m, getattr(v.python_type(), name), name)
     m.graph_break("B103", attribute=name, value=v.show())
+
+
+_TRANSPARENT = (property, torch.finfo, torch.iinfo, types.GenericAlias, types.UnionType, re.Pattern, re.Match, staticmethod, classmethod)
+"""C types whose instances never change: their attributes are read from the real object."""
 
 
 def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
@@ -143,10 +155,12 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
     hook = find_in_type(m, cls, method)
     if isinstance(v, ModuleTracker) and value is not None and is_module_hook(hook, "__setattr__"):
         v.set_registered(m, name, value)
-    elif isinstance(hook, types.FunctionType):
-        m.call(held(m, hook, method), [v, ConstTracker(name), *([value] if value is not None else [])], {})
-    else:
+    elif hook in (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__):
         generic_set(m, v, name, value)
+    else:
+        bound = find_special(m, v, method)
+        assert bound is not None
+        m.call(bound, [ConstTracker(name), *([value] if value is not None else [])], {})
 
 
 def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) -> None:

@@ -32,6 +32,8 @@ def construct(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: 
     if isinstance(cls, enum.EnumType):
         return _enum_member(m, cls, args)
     meta_call = find_in_type(m, type(cls), "__call__")
+    if meta_call is dict:  # typed dictionaries
+        return m.apply(dict, *args, **kwargs)
     if isinstance(meta_call, types.FunctionType):
         return m.call(held(m, meta_call, f"{type(cls).__name__}.__call__"), [klass, *args], kwargs)
     return type_call(m, klass, args, kwargs)

@@ -215,7 +215,7 @@ def type_instancecheck(m: Machine, cls: ClassTracker, v: Tracker) -> Tracker:
 
 @rule(callable, Tracker)
 def callable_(m: Machine, v: Tracker) -> Tracker:
-    return m.const(hasattr(v.python_type(), "__call__"))
+    return m.const(any("__call__" in base.__dict__ for base in v.python_type().__mro__))
 
 
 @rule(id, Tracker)
@@ -291,8 +291,7 @@ def _object_text(m: Machine, v: ObjectTracker, fn: Any) -> str:
     if isinstance(v, ExceptionTracker):
         values = [arg.try_const() for arg in v.args]
         if all(value is not None for value in values):
-            plain = issubclass(v.cls, BaseException) and v.cls.__str__ in (BaseException.__str__, KeyError.__str__)
-            if plain:
+            if isinstance(v.cls.__str__, types.WrapperDescriptorType):
                 return str(fn(v.cls.__new__(v.cls, *(value.value for value in values if value is not None))))
     m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
 
@@ -312,6 +311,10 @@ def format_(m: Machine, v: Tracker, spec: Tracker | None = None) -> Any:
     folded = fold(m, format, (v,) if spec is None else (v, spec), {})
     if folded is not NotImplemented:
         return folded
+    if isinstance(v, ObjectTracker) and isinstance(find_in_type(m, v.cls, "__format__"), types.FunctionType):
+        method = find_special(m, v, "__format__")
+        assert method is not None
+        return m.call(method, [spec if spec is not None else m.const("")], {})
     const = spec.try_const() if spec is not None else None
     if spec is None or (const is not None and const.value == ""):
         return m.const(text_of(m, v, str))

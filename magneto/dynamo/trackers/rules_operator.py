@@ -61,7 +61,7 @@ def tensor_operand(v: Tracker) -> bool:
     """Whether torch takes the value beside a tensor."""
     if isinstance(v, TensorTracker):
         return True
-    return isinstance(v, ConstTracker) and type(v.read()) in _NUMBERS
+    return isinstance(v, ConstTracker) and isinstance(v.read(), _NUMBERS)
 
 
 def _unsupported(m: Machine, symbol: str, a: Tracker, b: Tracker) -> None:

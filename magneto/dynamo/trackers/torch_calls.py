@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ def lower(m: Machine, v: Tracker) -> Any:
     if isinstance(v, TensorTracker):
         return v
     if isinstance(v, ConstTracker):
-        return v.read()
+        return plain_number(v.read())
     if isinstance(v, SequenceTracker):
         items = [lower(m, item) for item in v.items(m)]
         if isinstance(v, TupleTracker):
@@ -107,6 +108,15 @@ def lower(m: Machine, v: Tracker) -> Any:
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, (torch.Generator, torch.Stream)):
         return v.pin(m)
     m.graph_break("B104", operation="a tensor operation", value=v.show())
+
+
+def plain_number(value: Any) -> Any:
+    """Members of IntEnum and its like as the numbers they are."""
+    if isinstance(value, enum.Enum):
+        for cls in (int, float, str):
+            if isinstance(value, cls):
+                return cls(value.value)
+    return value
 
 
 def graph_argument(m: Machine, v: Tracker) -> Any:

@@ -1,0 +1,272 @@
+"""Exceptions, with-blocks, match statements, assertions."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from tests.python.programs import Program, Programs, X, check
+
+programs = Programs()
+
+
+class Custom(Exception):
+    def __init__(self, code, text="t"):
+        super().__init__(text)
+        self.code = code
+
+
+class Sub(Custom):
+    pass
+
+
+@programs.add()
+def try_except_else_finally(x):
+    log = []
+    for n in range(3):
+        try:
+            if n == 1:
+                raise ValueError("one", n)
+            if n == 2:
+                raise KeyError("k")
+        except ValueError as error:
+            log.append(error.args)
+        except (KeyError, IndexError) as error:
+            log.append(str(error))
+        else:
+            log.append("else")
+        finally:
+            log.append(n)
+    return x, log
+
+
+@programs.add()
+def custom_exceptions(x):
+    try:
+        raise Sub(3, text="hello")
+    except Custom as error:
+        return x * error.code, str(error), type(error).__name__, isinstance(error, Exception)
+
+
+@programs.add()
+def exception_in_a_callee(x):
+    def fail(n):
+        if n > 1:
+            raise Custom(n)
+        return n
+
+    try:
+        fail(1)
+        fail(5)
+    except Custom as error:
+        x = x + error.code
+    return x
+
+
+@programs.add()
+def nested_handlers(x):
+    try:
+        try:
+            raise ValueError("inner")
+        except ValueError as first:
+            raise Custom(2) from first
+    except Custom as second:
+        return x, str(second.__cause__)
+
+
+@programs.add()
+def reraise(x):
+    try:
+        try:
+            {}["a"]
+        except KeyError:
+            x = x + 1
+            raise
+    except LookupError:
+        x = x * 2
+    return x
+
+
+@programs.add()
+def finally_with_return(x):
+    def f():
+        try:
+            return x + 1
+        finally:
+            log.append("done")
+
+    log = []
+    return f(), log
+
+
+@programs.add()
+def finally_runs_on_raise(x):
+    log = []
+    try:
+        try:
+            raise ValueError
+        finally:
+            log.append(1)
+    except ValueError:
+        log.append(2)
+    return x, log
+
+
+@programs.add()
+def loop_control_in_try(x):
+    for i in range(5):
+        try:
+            if i == 1:
+                continue
+            if i == 3:
+                break
+            x = x + i
+        finally:
+            x = x * 2
+    return x
+
+
+class Manager:
+    def __init__(self, log, swallow=False):
+        self.log = log
+        self.swallow = swallow
+
+    def __enter__(self):
+        self.log.append("in")
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.log.append("out" if kind is None else kind.__name__)
+        return self.swallow
+
+
+@programs.add()
+def with_user_managers(x):
+    log = []
+    with Manager(log) as m, Manager(m.log, swallow=True):
+        x = x + 1
+        raise ValueError
+    with Manager(log):
+        x = x * 2
+    return x, log
+
+
+@contextlib.contextmanager
+def scaling(log, k):
+    log.append("start")
+    try:
+        yield k
+    finally:
+        log.append("stop")
+
+
+@programs.add()
+def with_generator_managers(x):
+    log = []
+    with scaling(log, 3) as k:
+        x = x * k
+    with contextlib.nullcontext(4) as n, contextlib.suppress(KeyError):
+        x = x + n
+        {}["a"]
+    return x, log
+
+
+@programs.add()
+def grad_modes(x):
+    w = torch.ones(4, requires_grad=True)
+    a = w * x
+    with torch.no_grad():
+        b = w * 2
+        with torch.enable_grad():
+            c = w * 3
+    with torch.set_grad_enabled(False):
+        d = w * 4
+    return a.requires_grad, b.requires_grad, c.requires_grad, d.requires_grad, torch.is_grad_enabled(), (a * 1).detach(), b
+
+
+@programs.add()
+def match_statements(x):
+    def kind(v):
+        match v:
+            case 0:
+                return "zero"
+            case int() | float():
+                return "number"
+            case [a, *rest]:
+                return f"list {a} {len(rest)}"
+            case {"k": k, **others}:
+                return f"dict {k} {len(others)}"
+            case Custom(code=c):
+                return f"custom {c}"
+            case str() as s if s.startswith("x"):
+                return s
+            case None:
+                return "none"
+            case _:
+                return "other"
+
+    return x, [kind(v) for v in (0, 2, 2.5, [1, 2, 3], {"k": 1, "z": 2}, Custom(4), "xyz", "abc", None)]
+
+
+@programs.add()
+def assertions(x):
+    assert x.dim() == 2, "two"
+    try:
+        assert x.shape[0] == 99, f"was {x.shape[0]}"
+    except AssertionError as error:
+        return x, str(error)
+    return x
+
+
+@programs.add()
+def boolean_logic(x):
+    a, b = 0, [1]
+    return x if (a or b) and not (a and b) else None, a or "z", b and 3, 1 < 2 < 3, 1 < 2 > 5, None is None, a is not b
+
+
+@programs.add()
+def del_and_unbound(x):
+    y = x + 1
+    del y
+    try:
+        y
+    except UnboundLocalError as error:
+        return x, str(error)
+    return y
+
+
+@programs.add()
+def name_errors(x):
+    try:
+        nothing_of_that_name  # noqa: B018, F821
+    except NameError as error:
+        return x, str(error)
+    return x
+
+
+@programs.add()
+def type_errors(x):
+    texts = []
+    for attempt in (lambda: 1 + "a", lambda: [] < 3, lambda: len(5), lambda: None(), lambda: None.x, lambda: iter(3), lambda: {}.nope, lambda: -"a", lambda: int("z")):
+        try:
+            attempt()
+        except Exception as error:
+            texts.append((type(error).__name__, str(error)))
+    return x, texts
+
+
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
+def test_program(program: Program) -> None:
+    check(program)
+
+
+def test_an_uncaught_exception_is_eagers() -> None:
+    def program(x, log):
+        log.append(1)
+        y = x + 1
+        log.append(y)
+        raise Custom(3, "boom")
+
+    check(Program(program, (X, []), None))

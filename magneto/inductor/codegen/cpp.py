@@ -9,13 +9,15 @@ blocks of `SUM_BLOCK` elements whose partial sums are added in double: the error
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
 from magneto.inductor.codegen.cpp_emit import Emitter, Scope, indent
-from magneto.inductor.codegen.cpp_nest import Nest, nest_of
+from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of
 from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
@@ -26,6 +28,9 @@ from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_lo
 from magneto.symbolic import Expr, Sym, to_c
 
 SUM_BLOCK = 1024
+LANES = 64
+LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
+ROWS_BLOCK = 64  # rows added up in single precision across rows
 CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
 
 
@@ -181,12 +186,9 @@ class _Writer:
         lines: list[str] = []
         symbols: dict[Sym, str] = {}
         rest = "row" if nest.iterations > 1 else "0"
-        if nest.portions > 1:
-            size = nest.vector.size if nest.mode == "outer" and nest.vector else nest.inner[0].size
-            lines.append(f"const i64 lo = {rest} % {nest.portions} * {nest.chunk}, hi = mg_min(lo + {nest.chunk}, {size});")
+        if nest.chunk and nest.cut is not None:
+            lines.append(f"const i64 lo = {rest} % {nest.portions} * {nest.chunk}, hi = mg_min(lo + {nest.chunk}, {nest.cut.size});")
             rest = f"{rest} / {nest.portions}" if nest.outer else rest
-        elif nest.mode == "outer" and nest.vector is not None:
-            lines.append(f"const i64 lo = 0, hi = {nest.vector.size};")
         for position, dim in reversed(list(enumerate(nest.outer))):
             name = f"i{position}"
             symbols[dim.sym] = name
@@ -212,9 +214,17 @@ class _Writer:
             inner = self._loop(dims, position + 1, fill, bounds)
         self.emitter.pop()
         start, stop = bounds.get(position, ("0", str(dim.size)))
+        if self.nest.tiled and not last:
+            return self._tile(name, start, stop, dims[position + 1].size, [*scope.lines, *inner])
         if last:
             return fill.wrap(name, start, stop, dim.size, scope)
         return [f"for (i64 {name} = {start}; {name} < {stop}; {name}++) {{", *indent([*scope.lines, *inner]), "}"]
+
+    def _tile(self, name: str, start: str, stop: str, size: int, inner: list[str]) -> list[str]:
+        """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi."""
+        square = [f"const i64 vhi = mg_min(vlo + {TILE}, {size});", f"for (i64 {name} = tlo; {name} < thi; {name}++) {{", *indent(inner), "}"]
+        across = [f"const i64 thi = mg_min(tlo + {TILE}, {stop});", f"for (i64 vlo = 0; vlo < {size}; vlo += {TILE}) {{", *indent(square), "}"]
+        return [f"for (i64 tlo = {start}; tlo < {stop}; tlo += {TILE}) {{", *indent(across), "}"]
 
     def store(self, member: Member) -> str:
         """The statement that writes a member's value at the point of the innermost scope."""
@@ -231,7 +241,9 @@ class _Writer:
             stores = [self.store(m) for m in members]
             return stores
         fill = Fill(self, stores=members)
-        bounds = {0: ("lo", "hi")} if self.nest.portions > 1 else {}
+        bounds = {0: ("lo", "hi")} if self.nest.chunk else {}
+        if self.nest.tiled:
+            bounds[1] = ("vlo", "vhi")
         return self.loops(self.nest.inner, fill, bounds)
 
     # ---- reductions along the row ------------------------------------------------------------------------------------------
@@ -302,13 +314,17 @@ class _Writer:
                 for member in keeps:
                     name = self.arrays[member.name] = emitter.fresh("c")
                     body.append(f"{compute_type(member.body.dtype)} {name}[{self._row_length()}];")
+                blocked = [f for f in folds if f.accumulator != f.type]
                 for fold in folds:
                     body.append(f"{fold.accumulator} {fold.name}[{block}];")
                     body.append(f"for (i64 l = 0; l < {block}; l++) {fold.name}[l] = {fold.initial};")
                 position = len(dims) - 1
                 fill = Fill(self, stores, folds, keeps, across=True, results=dict(results), blocks=block, vector_depth=depth + len(dims))
-                loop = self.loops(dims, fill, {position: ("lo", "hi")})
-                body.extend([*row.lines, *loop])
+                step = max(1, ROWS_BLOCK // max(1, prod(d.size for d in dims[1:-1])))
+                cut = bool(blocked) and dims[0].size > step
+                loop = self.loops(dims, fill, {position: ("lo", "hi"), **({0: ("b", "e")} if cut else {})})
+                body.extend(row.lines)
+                body.extend(self._row_blocks(loop, blocked, block, dims[0].size, step if cut else dims[0].size) if blocked else loop)
                 row.lines.clear()
                 for fold in folds:
                     results[fold.member.name] = (fold.result(f"{fold.name}[{{lane}}]"), fold.result_dtype)
@@ -318,6 +334,17 @@ class _Writer:
                         target = f"{self.pointers[fold.member.name]}[{index}]"
                         body.append(f"for (i64 j0 = lo; j0 < hi; j0++) {target} = {to_memory(text, fold.member.buffer.dtype)};")
         return body
+
+    @staticmethod
+    def _row_blocks(loop: list[str], folds: list[Fold], block: int, size: int, step: int) -> list[str]:
+        """The loop over cols in pieces of `step`, whose sums are in single precision and are added to the row's in double."""
+        lines = [f"{f.type} {f.lane}[{block}];" for f in folds]
+        lines.append(f"for (i64 l = 0; l < {block}; l++) {{ {' '.join(f'{f.lane}[l] = {f.initial};' for f in folds)} }}")
+        join = f"for (i64 l = 0; l < {block}; l++) {{ {' '.join(f.join_from(f'{f.name}[l]', f'{f.lane}[l]') for f in folds)} }}"
+        if step >= size:
+            return ["{", *indent([*lines, *loop, join]), "}"]
+        head = f"const i64 e = mg_min(b + {step}, {size});"
+        return [f"for (i64 b = 0; b < {size}; b += {step}) {{", *indent([head, *lines, *loop, join]), "}"]
 
     def _row_index(self, index: Expr, vector: Dim) -> str:
         names = {**self.emitter.variables, vector.sym: "j0"}
@@ -361,7 +388,8 @@ class Fill:
         for fold in self.folds:
             value = emitter.emit(fold.member.body)
             flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
-            scope.lines.append(fold.step(value, f"{fold.name}[{lane}]" if self.across else fold.lane, flat))
+            into = fold.lane if fold.accumulator != fold.type or not self.across else fold.name
+            scope.lines.append(fold.step(value, f"{into}[{lane}]" if self.across else into, flat))
         texts = [writer.store(m) for m in self.stores]  # all loads stand before the first store: an output may take an input's memory
         scope.lines.extend(texts)
         writer.answers = outside
@@ -386,15 +414,46 @@ class Fill:
             return [*pragma, f"for (i64 {name} = {start}; {name} < {stop}; {name}++) {{", *indent(scope.lines), "}"]
         blocked = size > SUM_BLOCK
         first, last = ("b", "e") if blocked else (start, stop)
-        lines = [fold.declare_lane() for fold in self.folds]
-        clauses = "".join(fold.clause() for fold in self.folds) + (" reduction(|:status)" if scope.checks else "")
         simd = all(fold.vectorised for fold in self.folds)
-        if simd:
-            lines.append(f"#pragma omp simd{clauses}")
-        lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
-        lines += [fold.join() for fold in self.folds]
+        if simd and size >= LANES_FROM:
+            lines = self._lanes(name, first, last, size, scope)
+        else:
+            lines = self._lane(name, first, last, scope, simd)
         if not blocked:
             return ["{", *indent(lines), "}"]
         head = [f"const i64 e = mg_min(b + {SUM_BLOCK}, {stop});"]
         return [f"for (i64 b = {start}; b < {stop}; b += {SUM_BLOCK}) {{", *indent([*head, *lines]), "}"]
 
+    def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:
+        """The loop with one vector of accumulators per fold."""
+        lines = [fold.declare_lane() for fold in self.folds]
+        clauses = "".join(fold.clause() for fold in self.folds) + (" reduction(|:status)" if scope.checks else "")
+        if simd:
+            lines.append(f"#pragma omp simd{clauses}")
+        lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+        return lines + [fold.join() for fold in self.folds]
+
+    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope) -> list[str]:
+        """The loop with `LANES` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
+        texts = {fold.lane: f"{fold.lane}s[l]" for fold in self.folds}
+        body = [_renamed(line, texts) for line in scope.lines]
+        lines = [f"{fold.type} {fold.lane}s[{LANES}];" for fold in self.folds]
+        start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in self.folds)
+        lines.append(f"for (i64 l = 0; l < {LANES}; l++) {{ {start} }}")
+        checks = " reduction(|:status)" if scope.checks else ""
+        inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {LANES}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
+        lines += [f"i64 g = {first};", f"for (; g + {LANES} <= {last}; g += {LANES}) {{", *indent(inner), "}"]
+        lines += [fold.declare_lane() for fold in self.folds]
+        for fold in self.folds:
+            lines += [f"#pragma omp simd{fold.clause()}", f"for (i64 l = 0; l < {LANES}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}"]
+        if size % LANES or not first.isdigit():
+            clauses = "".join(fold.clause() for fold in self.folds) + checks
+            lines += [f"#pragma omp simd{clauses}", f"for (i64 {name} = g; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+        return lines + [fold.join() for fold in self.folds]
+
+
+def _renamed(line: str, names: dict[str, str]) -> str:
+    """A statement over other accumulators."""
+    for old, text in names.items():
+        line = re.sub(rf"\b{old}\b", text, line)
+    return line

@@ -7,6 +7,7 @@ checked: a bad one sets a bit of `status` and is replaced by 0, so that nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -131,10 +132,32 @@ class Emitter:
         assert isinstance(value, Op)
         args = [self.emit(a, mask) for a in value.args]
         operand = value.args[-1].dtype
+        if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth):
+            return f"mg_div_by({args[0]}, {', '.join(self._inverse(value.args[1], args[1]))})"
         if value.name in DIVIDING and not is_float(operand):
             self._check(depth, f"{args[1]} == 0", ZERO_DIVISION, mask)
             args[1] = f"({args[1]} == 0 ? 1 : {args[1]})"
         return op_text(value.name, args, operand, value.dtype)
+
+    def _worth_inverting(self, value: Op, depth: int) -> bool:
+        """Is the divisor known outside of the vector loop that divides by it?"""
+        divisor = value.args[1]
+        if isinstance(divisor, Const):
+            exact = divisor.value == 0 or math.frexp(abs(float(divisor.value.real)))[0] == 0.5  # a power of two: gcc multiplies
+            return not exact and depth > 0
+        return self.depth(divisor) < depth == len(self.scopes) - 1
+
+    def _inverse(self, divisor: Value, text: str) -> tuple[str, str, str]:
+        """(scaled divisor, its reciprocal, the scale), computed in the divisor's scope."""
+        key = (divisor, "inverse")
+        for scope in self.scopes:
+            if (found := scope.memo.get(key)) is not None:
+                return f"{found}s", f"{found}r", f"{found}k"
+        name = self.fresh("d")
+        scope = self.scopes[self.depth(divisor)]
+        scope.lines.append(f"f32 {name}k = mg_div_scale({text}), {name}s = {text} * {name}k, {name}r = 1.0f / {name}s;")
+        scope.memo[key] = name
+        return f"{name}s", f"{name}r", f"{name}k"
 
     def _load(self, load: Load, mask: str, depth: int) -> str:
         try:

@@ -22,12 +22,14 @@ PARALLEL = 16384  # elements: below, starting threads costs more than it gains
 CHUNK = 8192  # elements of one thread's portion of a long vector loop
 BLOCK = 256  # accumulators held side by side in outer mode
 ROWS_WANTED = 64
+TILE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
     """`mode`: point, inner, outer or split. `chunk`: how much of the loop that is cut (the vector loop in outer mode, else inner[0]) one portion covers, 0: all.
-    Portions of a row are iterations of the parallel loop of their own."""
+    Portions of a row are iterations of the parallel loop of their own. `tiled`: the last two inner loops run in squares, because some
+    memory is contiguous along the one and some along the other (transposition)."""
 
     kernel: FusedKernel
     mode: str
@@ -35,6 +37,7 @@ class Nest:
     inner: tuple[Dim, ...]
     chunk: int
     parallel: bool
+    tiled: bool = False
 
     @property
     def vector(self) -> Dim | None:
@@ -42,8 +45,12 @@ class Nest:
 
     @property
     def portions(self) -> int:
-        cut = self.inner[-1 if self.mode == "outer" else 0] if self.inner else None
-        return -(-cut.size // self.chunk) if self.chunk and cut is not None else 1
+        return -(-self.cut.size // self.chunk) if self.chunk and self.cut is not None else 1
+
+    @property
+    def cut(self) -> Dim | None:
+        """The loop that portions are cut from."""
+        return self.inner[-1 if self.mode == "outer" else 0] if self.inner else None
 
     @property
     def iterations(self) -> int:
@@ -84,6 +91,11 @@ def _can_split(kernel: FusedKernel) -> bool:
 def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> Nest:
     if not dims:
         return Nest(kernel, "point", (), (), 0, False)
+    other = _other_contiguous(kernel, dims)
+    if other is not None:
+        rest = tuple(d for d in dims[:-1] if d is not other)
+        chunk = other.size if prod(d.size for d in rest) >= ROWS_WANTED else max(TILE, CHUNK // dims[-1].size // TILE * TILE)
+        return Nest(kernel, "point", rest, (other, dims[-1]), min(chunk, other.size), parallel, True)
     split = 0
     while split < len(dims) - 1 and prod(d.size for d in dims[:split]) < ROWS_WANTED:
         split += 1
@@ -93,6 +105,18 @@ def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> N
     if parallel and prod(d.size for d in outer) < ROWS_WANTED and inner[0].size * rest > CHUNK:
         chunk = max(1, CHUNK // rest)
     return Nest(kernel, "point", outer, inner, chunk, parallel)
+
+
+def _other_contiguous(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
+    """The dimension along which some load is contiguous that jumps along the vector dimension."""
+    last = dims[-1]
+    for index in kernel_indices(kernel):
+        linear, _ = _terms(index)
+        if linear.get(last.sym, 0) >= 8 and last.size >= 8:
+            for dim in dims[:-1]:
+                if linear.get(dim.sym) == 1 and dim.size >= 8:
+                    return dim
+    return None
 
 
 # ---- indices of a kernel -------------------------------------------------------------------------------------------------

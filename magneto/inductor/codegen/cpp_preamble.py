@@ -77,20 +77,33 @@ MG_INLINE T mg_floordiv_##S(T a, T b) { \\
 }
 MG_FLOAT_FUNCTIONS(f32, f32)
 MG_FLOAT_FUNCTIONS(f64, f64)
+/* t / s for many t: r = 1 / s, one Newton step makes the quotient correctly rounded. k scales extreme divisors. */
+MG_INLINE f32 mg_div_scale(f32 s) { f32 a = __builtin_fabsf(s); return a > 0x1p+100f ? 0x1p-64f : a < 0x1p-100f ? 0x1p+64f : 1.0f; }
+MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
+    f32 u = t * k, q = u * r, z = __builtin_fmaf(-__builtin_fmaf(q, s, -u), r, q);
+    return z == z ? z : q; /* NaN where q is infinite, and right as it is */
+}
+#define MG_EXP_CORE(c) \
+    f32 t = __builtin_fmaf(c, 0x1.715476p+0f, 12582912.0f), k = t - 12582912.0f; /* k = round(c / ln 2), also in the low bits of t */ \
+    f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c); \
+    r = __builtin_fmaf(k, -0x1.7f7d1cp-20f, r); \
+    f32 q = 0x1.6d754cp-10f; \
+    q = __builtin_fmaf(q, r, 0x1.120b72p-7f); \
+    q = __builtin_fmaf(q, r, 0x1.5554b8p-5f); \
+    q = __builtin_fmaf(q, r, 0x1.5554dcp-3f); \
+    q = __builtin_fmaf(q, r, 0.5f); \
+    f32 p = __builtin_fmaf(q, r * r, r) + 1.0f; \
+    i32 n = mg_f32_bits(t) << 23; /* k as an increment of the exponent */
+MG_INLINE f32 mg_exp_normal(f32 x) { /* for -87 <= x <= 88 and NaN */
+    MG_EXP_CORE(x)
+    return mg_bits_f32(mg_f32_bits(p) + n);
+}
 MG_INLINE f32 mg_exp_f32(f32 x) {
     f32 c = x < -104.0f ? -104.0f : x;
-    c = c > 89.0f ? 89.0f : c;
-    f32 t = __builtin_fmaf(c, 0x1.715476p+0f, 12582912.0f), k = t - 12582912.0f; /* k = round(c / ln 2), also in the low bits of t */
-    f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c);
-    r = __builtin_fmaf(k, -0x1.7f7d1cp-20f, r);
-    f32 q = 0x1.6d754cp-10f;
-    q = __builtin_fmaf(q, r, 0x1.120b72p-7f);
-    q = __builtin_fmaf(q, r, 0x1.5554b8p-5f);
-    q = __builtin_fmaf(q, r, 0x1.5554dcp-3f);
-    q = __builtin_fmaf(q, r, 0.5f);
-    f32 p = __builtin_fmaf(q, r * r, r) + 1.0f;
-    i32 n = mg_f32_bits(t) - 0x4b400000, h = n >> 1; /* 2^n in two factors: the result may be subnormal or overflow */
-    return p * mg_bits_f32((h + 127) << 23) * mg_bits_f32((n - h + 127) << 23);
+    MG_EXP_CORE(c)
+    i32 low = c < -87.0f; /* the result may be subnormal: it is made 2^64 times as large, then scaled down */
+    f32 y = mg_bits_f32(mg_f32_bits(p) + n + (low ? 0x20000000 : 0)) * (low ? 0x1p-64f : 1.0f);
+    return x <= 88.7228317f ? y : x * MG_INF; /* overflow, and NaN */
 }
 MG_INLINE f32 mg_tanh_f32(f32 x) {
     f32 a = __builtin_fabsf(x), s = x * x;
@@ -103,7 +116,8 @@ MG_INLINE f32 mg_tanh_f32(f32 x) {
     p = __builtin_fmaf(p, s, 0x1.11106cp-3f);
     p = __builtin_fmaf(p, s, -0x1.555552p-2f);
     f32 small = __builtin_fmaf(x * s, p, x);
-    f32 large = __builtin_copysignf(1.0f - 2.0f / (mg_exp_f32(2.0f * a) + 1.0f), x);
+    f32 b = a > 10.0f ? 10.0f : a; /* tanh is 1 from there on */
+    f32 large = __builtin_copysignf(1.0f - 2.0f / (mg_exp_normal(2.0f * b) + 1.0f), x);
     return a < 1.0f ? small : large;
 }
 MG_INLINE f32 mg_erf_f32(f32 x) {
@@ -116,7 +130,7 @@ MG_INLINE f32 mg_erf_f32(f32 x) {
     p = __builtin_fmaf(p, s, -0x1.81273ep-2f);
     p = __builtin_fmaf(p, s, 0x1.06eba8p-3f);
     f32 small = __builtin_fmaf(x, p, x);
-    f32 t = a > 3.95f ? 3.95f : a;
+    f32 t = a > 3.95f ? 3.95f : a; /* erf is 1 from there on */
     f32 q = 0x1.d47f20p-17f;
     q = __builtin_fmaf(q, t, -0x1.6f9eeap-12f);
     q = __builtin_fmaf(q, t, 0x1.ec7fcap-9f);
@@ -124,8 +138,8 @@ MG_INLINE f32 mg_erf_f32(f32 x) {
     q = __builtin_fmaf(q, t, 0x1.b459b2p-4f);
     q = __builtin_fmaf(q, t, 0x1.451abap-1f);
     q = __builtin_fmaf(q, t, 0x1.0790e6p-3f);
-    f32 large = __builtin_copysignf(1.0f - mg_exp_f32(-__builtin_fmaf(t, q, t)), x);
-    return a < 1.0f ? small : a > 3.95f ? __builtin_copysignf(1.0f, x) : a != a ? x : large;
+    f32 large = __builtin_copysignf(1.0f - mg_exp_normal(-__builtin_fmaf(t, q, t)), x);
+    return a < 1.0f ? small : large;
 }
 MG_INLINE f32 mg_log_f32(f32 x) {
     f32 y = x < 0x1p-126f ? x * 0x1p+23f : x; /* subnormal numbers are scaled up */

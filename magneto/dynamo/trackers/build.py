@@ -14,6 +14,7 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Source
+from magneto.dynamo.marks import mark_of
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_constant
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
@@ -21,6 +22,7 @@ from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, PyModuleTracker, instance_dict
@@ -139,18 +141,14 @@ def wrap_slice(m: Machine, obj: slice, source: Source) -> Tracker:
 
 
 def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracker:
-    if has_rows(obj) or is_graph_callable(obj):
+    if has_rows(obj) or (is_graph_callable(obj) and mark_of(obj) is None):
         _same(m, obj, source)
         return BuiltinTracker(obj, source)
-    if _disabled(obj):
+    kind = mark_of(obj)
+    if kind is not None:
         _same(m, obj, source)
-        return OpaqueTracker(obj, source, m)
+        return MarkedTracker(obj, kind, source)
     return FunctionTracker.existing(m, obj, source)
-
-
-def _disabled(fn: Any) -> bool:
-    """Markers that libraries leave on functions: torch.compiler.disable and its like."""
-    return bool(getattr(fn, "_torchdynamo_disable", False) or getattr(fn, "_magneto_disable", False))
 
 
 def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:
@@ -162,9 +160,10 @@ def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:
 def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
     owner = getattr(obj, "__self__", None)
     known = has_rows(obj) or is_graph_callable(obj) or owner is None or isinstance(owner, (types.ModuleType, type))
-    if known:
+    kind = mark_of(obj)
+    if known or kind is not None:
         _same(m, obj, source)
-        return BuiltinTracker(obj, source)
+        return BuiltinTracker(obj, source) if kind is None else MarkedTracker(obj, kind, source)
     unbound = getattr(type(owner), obj.__name__, None)
     if not isinstance(unbound, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         _same(m, obj, source)
@@ -175,6 +174,9 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
 
 def wrap_callable(m: Machine, obj: Any, source: Source) -> Tracker:
     _same(m, obj, source)
+    kind = mark_of(obj)
+    if kind is not None:
+        return MarkedTracker(obj, kind, source)
     return BuiltinTracker(obj, source)
 
 

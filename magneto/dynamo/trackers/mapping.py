@@ -60,6 +60,8 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
         token: Hashable = const.value
         return token
     cls = key.python_type()
+    if cls is int:  # id() of a tracked value
+        return ("id", Identity(key.of))  # type: ignore[attr-defined]
     if isinstance(key, TupleTracker):
         return tuple(key_token(m, item) for item in key.items(m))
     if cls.__hash__ is None:

@@ -186,6 +186,25 @@ class ExceptionTracker(ObjectTracker):
         return f"{self.cls.__name__}({', '.join(arg.show() for arg in self.args)})"
 
 
+class IdTracker(Tracker):
+    """id() of a value that has no address yet: good for comparison and as a key."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Tracker) -> None:
+        super().__init__()
+        self.of = of
+
+    def python_type(self) -> type:
+        return int
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("number", f"id({em.value(self.of)})")
+
+    def show(self) -> str:
+        return f"id({self.of.show()})"
+
+
 class OpaqueTracker(Tracker):
     """Any other existing object: can be passed around, compared by identity, and handed to the program; looking inside breaks."""
 

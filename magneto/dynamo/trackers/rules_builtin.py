@@ -44,7 +44,7 @@ from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker, SuperTracker, find_in_type, held
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import ExceptionTracker, IdTracker, ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.rules_container import sort_items
 from magneto.dynamo.trackers.tensor import TensorTracker
 
@@ -222,7 +222,7 @@ def callable_(m: Machine, v: Tracker) -> Tracker:
 def id_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, (ModuleTracker, ClassTracker, BuiltinTracker)) and v.obj is not MISSING:
         return m.const(id(v.obj))  # guarded by identity
-    return NotImplemented
+    return IdTracker(v)
 
 
 @rule(hash, Tracker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -229,12 +230,13 @@ def list_sort(m: Machine, v: ListTracker, **kwargs: Tracker) -> None:
 
 
 def sort_items(m: Machine, items: list[Tracker], kwargs: dict[str, Tracker]) -> list[Tracker]:
-    """sorted(): keys that are constants, or tuples of such."""
+    """sorted(): of constants at once, of other values by their `<`."""
     key, reverse = kwargs.get("key"), kwargs.get("reverse")
     keys = items if _is_none(key) else [m.call(key, [item], {}) for item in items]  # type: ignore[arg-type]
     consts = [item.try_const() for item in keys]
     if any(const is None for const in consts):
-        m.graph_break("B104", operation="sorting", value="values that are not constants")
+        before = functools.cmp_to_key(lambda a, b: -1 if m.truth(m.apply(operator.lt, keys[a], keys[b])) else 0)
+        return [items[i] for i in sorted(range(len(items)), key=before, reverse=reverse is not None and m.truth(reverse))]
     try:
         order = sorted(range(len(items)), key=lambda i: consts[i].value, reverse=reverse is not None and m.truth(reverse))  # type: ignore[union-attr]
     except TypeError as error:

@@ -21,7 +21,7 @@ from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
 
@@ -250,6 +250,8 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     folded = fold(m, operator.eq, (a, b), {})
     if folded is not NotImplemented:
         return bool(folded.try_const().value)
+    if isinstance(a, IdTracker) or isinstance(b, IdTracker):
+        return isinstance(a, IdTracker) and isinstance(b, IdTracker) and same(m, a.of, b.of)
     if isinstance(a, BoundMethodTracker) and isinstance(b, BoundMethodTracker):
         return same(m, a.fn, b.fn) and same(m, a.owner, b.owner)
     for v in (a, b):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,7 @@ for _fn in (
     torch.xpu.is_available,
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
+    threading.get_ident,
 ):
     _state(_fn)
 if torch.distributed.is_available():

@@ -1,0 +1,45 @@
+"""Callables that a user or a library marked: not captured, taken as one node, constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.guards.source import Source
+from magneto.dynamo.marks import ALLOW, CONSTANT
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.function import BuiltinTracker
+from magneto.dynamo.trackers.klass import held
+from magneto.dynamo.trackers.torch_calls import lower, record
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+
+class MarkedTracker(BuiltinTracker):
+    """A callable with a mark (see dynamo/marks.py)."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self, obj: Callable[..., Any], mark: str, source: Source | None = None) -> None:
+        super().__init__(obj, source)
+        self.mark = mark
+
+    def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
+        if self.mark == ALLOW:
+            return record(m, self.obj, args, kwargs)
+        if self.mark == CONSTANT:
+            try:
+                value = self.obj(*(real_argument(m, arg) for arg in args), **{name: real_argument(m, arg) for name, arg in kwargs.items()})
+            except Exception as error:
+                m.raise_exception(error)
+            return held(m, value, self.show())
+        m.graph_break("B106", callee=self.show())
+
+
+def real_argument(m: Machine, v: Tracker) -> Any:
+    """The value of an argument of a function marked constant: a constant, or an existing object."""
+    const = v.try_const()
+    if const is not None:
+        return const.value
+    return v.obj if v.obj else lower(m, v)

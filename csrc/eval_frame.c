@@ -1,4 +1,4 @@
-/* The frame-evaluation function (PEP 523), and who is active in which thread.
+/* The frame-evaluation function (PEP 523).
  *
  * A frame of ours goes round the loop in run_frame: find a region for (policy, code, offset), call it; it returns the frame's
  * value, or a Resume that is written into the frame and gives the next offset. The loop ends in CPython's own interpreter,
@@ -7,8 +7,6 @@
  * While a region runs, its frame is not linked into the thread's stack of frames: nobody sees it, nothing else writes to it.
  */
 #include "frame.h"
-
-_Thread_local mg_thread mg_this_thread = {.stack_low = (char *)UINTPTR_MAX};
 
 static PyObject *compiler, *on_rerun; /* NULL: none */
 static PyObject *skip_entry, *skip_code;
@@ -19,123 +17,18 @@ static struct {
 
 #if MG_SUPPORTED
 
-static PyInterpreterState *interpreter;
-static long n_active;                    /* activations on the stacks of all threads */
-static _PyFrameEvalFunction previous;    /* what stood in our place; never ours */
-
-static PyObject *eval_frame(PyThreadState *ts, mg_frame *f, int throwflag);
-
-/* ---- activation ---- */
-
-void
-mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
-{
-    mg_thread *t = &mg_this_thread;
-    activation->policy = t->policy;
-    activation->enclosing = t->enclosing;
-    activation->replaced = NULL;
-    t->policy = policy;
-    t->enclosing = enclosing;
-    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-    if (n_active++ == 0) {
-        /* Ours may stand there: put back by somebody who had found it. What was below is not known any more. */
-        previous = current != eval_frame ? current : _PyEval_EvalFrameDefault;
-    }
-    else if (current != eval_frame) {
-        activation->replaced = (void *)current; /* somebody went on top of us */
-    }
-    if (current != eval_frame) {
-        _PyInterpreterState_SetEvalFrameFunc(interpreter, eval_frame);
-    }
-}
-
-void
-mg_deactivate(mg_activation *activation)
-{
-    mg_thread *t = &mg_this_thread;
-    t->policy = activation->policy;
-    t->enclosing = activation->enclosing;
-    n_active--;
-    if ((n_active == 0 || activation->replaced != NULL) && _PyInterpreterState_GetEvalFrameFunc(interpreter) == eval_frame) {
-        _PyInterpreterState_SetEvalFrameFunc(interpreter, n_active == 0 ? previous : (_PyFrameEvalFunction)activation->replaced);
-    }
-}
-
 /* ---- frames that are not ours ---- */
-
-#ifdef __linux__
-#include <pthread.h>
-
-/* Without the hook, Python-to-Python calls use no C stack; with it they do. So deep recursion must not run into its end. */
-static MG_COLD void
-measure_stack(mg_thread *t)
-{
-    pthread_attr_t attributes;
-    void *base = NULL;
-    size_t size = 0;
-    t->stack_low = t->stack_base = NULL;
-    if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
-        if (pthread_attr_getstack(&attributes, &base, &size) == 0 && size < ((size_t)1 << 40)) {
-            size_t reserve = size >= ((size_t)4 << 20) ? (size_t)1 << 20 : size / 4;
-            t->stack_base = base;
-            t->stack_low = (char *)base + reserve;
-        }
-        pthread_attr_destroy(&attributes);
-    }
-}
-#else
-static MG_COLD void
-measure_stack(mg_thread *t)
-{
-    t->stack_low = t->stack_base = NULL;
-}
-#endif
-
-static MG_COLD int
-stack_is_low(mg_thread *t, char *here)
-{
-    if (t->stack_low == (char *)UINTPTR_MAX) {
-        measure_stack(t);
-    }
-    return here < t->stack_low && here >= t->stack_base; /* (a coroutine library may run us on another stack) */
-}
-
-/* Runs the frame with the hook taken out, so that what it calls uses no more C stack. Other threads merely run in eager. */
-static MG_COLD PyObject *
-interpret_unhooked(PyThreadState *ts, mg_frame *f, int throwflag)
-{
-    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-    _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
-    PyObject *result = _PyEval_EvalFrameDefault(ts, f, throwflag);
-    if (n_active > 0 && _PyInterpreterState_GetEvalFrameFunc(interpreter) == _PyEval_EvalFrameDefault) {
-        _PyInterpreterState_SetEvalFrameFunc(interpreter, current);
-    }
-    return result;
-}
-
-/* A foreign evaluation function may hand the frame on to the one that it found installed, which may be ours: remember it. */
-static MG_COLD PyObject *
-delegate(PyThreadState *ts, mg_thread *t, mg_frame *f, int throwflag)
-{
-    void *outer = t->delegated;
-    t->delegated = f;
-    t->unusual++;
-    PyObject *result = previous(ts, f, throwflag);
-    t->unusual--;
-    t->delegated = outer;
-    return result;
-}
 
 /* Runs a frame that we have not touched. */
 static inline PyObject *
 pass_on(PyThreadState *ts, mg_thread *t, mg_frame *f, int throwflag)
 {
     char *here = __builtin_frame_address(0);
-    if (MG_UNLIKELY(here < t->stack_low) && stack_is_low(t, here)) {
-        return interpret_unhooked(ts, f, throwflag);
+    if (MG_UNLIKELY(here < t->stack_low) && mg_stack_is_low(t, here)) {
+        return mg_interpret_unhooked(ts, f, throwflag);
     }
-    if (MG_UNLIKELY(previous != _PyEval_EvalFrameDefault)) {
-        return delegate(ts, t, f, throwflag);
+    if (MG_UNLIKELY(mg_previous != _PyEval_EvalFrameDefault)) {
+        return mg_delegate(ts, t, f, throwflag);
     }
     return mg_interpret(ts, f, throwflag);
 }
@@ -321,7 +214,7 @@ dropped:
 }
 
 /* The entry point at which a frame that goes on at `offset` looks for regions; NULL with no exception when there is none. */
-static mg_entry *
+static inline mg_entry *
 entry_for(PyCodeObject *code, Policy *policy, int offset)
 {
     mg_entry *entry = mg_entry_find(mg_code_get(code), policy, offset);
@@ -374,16 +267,16 @@ apply_resume(PyThreadState *ts, mg_frame *f, Resume *resume, int started, PyObje
 }
 
 /* Runs a frame that stands at `offset` (not `started`: before its prologue, with its free variables bound).
- * `outer` (stolen): NULL, or what was handled when the frame began, once a Resume has changed that. */
+ * `entry`: the entry point there, or NULL. `outer` (stolen): NULL, or what was handled when the frame began, once a Resume has
+ * changed that. */
 static MG_HOT PyObject *
-run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, int offset, int started, PyObject *outer)
+run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry *entry, int offset, int started, PyObject *outer)
 {
     PyObject *result = NULL;
     for (;;) {
         mg_call call;
         mg_frame_view view;
         Region *region = NULL;
-        mg_entry *entry = entry_for(mg_frame_code(f), policy, offset);
         view_of(f, &view);
         int rerun = 0, found = entry != NULL && (region = mg_entry_match(entry, &view, &call)) != NULL;
         if (MG_UNLIKELY(!found) && entry != NULL) {
@@ -422,6 +315,7 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, int offs
         if (interpret) {
             goto interpret;
         }
+        entry = entry_for(mg_frame_code(f), policy, offset);
     }
 interpret:
     Py_XDECREF(outer);
@@ -462,11 +356,11 @@ run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
         return continue_in_frame(ts, f, offset);
     }
     counts.hooked++;
-    return run_frame(ts, t, f, t->policy, offset, 1, outer);
+    return run_frame(ts, t, f, t->policy, entry_for(mg_frame_code(f), t->policy, offset), offset, 1, outer);
 }
 
-static MG_HOT PyObject *
-eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
+MG_HOT PyObject *
+mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
 {
     mg_thread *t = &mg_this_thread;
     if (MG_UNLIKELY(t->unusual != 0)) {
@@ -483,18 +377,17 @@ eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     if (policy == NULL || throwflag || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
         return pass_on(ts, t, f, throwflag);
     }
-    mg_entry *entry = mg_entry_find(mg_code_get(code), policy, 0);
-    if (entry == NULL ? compiler == NULL || !policy->compile
-                      : entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {
+    mg_entry *entry = entry_for(code, policy, 0);
+    if (entry == NULL || entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {
         return pass_on(ts, t, f, 0);
     }
     char *here = __builtin_frame_address(0);
-    if (MG_UNLIKELY(here < t->stack_low) && stack_is_low(t, here)) {
-        return interpret_unhooked(ts, f, 0);
+    if (MG_UNLIKELY(here < t->stack_low) && mg_stack_is_low(t, here)) {
+        return mg_interpret_unhooked(ts, f, 0);
     }
     counts.hooked++;
     mg_frame_bind_free(f);
-    return run_frame(ts, t, f, policy, 0, 0, NULL);
+    return run_frame(ts, t, f, policy, entry, 0, 0, NULL);
 }
 
 static PyObject *
@@ -532,23 +425,6 @@ materialise(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs
 
 #else /* !MG_SUPPORTED */
 
-void
-mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
-{
-    mg_thread *t = &mg_this_thread;
-    activation->policy = t->policy;
-    activation->enclosing = t->enclosing;
-    t->policy = policy;
-    t->enclosing = enclosing;
-}
-
-void
-mg_deactivate(mg_activation *activation)
-{
-    mg_this_thread.policy = activation->policy;
-    mg_this_thread.enclosing = activation->enclosing;
-}
-
 static PyObject *
 materialise(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
 {
@@ -559,33 +435,6 @@ materialise(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ss
 #endif
 
 /* ---- module ---- */
-
-static PyObject *
-call_switched(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, int active)
-{
-    if (nargs < 1) {
-        PyErr_SetString(PyExc_TypeError, "a callable is missing");
-        return NULL;
-    }
-    mg_thread *t = &mg_this_thread;
-    mg_activation activation;
-    mg_activate(&activation, !active ? NULL : t->policy ? t->policy : t->enclosing, NULL);
-    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(nargs - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
-    mg_deactivate(&activation);
-    return result;
-}
-
-static PyObject *
-call_active(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    return call_switched(args, nargs, kwnames, 1);
-}
-
-static PyObject *
-call_inactive(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    return call_switched(args, nargs, kwnames, 0);
-}
 
 /* Sets a callback and returns the one before, None standing for none. */
 static PyObject *
@@ -613,37 +462,6 @@ set_on_rerun(PyObject *Py_UNUSED(module), PyObject *callback)
 }
 
 static PyObject *
-active_policy(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
-{
-    return Py_NewRef(mg_this_thread.policy ? (PyObject *)mg_this_thread.policy : Py_None);
-}
-
-/* For a scope inside an optimised call (`with disable():`); the call itself restores what was active round it. */
-static PyObject *
-set_active_policy(PyObject *Py_UNUSED(module), PyObject *policy)
-{
-    mg_thread *t = &mg_this_thread;
-    if (policy != Py_None && !PyObject_TypeCheck(policy, mg_policy_type)) {
-        PyErr_SetString(PyExc_TypeError, "a Policy or None");
-        return NULL;
-    }
-    PyObject *before = Py_NewRef(t->policy ? (PyObject *)t->policy : Py_None);
-    t->policy = policy == Py_None ? NULL : (Policy *)policy;
-    Py_XSETREF(t->chosen, Py_NewRef(policy));
-    return before;
-}
-
-static PyObject *
-eval_frame_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
-{
-#if MG_SUPPORTED
-    return PyBool_FromLong(_PyInterpreterState_GetEvalFrameFunc(interpreter) == eval_frame);
-#else
-    Py_RETURN_FALSE;
-#endif
-}
-
-static PyObject *
 counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
     return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "hooked", counts.hooked, "hits", counts.hits, "misses", counts.misses, "compiles",
@@ -653,16 +471,10 @@ counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 #define FAST(f) ((PyCFunction)(void (*)(void))(f))
 
 static PyMethodDef functions[] = {
-    {"call_active", FAST(call_active), METH_FASTCALL | METH_KEYWORDS,
-     "call_active(fn, /, *args, **kwargs)\n\nCalls fn with the policy of the enclosing region active."},
-    {"call_inactive", FAST(call_inactive), METH_FASTCALL | METH_KEYWORDS, "call_inactive(fn, /, *args, **kwargs)\n\nCalls fn with the hook inactive."},
     {"materialise", FAST(materialise), METH_FASTCALL,
      "materialise(fn, resume)\n\nRuns fn (over clone_code(code)) as a frame that starts in the state `resume`; its result, or its exception."},
     {"set_compiler", set_compiler, METH_O, "set_compiler(callback(policy, state, missed)) -> the callback before"},
     {"set_on_rerun", set_on_rerun, METH_O, "set_on_rerun(callback(region, exc)) -> the callback before"},
-    {"active_policy", active_policy, METH_NOARGS, "Policy that is active in this thread, or None."},
-    {"set_active_policy", set_active_policy, METH_O, "set_active_policy(policy or None) -> what was active in this thread before"},
-    {"eval_frame_installed", eval_frame_installed, METH_NOARGS, "Whether our evaluation function is in place."},
     {"counters", counters, METH_NOARGS, "What happened so far in this process."},
     {NULL, NULL, 0, NULL},
 };
@@ -670,10 +482,6 @@ static PyMethodDef functions[] = {
 int
 mg_eval_frame_init(PyObject *module)
 {
-#if MG_SUPPORTED
-    interpreter = PyInterpreterState_Get();
-    previous = _PyEval_EvalFrameDefault;
-#endif
     if (mg_add_sentinel(module, "SKIP_ENTRY", &skip_entry) < 0 || mg_add_sentinel(module, "SKIP_CODE", &skip_code) < 0) {
         return -1;
     }

@@ -1,4 +1,4 @@
-/* Frame evaluation: the objects and the functions shared by resume.c, region.c, eval_frame.c and callable.c.
+/* Frame evaluation: the objects and the functions shared by its files.
  *
  *   Policy --owns--> entry points (policy, code, offset) --own--> Regions
  *   code object --code extra--> mg_code: a hash table of (borrowed) entry points
@@ -33,7 +33,7 @@ typedef struct {
 extern PyTypeObject *mg_resume_type;
 #define MG_IS_RESUME(op) (Py_TYPE(op) == mg_resume_type)
 
-/* ---- region.c ---- */
+/* ---- region.c, entry.c ---- */
 
 struct Region {
     PyObject_HEAD
@@ -82,8 +82,10 @@ extern PyTypeObject *mg_policy_type, *mg_region_type;
 mg_code *mg_code_of(PyCodeObject *code);      /* existing or new; NULL with an exception set */
 mg_layout *mg_code_layout(PyCodeObject *code); /* borrowed; NULL with an exception set */
 mg_entry *mg_entry_at(PyCodeObject *code, Policy *policy, int offset); /* existing or new; NULL with an exception set */
-int mg_entry_push(mg_entry *entry, Region *region); /* at the front; takes a new reference; -1 with an exception set */
-int mg_skip_code(mg_entry *entry);                  /* -1 with an exception set */
+int mg_entry_push(mg_entry *entry, Region *region);                 /* at the front; takes a new reference; -1 with an exception set */
+int mg_skip_code(mg_entry *entry);                                  /* -1 with an exception set */
+void mg_entry_remove(mg_entry *entry, Region *region);              /* drops the entry's reference */
+void mg_policy_drop_entries(Policy *policy);
 
 /* Arguments of one region call: values[0] is room for vectorcall, then come the slots (borrowed), then the guard program's
  * exports (owned). Large ones live on the heap. */
@@ -139,7 +141,7 @@ mg_entry_find(const mg_code *owner, const Policy *policy, int offset)
     }
 }
 
-/* ---- resume.c, the frame side ---- */
+/* ---- frame.c ---- */
 
 /* Copies the cells of the closure into the free-variable slots of a frame that has not started (CPython would do it first), and
  * takes them out again. In between the slots own references. */
@@ -154,7 +156,7 @@ int mg_frame_run_prologue(mg_frame *f);
 int mg_frame_commit(mg_frame *f, Resume *resume, int started);
 #endif
 
-/* ---- eval_frame.c ---- */
+/* ---- activate.c ---- */
 
 typedef struct {
     Policy *policy;          /* active now; borrowed from the activation that set it; NULL = the hook is inactive */
@@ -178,5 +180,21 @@ typedef struct {
 
 void mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing);
 void mg_deactivate(mg_activation *activation);
+
+#if MG_SUPPORTED
+extern _PyFrameEvalFunction mg_previous; /* what stood in our place; never ours */
+
+int mg_stack_is_low(mg_thread *t, char *here); /* to be asked when here < t->stack_low */
+
+/* Runs the frame with the hook taken out, so that what it calls uses no more C stack. Other threads merely run in eager. */
+PyObject *mg_interpret_unhooked(PyThreadState *ts, mg_frame *f, int throwflag);
+
+/* Hands the frame to the foreign function that was there before us. */
+PyObject *mg_delegate(PyThreadState *ts, mg_thread *t, mg_frame *f, int throwflag);
+
+/* ---- eval_frame.c ---- */
+
+PyObject *mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag);
+#endif
 
 #endif

@@ -38,7 +38,10 @@ __attribute__((weak)) int mg_guard_exports(PyObject *program, const mg_frame_vie
 /* The init functions; guards and plan are weak for the same reason. */
 int mg_resume_init(PyObject *module);
 int mg_state_init(PyObject *module);
+int mg_frame_init(PyObject *module);
+int mg_entry_init(PyObject *module);
 int mg_region_init(PyObject *module);
+int mg_activate_init(PyObject *module);
 int mg_eval_frame_init(PyObject *module);
 int mg_callable_init(PyObject *module);
 __attribute__((weak)) int mg_guards_init(PyObject *module);

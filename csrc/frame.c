@@ -1,0 +1,234 @@
+/* Writing states into frames, and the clones whose frames take them. */
+#include "frame.h"
+
+#if MG_SUPPORTED
+
+void
+mg_frame_bind_free(mg_frame *f)
+{
+    PyCodeObject *code = mg_frame_code(f);
+    PyObject *closure = mg_frame_function(f)->func_closure;
+    if (closure != NULL) {
+        int first = code->co_nlocalsplus - code->co_nfreevars;
+        for (int i = 0; i < code->co_nfreevars; i++) {
+            f->localsplus[first + i] = Py_NewRef(PyTuple_GET_ITEM(closure, i));
+        }
+    }
+}
+
+void
+mg_frame_unbind_free(mg_frame *f)
+{
+    PyCodeObject *code = mg_frame_code(f);
+    for (int i = code->co_nlocalsplus - code->co_nfreevars; i < code->co_nlocalsplus; i++) {
+        Py_CLEAR(f->localsplus[i]); /* the closure holds the cells: nothing is destroyed */
+    }
+}
+
+int
+mg_frame_run_prologue(mg_frame *f)
+{
+    mg_layout *layout = mg_code_layout(mg_frame_code(f));
+    if (layout == NULL) {
+        return -1;
+    }
+    for (int i = 0; i < layout->n_cells; i++) {
+        PyObject **slot = &f->localsplus[layout->cells[i]];
+        PyObject *cell = PyCell_New(*slot);
+        if (cell == NULL) {
+            return -1;
+        }
+        Py_XSETREF(*slot, cell); /* the cell holds the old value: nothing is destroyed */
+    }
+    return 0;
+}
+
+static int
+refuse(PyCodeObject *code, const Resume *resume, const char *why)
+{
+    PyErr_Format(PyExc_SystemError, "cannot resume %U at offset %d: %s", code->co_qualname, resume->offset, why);
+    return -1;
+}
+
+/* 0 when `resume` describes a state that the frame may be in. Reading a wrong state would crash the interpreter. */
+static int
+check_resume(PyCodeObject *code, const mg_layout *layout, const Resume *resume)
+{
+    int unit = resume->offset / 2;
+    if (unit < layout->first_traceable || unit >= layout->n_units) {
+        return refuse(code, resume, "outside the body of the code");
+    }
+    if (!(layout->flags[unit] & (resume->exc != NULL ? MG_UNIT_STARTS : MG_UNIT_CONTINUES))) {
+        return refuse(code, resume, "no instruction can be entered there");
+    }
+    if (PyTuple_GET_SIZE(resume->locals) != code->co_nlocalsplus) {
+        return refuse(code, resume, "locals do not match the slots of the code");
+    }
+    int kept;
+    mg_handler_at(code, unit, &kept);
+    if (PyTuple_GET_SIZE(resume->stack) > code->co_stacksize || PyTuple_GET_SIZE(resume->stack) < kept) {
+        return refuse(code, resume, "the stack does not fit the code");
+    }
+    for (int i = 0; i < code->co_nlocalsplus; i++) {
+        PyObject *value = PyTuple_GET_ITEM(resume->locals, i);
+        if (value == mg_null) {
+            return refuse(code, resume, "NULL_ in locals");
+        }
+        if (i >= code->co_nlocalsplus - code->co_nfreevars && value != mg_keep && !PyCell_Check(value)) {
+            return refuse(code, resume, "a free variable needs its cell");
+        }
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(resume->stack); i++) {
+        PyObject *value = PyTuple_GET_ITEM(resume->stack, i);
+        if (value == mg_unbound || value == mg_keep) {
+            return refuse(code, resume, "UNBOUND or KEEP in the stack");
+        }
+    }
+    return 0;
+}
+
+/* Slots that the prologue turns into cells have to hold cells: the interpreter does not check. (From 3.12 on a variable of an
+ * inlined comprehension may be a cell at times only; the prologue does not make those.) */
+static int
+check_cells(PyCodeObject *code, const mg_layout *layout, const Resume *resume)
+{
+    for (int i = 0; i < layout->n_cells; i++) {
+        PyObject *value = PyTuple_GET_ITEM(resume->locals, layout->cells[i]);
+        if (value != mg_keep && !PyCell_Check(value)) {
+            return refuse(code, resume, "a cell variable needs a cell");
+        }
+    }
+    return 0;
+}
+
+int
+mg_frame_commit(mg_frame *f, Resume *resume, int started)
+{
+    enum { SMALL = 48 };
+    PyObject *small[SMALL];
+    PyObject **old = small;
+    PyCodeObject *code = mg_frame_code(f);
+    mg_layout *layout = mg_code_layout(code);
+    if (layout == NULL || check_resume(code, layout, resume) < 0 || check_cells(code, layout, resume) < 0) {
+        return -1;
+    }
+    int n_locals = code->co_nlocalsplus, n_stack = (int)PyTuple_GET_SIZE(resume->stack), n_old = f->stacktop;
+    if (n_old > SMALL) {
+        old = PyMem_New(PyObject *, n_old);
+        if (old == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    if (!started) {
+        for (int i = 0; i < layout->n_cells; i++) {
+            PyObject **slot = &f->localsplus[layout->cells[i]];
+            if (PyTuple_GET_ITEM(resume->locals, layout->cells[i]) == mg_keep) {
+                PyObject *cell = PyCell_New(*slot);
+                if (cell == NULL) {
+                    goto error;
+                }
+                Py_XSETREF(*slot, cell);
+            }
+        }
+    }
+    /* From here on nothing fails. Old values go last: their destructors may run any code. */
+    for (int i = 0; i < n_old; i++) {
+        old[i] = f->localsplus[i];
+    }
+    for (int i = 0; i < n_locals; i++) {
+        PyObject *value = PyTuple_GET_ITEM(resume->locals, i);
+        if (value == mg_keep) {
+            old[i] = NULL;
+        }
+        else {
+            f->localsplus[i] = value == mg_unbound ? NULL : Py_NewRef(value);
+        }
+    }
+    for (int i = 0; i < n_stack; i++) {
+        PyObject *value = PyTuple_GET_ITEM(resume->stack, i);
+        f->localsplus[n_locals + i] = value == mg_null ? NULL : Py_NewRef(value);
+    }
+    f->stacktop = n_locals + n_stack;
+    for (int i = 0; i < n_old; i++) {
+        Py_XDECREF(old[i]);
+    }
+    if (old != small) {
+        PyMem_Free(old);
+    }
+    return 0;
+error:
+    if (old != small) {
+        PyMem_Free(old);
+    }
+    return -1;
+}
+
+/* ---- clones ---- */
+
+static PyObject *
+make_clone(PyCodeObject *code)
+{
+    PyObject *clone = NULL, *kwargs = NULL, *replace = NULL, *empty = NULL;
+    const int skipped = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
+    if ((code->co_flags & skipped) || !(code->co_flags & CO_OPTIMIZED)) {
+        PyErr_Format(PyExc_ValueError, "%U is not a plain function's code: it cannot be materialised", code->co_qualname);
+        return NULL;
+    }
+    if (code->co_argcount == 0 && code->co_kwonlyargcount == 0 && !(code->co_flags & (CO_VARARGS | CO_VARKEYWORDS))) {
+        return Py_NewRef(code);
+    }
+    kwargs = Py_BuildValue("{s:i,s:i,s:i,s:i}", "co_argcount", 0, "co_posonlyargcount", 0, "co_kwonlyargcount", 0, "co_flags",
+                           code->co_flags & ~(CO_VARARGS | CO_VARKEYWORDS));
+    replace = PyObject_GetAttrString((PyObject *)code, "replace");
+    empty = PyTuple_New(0);
+    if (kwargs != NULL && replace != NULL && empty != NULL) {
+        clone = PyObject_Call(replace, empty, kwargs);
+    }
+    Py_XDECREF(kwargs);
+    Py_XDECREF(replace);
+    Py_XDECREF(empty);
+    return clone;
+}
+
+static PyObject *
+clone_code(PyObject *Py_UNUSED(module), PyObject *arg)
+{
+    if (!PyCode_Check(arg)) {
+        return PyErr_Format(PyExc_TypeError, "clone_code: %s is not a code object", Py_TYPE(arg)->tp_name);
+    }
+    mg_code *own = mg_code_of((PyCodeObject *)arg);
+    if (own == NULL) {
+        return NULL;
+    }
+    if (own->clone == NULL) {
+        PyObject *clone = make_clone((PyCodeObject *)arg);
+        if (clone == NULL || clone == arg) { /* not cached: the code would own itself */
+            return clone;
+        }
+        Py_XSETREF(own->clone, clone);
+    }
+    return Py_NewRef(own->clone);
+}
+
+#else
+
+static PyObject *
+clone_code(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(arg))
+{
+    PyErr_SetString(PyExc_NotImplementedError, "this version of Python is not known to magneto");
+    return NULL;
+}
+
+#endif
+
+static PyMethodDef frame_functions[] = {
+    {"clone_code", clone_code, METH_O, "clone_code(code)\n\nThe code without arguments (cached): materialise() runs functions over it."},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+mg_frame_init(PyObject *module)
+{
+    return PyModule_AddFunctions(module, frame_functions);
+}

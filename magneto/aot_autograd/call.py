@@ -52,7 +52,9 @@ def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
         if node.op == "output":
             namespace["laid_out"] = laid_out
             for result in dict.fromkeys(node.args[0]):
-                lines.append(f"    if {result.name}.stride() != {result.meta['val'].strides}: {result.name} = laid_out({result.name}, {result.meta['val'].strides})")
+                lines.append(
+                    f"    if {result.name}.stride() != {result.meta['val'].strides}: {result.name} = laid_out({result.name}, {result.meta['val'].strides})"
+                )
             lines.append(f"    return {text(tuple(node.args[0]))}")
         elif node.op == "call_function":
             if node.target is operator.getitem:
@@ -74,5 +76,22 @@ def without_grad(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         with torch.no_grad():
             return function(*args)
+
+    return run
+
+
+def without_autocast(function: Callable[..., Any], kinds: tuple[str, ...]) -> Callable[..., Any]:
+    """`function` with autocast off for the device types `kinds`, where it is on: the casts stand in the graph already."""
+    if not kinds:
+        return function
+
+    def run(*args: Any) -> Any:
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, False)
+        try:
+            return function(*args)
+        finally:
+            for kind in kinds:
+                torch.set_autocast_enabled(kind, True)
 
     return run

@@ -45,7 +45,7 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         with tracing.mode:
             value = run_captured(gm, tracing, tensors)
         collector, signature = describe(gm, tracing, tensors, value)
-        signature = replace(signature, training=True)
+        signature = replace(signature, training=True, effects=True)
         differentiable = tuple(sorted(collector.carriers))
         mode = tracing.mode
         results = tuple(collector.results)
@@ -78,7 +78,7 @@ def _not_a_leaf(mode: FunctionalMode, tracing: Tracing, index: int, leaf: torch.
         tensor = leaf.clone(memory_format=torch.preserve_format)
     if tensor.stride() != leaf.stride():
         with mode, torch.enable_grad():
-            tensor = _Identity.apply(leaf)
+            tensor = _Identity.apply(leaf)  # type: ignore[no-untyped-call]
     root = mode.storages.add_root(tensor, view.meta, view.node, index)
     tracing.roots[index] = root
     tracing.versions[index] = tensor._version
@@ -98,7 +98,12 @@ class _Identity(torch.autograd.Function):
 
 
 def _backward(
-    mode: FunctionalMode, collector: Collector, differentiable: tuple[int, ...], leaves: dict[int, torch.Tensor], n: int, results: tuple[fx.Node, ...]
+    mode: FunctionalMode,
+    collector: Collector,
+    differentiable: tuple[int, ...],
+    leaves: dict[int, torch.Tensor],
+    n: int,
+    results: tuple[fx.Node, ...],
 ) -> tuple[tuple[fx.Node, ...], tuple[fx.Node | None, ...]]:
     """Run the engine; returns the tangents' placeholders and one gradient node or None per input."""
     gradients: list[fx.Node | None] = [None] * n
@@ -128,4 +133,3 @@ def _backward(
         if gradient is not None:
             gradients[index] = mode.read(mode.view_for(gradient))
     return tuple(tangents), tuple(gradients)
-

@@ -29,7 +29,8 @@ from magneto.aot_autograd.overloads import (
     functional_of,
 )
 from magneto.aot_autograd.refusal import Refusal
-from magneto.aot_autograd.storage import Storages, View, geometry_of
+from magneto.aot_autograd.special import SPECIAL
+from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_order
 from magneto.aot_autograd.views import ViewStep, normalised, write_through
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
@@ -40,11 +41,11 @@ def hollow(meta: TensorMeta) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
 
 
-class FunctionalMode(TorchDispatchMode):
+class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `graph`. `stack` and `stage` are attached to every node recorded from now on."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.storages = Storages()
         self.stack: Any = ()
@@ -106,12 +107,12 @@ class FunctionalMode(TorchDispatchMode):
         if not meta.is_contiguous():
             if not meta.is_dense():
                 raise Refusal("as_strided of a tensor with gaps")
-            value = self.emit(aten.permute.default, (value, _memory_order(meta)))
+            value = self.emit(aten.permute.default, (value, memory_order(meta)))
         return self.reshape(value, (meta.numel,))
 
     def unflatten(self, flat: fx.Node, meta: TensorMeta) -> fx.Node:
         """The inverse of `flatten` for a tensor described by `meta`."""
-        order = _memory_order(meta)
+        order = memory_order(meta)
         value = self.reshape(flat, tuple(meta.shape[d] for d in order))
         if order != list(range(len(order))):
             value = self.emit(aten.permute.default, (value, [order.index(d) for d in range(len(order))]))
@@ -122,7 +123,7 @@ class FunctionalMode(TorchDispatchMode):
         meta: TensorMeta = node.meta["val"]
         if meta.strides == wanted.strides or not wanted.is_dense():
             return node
-        order = _memory_order(wanted)
+        order = memory_order(wanted)
         if order == list(range(len(order))):
             return self.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
         moved = self.emit(aten.permute.default, (node, order))
@@ -353,82 +354,7 @@ def _refuse_order_dependence(mode: FunctionalMode, args: tuple[Any, ...], target
                         raise Refusal("a list operation that reads what it writes")
 
 
-# ---- operations with a treatment of their own ------------------------------------------------------------------------
-
-
-def _copy_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    target, source = args[0], args[1]
-    value = mode.nodes(source)
-    if value.meta["val"].shape != tuple(target.shape):
-        value = mode.emit(aten.expand.default, (value, list(target.shape)))
-    mode.write(target, value)
-    return target  # type: ignore[no-any-return]
-
-
-def _fill_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    target = args[0]
-    number = args[1] if len(args) > 1 else 0
-    if isinstance(number, torch.Tensor):
-        scalar = mode.nodes(number)
-        if scalar.target is aten.full.default and scalar.meta["val"].dtype == target.dtype:
-            number = scalar.args[1]
-    if isinstance(number, torch.Tensor):
-        value = mode.emit(aten.expand.default, (mode.nodes(number), list(target.shape)))
-    else:
-        value = mode.emit(aten.full.default, (list(target.shape), number), {"dtype": target.dtype, "device": target.device})
-    mode.write(target, value)
-    return target  # type: ignore[no-any-return]
-
-
-def _bernoulli_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """In place the numbers are drawn in the order of memory; `bernoulli.p` draws and lays out in logical order."""
-    target = args[0]
-    probability = args[1] if len(args) > 1 else 0.5
-    if kwargs.get("generator") is not None:
-        raise Refusal("a random generator as argument")
-    value = mode.nodes(target)
-    meta: TensorMeta = value.meta["val"]
-    order = _memory_order(meta)
-    if meta.is_contiguous():
-        mode.write(target, mode.emit(aten.bernoulli.p, (value, probability)))
-    elif meta.is_dense():
-        drawn = mode.emit(aten.bernoulli.p, (mode.emit(aten.permute.default, (value, order)), probability))
-        mode.write(target, mode.emit(aten.permute.default, (drawn, [order.index(d) for d in range(len(order))])))
-    else:
-        raise Refusal("random numbers into a view with gaps")
-    return target  # type: ignore[no-any-return]
-
-
-def _random_like(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """rand_like and randn_like of a contiguous tensor are rand and randn: nothing of the tensor but its shape is needed. In other layouts the numbers depend on the layout."""
-    source = args[0]
-    if kwargs.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format) or not source.is_contiguous():
-        raise Refusal("random numbers in a layout that is not contiguous")
-    form = aten.rand.default if func is aten.rand_like.default else aten.randn.default
-    options = {"dtype": kwargs.get("dtype") or source.dtype, "device": kwargs.get("device") or source.device}
-    node = mode.emit(form, (list(source.shape),), options)
-    return mode.results(node, node.meta["val"])  # type: ignore[no-any-return]
-
-
-def _batch_norm(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """native_batch_norm writes its running statistics in training, which its schema does not say; nor does it count as a version."""
-    nodes = tuple(mode.nodes(a) for a in args)
-    training, mean, var = args[5], args[3], args[4]
-    if not training or mean is None:
-        node = mode.emit(aten.native_batch_norm.default, nodes)
-        return mode.results(node, node.meta["val"])
-    node = mode.emit(aten._native_batch_norm_legit_functional.default, nodes)
-    for target, index in ((mean, 3), (var, 4)):
-        mode.write(target, mode.item(node, index))
-    return tuple(mode.results(mode.item(node, i), node.meta["val"][i]) for i in range(3))
-
-
-def _batch_norm_backward(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In training the running statistics do not matter; without them nothing holds on to their old values."""
-    if args[7]:
-        args = (*args[:3], None, None, *args[5:])
-    node = mode.emit(func, tuple(mode.nodes(a) for a in args))
-    return mode.results(node, node.meta["val"])
+# ---- handlers that are no methods ------------------------------------------------------------------------------------
 
 
 def _lift_fresh(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -442,29 +368,9 @@ def _lift_fresh_view(mode: FunctionalMode, func: Any, facts: Facts, args: tuple[
     return mode.view(func, facts, args, kwargs)
 
 
-def _index(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
-        raise Refusal("indexing with a mask: how many elements it selects depends on data")
-    node = mode.emit(func, tuple(mode.nodes(a) for a in args))
-    return mode.results(node, node.meta["val"])
-
-
 def _refused(mode: FunctionalMode, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise Refusal(f"{facts.name} needs the numbers in a tensor, or changes its memory")
 
-
-SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    "aten.copy_.default": _copy_,
-    "aten.fill_.Scalar": _fill_,
-    "aten.fill_.Tensor": _fill_,
-    "aten.zero_.default": _fill_,
-    "aten.bernoulli_.float": _bernoulli_,
-    "aten.rand_like.default": _random_like,
-    "aten.randn_like.default": _random_like,
-    "aten.native_batch_norm.default": _batch_norm,
-    "aten.native_batch_norm_backward.default": _batch_norm_backward,
-    "aten.index.Tensor": _index,
-}
 
 _HANDLERS: dict[str, Callable[..., Any]] = {
     PURE: FunctionalMode.pure,
@@ -503,8 +409,3 @@ def _metas(value: Any) -> Any:
     if kind is tuple or kind is list:
         return kind(_metas(item) for item in value)
     return value
-
-
-def _memory_order(meta: TensorMeta) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost."""
-    return sorted(range(len(meta.shape)), key=lambda d: (-meta.strides[d], -meta.shape[d] if meta.strides[d] else 0, d))

@@ -20,7 +20,9 @@ UNDECLARED_VIEWS = frozenset({"aten._unsafe_view.default"})
 NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 # Operations of that kind without the tag, and those that make memory what it was not.
-REFUSED_NAMES = frozenset({"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default", "aten.resize_.default", "aten.resize_as_.default"})
+REFUSED_NAMES = frozenset(
+    {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default", "aten.resize_.default", "aten.resize_as_.default"}
+)
 
 # Not refused though tagged: the shape is known unless an index is a mask, which the mode looks at itself.
 BY_ARGUMENTS = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put.default", "aten.index_put_.default"})

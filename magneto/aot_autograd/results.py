@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.aot_autograd.mode import FunctionalMode, aten
+from magneto.aot_autograd.mode import FunctionalMode
+from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Value
 from magneto.aot_autograd.storage import View

@@ -60,7 +60,7 @@ class Signature:
     """The functional graph takes `n_inputs` inputs of the caller and then `n_constants` constants, and returns `n_results` tensors.
 
     `single`: the captured graph returned one value instead of a tuple. `training`: results may require grad, so that aliases and write-backs
-    are recorded by autograd.
+    are recorded by autograd. `effects`: the graph must be called even for no results (it draws random numbers).
     """
 
     n_inputs: int
@@ -70,6 +70,7 @@ class Signature:
     mutations: tuple[Mutation, ...] = ()
     single: bool = False
     training: bool = False
+    effects: bool = True
     overlap_checks: tuple[tuple[int, int, int, int], ...] = ()  # (written input, its bytes, other input, its bytes)
 
     @property

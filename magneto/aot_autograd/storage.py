@@ -7,6 +7,7 @@ one storage always hold the same numbers, and autograd makes new objects for vie
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
 import torch
 from torch import fx
 
@@ -17,7 +18,7 @@ Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
-    return (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj() or tensor.is_neg())
+    return (int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj() or tensor.is_neg())
 
 
 @dataclass(slots=True, eq=False)
@@ -74,3 +75,8 @@ class Storages:
     def view_of(self, tensor: torch.Tensor) -> View | None:
         storage = self.by_address.get(tensor.untyped_storage()._cdata)
         return None if storage is None else storage.views.get(geometry_of(tensor))
+
+
+def memory_order(meta: TensorMeta) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost."""
+    return sorted(range(len(meta.shape)), key=lambda d: (-meta.strides[d], -meta.shape[d] if meta.strides[d] else 0, d))

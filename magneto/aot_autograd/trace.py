@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,7 +73,9 @@ def steady_state(grad_enabled: bool) -> Iterator[None]:
         torch.set_rng_state(random)
 
 
-def begin(gm: fx.GraphModule, inputs: Sequence[Any], prepare: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Tracing, list[Any]]:
+def begin(
+    gm: fx.GraphModule, inputs: Sequence[Any], prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> tuple[Tracing, list[Any]]:
     """A mode with one placeholder per input (and per tensor that `gm` holds), and the tensors to run `gm` on."""
     mode = FunctionalMode(fx.Graph())
     tracing = Tracing(mode, list(inputs))
@@ -117,8 +119,8 @@ def _add_input(tracing: Tracing, name: str, index: int, value: Any, prepare: Cal
     check_plain(value)
     node = graph.placeholder(name)
     data = value.data  # the same memory and geometry, a version counter of its own; never read or written while tracing
-    if tracing.mode.storages.find(data) is not None:
-        data = hollow(TensorMeta.of(data))  # shares memory with another input today: nothing may depend on that
+    if value.is_inference() or tracing.mode.storages.find(data) is not None:
+        data = hollow(TensorMeta.of(data))  # the latter shares memory with another input today: nothing may depend on that
     meta = TensorMeta.of(data)
     tensor = data if prepare is None else prepare(data)
     node.meta.update(val=meta, stack=(), stage="forward")
@@ -206,6 +208,7 @@ def finish(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: Any,
     graph = tracing.mode.graph
     graph.output(tuple(collector.results))
     drop_dead(graph)
+    signature = replace(signature, effects=any(node.op == "call_function" for node in graph.nodes))
     return AtenGraph(graph, signature, (*tracing.attributes, *tracing.mode.literals), name)
 
 

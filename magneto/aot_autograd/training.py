@@ -44,7 +44,9 @@ class TrainingPlan:
     backward: Compiled | None = field(default=None)
 
 
-def plan_training(joint: JointGraph, cut: Partition, forward: Compiled, build_backward: Callable[[], Compiled], captured: Compiled) -> TrainingPlan:
+def plan_training(
+    joint: JointGraph, cut: Partition, forward: Compiled, build_backward: Callable[[], Compiled], captured: Compiled
+) -> TrainingPlan:
     kept = tuple((k.kind, k.index) for k in cut.kept)
     n = len(joint.results)
     held = {index for kind, index in kept if kind == "input"}
@@ -88,7 +90,7 @@ class CompiledGraph(torch.autograd.Function):
     """First argument: the plan."""
 
     @staticmethod
-    def forward(ctx: Any, plan: TrainingPlan, *inputs: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, plan: TrainingPlan, *inputs: Any) -> Any:
         out = plan.forward(*inputs)
         n = plan.n_results
         groups = {"input": inputs, "result": out, "extra": out[n:]}
@@ -131,7 +133,9 @@ def _tangent(gradient: torch.Tensor | None, meta: TensorMeta) -> torch.Tensor:
     return gradient
 
 
-def _input_gradients(plan: TrainingPlan, found: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], missing: frozenset[int]) -> list[Any]:
+def _input_gradients(
+    plan: TrainingPlan, found: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], missing: frozenset[int]
+) -> list[Any]:
     """One gradient or None per input. An input none of whose tangents is defined gets None, as in eager."""
     result: list[Any] = []
     for place, needs in zip(plan.gradients, plan.needs, strict=True):
@@ -147,7 +151,11 @@ def _input_gradients(plan: TrainingPlan, found: Sequence[torch.Tensor], tangents
 def _replay(ctx: Any, plan: TrainingPlan, kept: Sequence[torch.Tensor], gradients: Sequence[Any]) -> list[Any]:
     """Backward with create_graph=True: the captured graph runs again in eager, so that autograd can differentiate its backward."""
     if plan.replay_outputs is None:
-        raise UserError("U006", function="backward", reason=f"create_graph=True through graph {plan.name}, which writes inputs, draws random numbers or returns views")
+        raise UserError(
+            "U006",
+            function="backward",
+            reason=f"create_graph=True through graph {plan.name}, which writes inputs, draws random numbers or returns views",
+        )
     by_index = {index: tensor for (kind, index), tensor in zip(plan.kept, kept, strict=True) if kind == "input"}
     inputs = [reference() if reference is not None else by_index[i] for i, reference in enumerate(ctx.inputs)]
     if any(x is None for x in inputs):

@@ -113,9 +113,7 @@ INVERSES: dict[Any, Inverse] = {
 }
 
 
-def write_through(
-    e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: TensorMeta, value: fx.Node
-) -> fx.Node:
+def write_through(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: TensorMeta, value: fx.Node) -> fx.Node:
     """The parent's new value after `value` was written to its view `step`. `present` gives the parent's value before; it is called only when
     some of it survives."""
     inverse = INVERSES.get(step.op)

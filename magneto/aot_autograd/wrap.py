@@ -27,10 +27,12 @@ def wrap(
     """What the caller of the captured graph calls. `fallback` runs the captured graph in eager, for a call in which inputs share memory."""
     if signature.trivial:
         return compiled
-    return build(Writer(signature, constants).text(), compiled, constants, fallback, name)
+    return build(Writer(signature).text(), compiled, constants, fallback, name)
 
 
-def build(source: tuple[str, dict[str, Any]], compiled: Compiled, constants: Sequence[torch.Tensor], fallback: Compiled | None, name: str) -> Compiled:
+def build(
+    source: tuple[str, dict[str, Any]], compiled: Compiled, constants: Sequence[torch.Tensor], fallback: Compiled | None, name: str
+) -> Compiled:
     text, namespace = source
     namespace.update(graph=compiled, fallback=fallback, set_grad_enabled=torch._C._set_grad_enabled)
     namespace.update({f"c{i}": constant for i, constant in enumerate(constants)})
@@ -41,7 +43,7 @@ def build(source: tuple[str, dict[str, Any]], compiled: Compiled, constants: Seq
 class Writer:
     """Writes the wrapper's source. Inputs are `a0, a1, ...`, constants `c0, ...`, results of the graph `r0, ...`."""
 
-    def __init__(self, signature: Signature, constants: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self.namespace: dict[str, Any] = {}
         self.lines: list[str] = []
@@ -59,7 +61,7 @@ class Writer:
         passed = ", ".join([*arguments, *(f"c{i}" for i in range(s.n_constants))])
         if s.n_results:
             self.add(f"{''.join(f'r{i}, ' for i in range(s.n_results))}= graph({passed})")
-        else:
+        elif s.effects:
             self.add(f"graph({passed})")
         self.write_backs()
         self.add(f"return {self.returned()}")
@@ -81,17 +83,41 @@ class Writer:
         self.add(f"    return fallback({', '.join(f'a{i}' for i in range(self.signature.n_inputs))})")
 
     def write_backs(self) -> None:
+        """Several plain write-backs of one kind become one call."""
+        together: dict[bool, list[Mutation]] = {}
         for mutation in self.signature.mutations:
-            self.write_back(mutation)
+            plain = mutation.under_no_grad or not self.signature.training
+            if plain and isinstance(mutation.source, Result):
+                together.setdefault(mutation.counted, []).append(mutation)
+            else:
+                self.write_back(mutation)
+        for counted, group in together.items():
+            if len(group) < 3:
+                for mutation in group:
+                    self.write_back(mutation)
+                continue
+            self.namespace["foreach_copy_"] = torch._foreach_copy_
+            targets = ", ".join(self.name_of(m.index) + ("" if counted else ".data") for m in group)
+            self.silently(counted, f"foreach_copy_([{targets}], [{', '.join(self.base(m.source) for m in group)}])")
+
+    def silently(self, counted: bool, line: str) -> None:
+        """A write that eager made with grad mode off. (`.data` is out of autograd's sight anyway.)"""
+        if self.signature.training and counted:
+            self.add("set_grad_enabled(False)")
+            self.add("try:")
+            self.add("    " + line)
+            self.add("finally:")
+            self.add("    set_grad_enabled(True)")
+        else:
+            self.add(line)
 
     def write_back(self, mutation: Mutation) -> None:
         target = self.name_of(mutation.index) + ("" if mutation.counted else ".data")
-        silent = self.signature.training and mutation.under_no_grad and mutation.counted
-        if silent:
-            self.add("set_grad_enabled(False)")
-        self.add(f"{target}.copy_({self.base(mutation.source)})")
-        if silent:
-            self.add("set_grad_enabled(True)")
+        line = f"{target}.copy_({self.base(mutation.source)})"
+        if mutation.under_no_grad:
+            self.silently(mutation.counted, line)
+        else:
+            self.add(line)
 
     def base(self, base: Result | Input) -> str:
         return f"r{base.index}" if isinstance(base, Result) else self.name_of(base.index)

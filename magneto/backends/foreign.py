@@ -26,7 +26,7 @@ def _traced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     copies = tuple(x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in example_inputs)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        return torch.jit.trace(gm, copies, check_trace=False)
+        return torch.jit.trace(gm, copies, check_trace=False)  # type: ignore[no-untyped-call]
 
 
 def _as_tuple(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def _onnx_session(traced: Any, gm: fx.GraphModule, example_inputs: Sequence[Any]
     exported = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(traced, tuple(example_inputs), exported, input_names=names, dynamo=False)
+        torch.onnx.export(traced, tuple(example_inputs), exported, input_names=names, dynamo=False)  # type: ignore[arg-type]
     session = onnxruntime.InferenceSession(exported.getvalue(), providers=["CPUExecutionProvider"])
     used = {value.name for value in session.get_inputs()}
 

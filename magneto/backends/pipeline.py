@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.aot_autograd.call import as_function, without_grad
+from magneto.aot_autograd.call import as_function, without_autocast, without_grad
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.signature import Signature
@@ -40,6 +40,7 @@ class Unit:
     inputs: tuple[Any, ...]
     name: str
     grad_enabled: bool
+    autocast: tuple[str, ...] = ()  # device types for which autocast is on round the graph
     aten: AtenGraph | None = None
     compiled: Compiled | None = None
     joint: JointGraph | None = None
@@ -90,12 +91,12 @@ def compile_kernels(unit: Unit) -> Unit:
     """Lower, schedule, generate code, build, plan."""
     from magneto.inductor.compile import compile_graph
 
-    return replace(unit, compiled=compile_graph(unit.traced.graph, unit.name))
+    return replace(unit, compiled=without_autocast(compile_graph(unit.traced.graph, unit.name), unit.autocast))
 
 
 def call_eagerly(unit: Unit) -> Unit:
     """The functional graph as a Python function that calls its operations one by one (aot_eager)."""
-    return replace(unit, compiled=without_grad(as_function(unit.traced.graph, unit.name)))
+    return replace(unit, compiled=without_autocast(without_grad(as_function(unit.traced.graph, unit.name)), unit.autocast))
 
 
 def wrap_compiled(unit: Unit) -> Unit:
@@ -124,7 +125,7 @@ def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...]) -> Co
     outputs = graph.output_node().args[0]
     assert isinstance(outputs, tuple)
     half = AtenGraph(graph, Signature(n, 0, len(outputs), ()), (), name)
-    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, half)
+    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half)
     try:
         unit = run_passes(passes, unit, verify=verify_unit, show=show_unit, label=name)
     except Exception as error:
@@ -172,8 +173,9 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
     """The callable for `gm`: a functional graph goes through the passes `half`. Where the compiler does not apply, `gm` itself."""
     with timer("backend"):
         try:
+            autocast = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
             recipe = training(half) if needs_grad(gm, example_inputs) else inference(half)
-            unit = Unit(gm, tuple(example_inputs), name_of(gm), torch.is_grad_enabled())
+            unit = Unit(gm, tuple(example_inputs), name_of(gm), torch.is_grad_enabled(), autocast)
             unit = run_passes(recipe, unit, verify=verify_unit, show=show_unit, label=unit.name)
         except Exception as error:
             return recover(gm, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from torch import fx
 
@@ -33,6 +33,14 @@ class BackendEntry:
 _entries: dict[str, BackendEntry] = {}
 
 
+@overload
+def register_backend(name: Backend, /) -> Backend: ...
+@overload
+def register_backend(
+    name: str | None = None, fn: None = None, *, help: str = "", needs: str = "", aliases: Sequence[str] = ()
+) -> Callable[[Backend], Backend]: ...
+@overload
+def register_backend(name: str, fn: Backend, *, help: str = "", needs: str = "", aliases: Sequence[str] = ()) -> Backend: ...
 def register_backend(
     name: str | Backend | None = None, fn: Backend | None = None, *, help: str = "", needs: str = "", aliases: Sequence[str] = ()
 ) -> Any:
@@ -41,7 +49,7 @@ def register_backend(
     ``register_backend("mine", fn)``, or as decorator: ``@register_backend`` (the function's own name), ``@register_backend("mine")``.
     """
     if callable(name):
-        return register_backend(getattr(name, "__name__", None), name, help=help, needs=needs, aliases=aliases)
+        return register_backend(str(getattr(name, "__name__", "")), name, help=help, needs=needs, aliases=aliases)
     if fn is None:
         return lambda found: register_backend(name or found.__name__, found, help=help, needs=needs, aliases=aliases)
     if not isinstance(name, str) or not name:

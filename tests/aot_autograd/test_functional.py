@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
 from magneto.base.errors import MagnetoWarning
 from tests.aot_autograd.differential import check
 
@@ -196,7 +197,17 @@ def factories(x):
     y = torch.arange(6) + torch.tensor(3)
     z = torch.tensor([1.0, 2.0, 3.0])
     z[0] = 5
-    return x * y, z, torch.zeros(2, 3), torch.ones_like(x), torch.full((2,), 3), torch.eye(3), torch.linspace(0, 1, 5), torch.tensor(2.5), torch.tensor([1, 2])
+    return (
+        x * y,
+        z,
+        torch.zeros(2, 3),
+        torch.ones_like(x),
+        torch.full((2,), 3),
+        torch.eye(3),
+        torch.linspace(0, 1, 5),
+        torch.tensor(2.5),
+        torch.tensor([1, 2]),
+    )
 
 
 @program((2, 3, 8, 8))
@@ -349,9 +360,8 @@ def test_inputs_that_share_memory() -> None:
 
 
 def test_sharing_at_run_time_is_noticed() -> None:
-    from tests.aot_autograd.capture import capture
-
     from magneto.backends import lookup_backend
+    from tests.aot_autograd.capture import capture
 
     def f(a, b):
         a.add_(1)
@@ -411,9 +421,8 @@ def test_value_dependence_falls_back() -> None:
 
 
 def test_wrong_program_raises_as_in_eager() -> None:
-    from tests.aot_autograd.capture import capture
-
     from magneto.backends import lookup_backend
+    from tests.aot_autograd.capture import capture
 
     gm, _ = capture(lambda a, b: a @ b, torch.randn(2, 3), torch.randn(3, 2))
     with pytest.warns(MagnetoWarning, match="mat1 and mat2"):
@@ -423,12 +432,41 @@ def test_wrong_program_raises_as_in_eager() -> None:
 
 
 def test_equal_work_is_done_once() -> None:
-    from tests.aot_autograd.capture import capture
-
     from magneto.aot_autograd.trace import trace
+    from tests.aot_autograd.capture import capture
 
     gm, _ = capture(lambda x: x.exp() + x.exp() + 0 * x.sin() + torch.rand(()) * 0 + torch.rand(()) * 0, torch.randn(3))
     graph = trace(gm, [torch.randn(3)]).graph
     names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
     assert names.count("aten.exp.default") == 1
     assert names.count("aten.rand.default") == 2
+
+
+def test_under_ambient_autocast() -> None:
+    def f(x, w):
+        context = torch.amp.autocast_mode._enter_autocast("cpu", torch.bfloat16, False, True)
+        y = x @ w
+        torch.amp.autocast_mode._exit_autocast(context)
+        return y, x @ w
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check(f, torch.randn(4, 5), torch.randn(5, 6))
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_under_inference_mode() -> None:
+    def f(x, y):
+        x.add_(1)
+        return x[1:], x * y
+
+    with torch.inference_mode():
+        check(f, torch.randn(4, 5), torch.randn(4, 5))
+
+
+def test_many_written_inputs() -> None:
+    def f(*xs):
+        for x in xs:
+            x.mul_(2)
+        return xs[0] + xs[1]
+
+    check(f, *(torch.randn(3) for _ in range(5)))

@@ -73,7 +73,13 @@ def run(fn: Callable[..., Any], specs: tuple[Any, ...], parameters: list[T], sta
     return [values, facts, pattern, grads, random_after]
 
 
-def check(fn: Callable[..., Any], specs: tuple[Any, ...], backend: str = os.environ.get("TEST_BACKEND", "aot_eager"), tolerance: float = 1e-5, falls_back: bool = False) -> None:
+def check(
+    fn: Callable[..., Any],
+    specs: tuple[Any, ...],
+    backend: str = os.environ.get("TEST_BACKEND", "aot_eager"),
+    tolerance: float = 1e-5,
+    falls_back: bool = False,
+) -> None:
     inputs, _ = build(specs, 3)
     state = torch.get_rng_state()
     module_state = copy.deepcopy(fn.state_dict()) if isinstance(fn, torch.nn.Module) else {}
@@ -306,7 +312,11 @@ class Recurrent(torch.nn.Module):
 def test_modules() -> None:
     torch.manual_seed(0)
     check(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)), ((3, 4),))
-    check(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True)), (("fixed", 2, 3, 8, 8),), tolerance=1e-4)
+    check(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True)),
+        (("fixed", 2, 3, 8, 8),),
+        tolerance=1e-4,
+    )
     check(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (("fixed", 2, 5, 16),), tolerance=1e-4)
     check(Recurrent(), ((3, 2, 4),), tolerance=1e-4, falls_back=True)  # mkldnn_rnn_layer keeps a workspace that cannot be described
     check(torch.nn.GroupNorm(2, 4), ((2, 4, 5),))

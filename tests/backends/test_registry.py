@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from magneto.backends import backend_entries, list_backends, lookup_backend, register_backend
-from magneto.backends import registry
+from magneto.backends import backend_entries, list_backends, lookup_backend, register_backend, registry
 from magneto.base.errors import MagnetoWarning, UserError
 from tests.aot_autograd.capture import capture
 

@@ -6,7 +6,14 @@
 #ifndef MAGNETO_COMPAT_GUARDS_H
 #define MAGNETO_COMPAT_GUARDS_H
 
+#include <patchlevel.h>
+#if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_BUILD_CORE)
+#define Py_BUILD_CORE 1
+#endif
 #include "magneto.h"
+#if PY_VERSION_HEX >= 0x030D0000
+#include "internal/pycore_dict.h"
+#endif
 
 #define MG_DICT_VERSIONS (PY_VERSION_HEX < 0x030C0000)
 
@@ -28,6 +35,28 @@ mg_dict_slot(PyObject *obj)
         return NULL;
     }
     return PyDict_CheckExact(*slot) ? slot : NULL;
+}
+
+/* From 3.13 on the dictionary of an instance may share the values that lie inline in the instance, and a store to an attribute then goes
+ * past the dictionary's watchers (3.13.0). Gives such a dictionary values of its own, as CPython does when an item is popped: the last item
+ * is taken out and put back. 0, or -1 when it cannot be watched. */
+static inline int
+mg_make_watchable(PyObject *dict)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyDictValues *values = ((PyDictObject *)dict)->ma_values;
+    if (values == NULL || !values->embedded) {
+        return 0;
+    }
+    PyObject *item = PyDict_GET_SIZE(dict) ? PyObject_CallMethod(dict, "popitem", NULL) : NULL;
+    int status = item != NULL ? PyDict_SetItem(dict, PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1)) : -1;
+    Py_XDECREF(item);
+    PyErr_Clear();
+    values = ((PyDictObject *)dict)->ma_values;
+    return status < 0 || (values != NULL && values->embedded) ? -1 : 0;
+#else
+    return 0;
+#endif
 }
 
 /* The number of the present state of `type`, 0 when it has none. */

@@ -18,6 +18,10 @@
  */
 #include "guards.h"
 
+#define SMALL 96
+#define TOO_OFTEN 3 /* stale recordings with few hits between them before recording pauses ... */
+#define PAUSE 64    /* ... for so many checks */
+
 /* ---- one instruction ---- */
 
 static PyObject *
@@ -300,7 +304,7 @@ track(mg_program *p, int r, PyObject *dict, PyObject **slot)
 #if MG_DICT_VERSIONS
     e->version = mg_dict_version(dict);
 #else
-    if (mg_watch(dict, &p->dirty) < 0) {
+    if (mg_make_watchable(dict) < 0 || mg_watch(dict, &p->dirty) < 0) {
         return -1;
     }
     p->watched[p->n_watched++] = dict;
@@ -466,7 +470,7 @@ record(mg_program *p, const mg_frame_view *view, PyObject *const *registers)
         const mg_instruction *in = &p->instructions[i];
         if ((in->op < MG_G_LAST_LOAD ? record_load(p, in, view, registers) : record_check(p, in, registers)) < 0) {
             mg_forget_recording(p);
-            p->steady = 0; /* no watchers left */
+            p->pause = PAUSE;
             return;
         }
     }
@@ -555,10 +559,6 @@ run_fast(mg_program *p, const mg_frame_view *view, work *w)
 
 /* ---- a check ---- */
 
-#define SMALL 96
-#define TOO_OFTEN 3 /* stale recordings with few hits between them before recording pauses ... */
-#define PAUSE 64    /* ... for so many checks */
-
 static void
 keep_exports(mg_program *p, PyObject *const *registers, register_reader read)
 {
@@ -628,11 +628,12 @@ check_with(mg_program *p, const mg_frame_view *view, work *w)
         }
     }
     if (status == STALE) {
-        if (p->recorded && p->pause == 0) {
-            note_stale(p);
-        }
+        int was_recorded = p->recorded && p->pause == 0;
         release(w);
         status = check_precisely(p, view, w, 1);
+        if (status == HIT && was_recorded) {
+            note_stale(p);
+        }
     }
     p->busy = 0;
     return status;

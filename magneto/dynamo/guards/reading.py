@@ -138,7 +138,11 @@ def _has(obj: Any, name: str) -> bool:
 
 def item(obj: Any, key: Any) -> Any:
     if isinstance(obj, (dict, types.MappingProxyType)):
-        found = (dict.get if isinstance(obj, dict) else types.MappingProxyType.get)(obj, key, _NOTHING)  # type: ignore[operator]
+        get: Any = dict.get if isinstance(obj, dict) else types.MappingProxyType.get
+        try:
+            found = get(obj, key, _NOTHING)
+        except TypeError:  # unhashable
+            raise Absent from None
         if found is _NOTHING:
             raise Absent
         return found

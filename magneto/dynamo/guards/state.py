@@ -39,7 +39,7 @@ class StateRow:
 
 
 AUTOGRAD_STATE = "_ZN3c1013AutogradState13get_tls_stateEv"  # c10::AutogradState::get_tls_state()
-AUTOGRAD_BYTES = 24  # of c10::AutogradState that are looked at
+AUTOGRAD_BYTES = 28  # of c10::AutogradState that are looked at
 AUTOCAST = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
 AUTOCAST_DTYPE = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
 TORCH_FUNCTION = "_ZN2at4impl22PythonTorchFunctionTLS"

@@ -143,6 +143,10 @@ def _attr_absent(obj: Any, name: str) -> bool:
 
 def _key_absent(obj: Any, key: Any) -> bool:
     reading.keys(obj)
+    try:
+        hash(key)
+    except TypeError:
+        return False
     return _is_absent(lambda: reading.item(obj, key))
 
 

@@ -1,0 +1,322 @@
+"""Each kind of row: what hits and what misses, natively and in Python."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import math
+import struct
+import types
+
+import pytest
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Stack
+from tests.dynamo.guards.oracle import UNBOUND, Both, holds
+
+pytestmark = pytest.mark.torchfree
+
+X, Y, Z = Local(0, "x"), Local(1, "y"), Local(2, "z")
+NAN = struct.unpack("d", struct.pack("Q", 0x7FF8000000000001))[0]
+
+
+class Point(collections.namedtuple("Point", "x y")):
+    def __getitem__(self, key):
+        raise AssertionError("user code")
+
+
+class Shouting(dict):
+    def __getitem__(self, key):
+        raise AssertionError("user code")
+
+    def __len__(self):
+        raise AssertionError("user code")
+
+    def __iter__(self):
+        raise AssertionError("user code")
+
+
+class Slotted:
+    __slots__ = ("a", "b")
+
+
+class Plain:
+    shared = 7
+
+    @property
+    def computed(self):
+        raise AssertionError("user code")
+
+    def __getattr__(self, name):
+        raise AssertionError("user code")
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_type_is():
+    assert holds((Kind.TYPE_IS, X, int), 3)
+    assert not holds((Kind.TYPE_IS, X, int), True)
+    assert not holds((Kind.TYPE_IS, X, int), UNBOUND)
+    assert not holds((Kind.TYPE_IS, Local(5, "far"), int), 3)
+
+
+def test_id_is():
+    obj, other = Plain(), Plain()
+    assert holds((Kind.ID_IS, X, obj), obj)
+    assert not holds((Kind.ID_IS, X, obj), other)
+    assert holds((Kind.ID_IS, X, None), None)
+    assert holds((Kind.ID_IS, X, test_id_is), test_id_is)
+    assert not holds((Kind.ID_IS, X, test_id_is), test_type_is)
+
+
+def test_id_is_does_not_keep_the_object():
+    import gc
+    import weakref
+
+    obj = Plain()
+    ref = weakref.ref(obj)
+    both = Both((Kind.ID_IS, X, obj))
+    program = both.program
+    both.guards.weaken()
+    both.text = None
+    assert program.check((obj,), ())
+    del obj
+    gc.collect()  # the text's function and its globals are a cycle
+    assert ref() is None
+    assert not program.check((Plain(),), ())
+
+
+EQUAL = [1, 0, -5, 2**80, 1.5, -0.0, math.inf, NAN, True, None, ..., "a", b"a", (), (1, (2.0, "x")), frozenset({1, "a"}), {1, 2}, slice(1, None, 2), range(3), 1j, Colour.RED]
+
+
+@pytest.mark.parametrize("i", range(len(EQUAL)))
+def test_equals(i):
+    import copy
+
+    value = EQUAL[i]
+    both = Both((Kind.EQUALS, X, value))
+    assert both.holds(value)
+    assert both.holds(copy.deepcopy(value))
+    for j, other in enumerate(EQUAL):
+        if i != j:
+            assert not both.holds(other), other
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(0.0, -0.0), (1, True), (1, 1.0), ((1,), (True,)), ((0.0,), (-0.0,)), (frozenset({1}), frozenset({1.0})), ("a", "b"), ([1], [1.0])]
+)
+def test_equals_is_strict(a, b):
+    assert holds((Kind.EQUALS, X, a), a)
+    assert not holds((Kind.EQUALS, X, a), b)
+
+
+def test_equals_runs_no_user_code():
+    class Loud:
+        def __eq__(self, other):
+            raise AssertionError("user code")
+
+        __hash__ = object.__hash__
+
+    a, b = Loud(), Loud()
+    assert holds((Kind.EQUALS, X, (1, a)), (1, a))
+    assert not holds((Kind.EQUALS, X, (1, a)), (1, b))
+
+
+def test_length():
+    for value in ([1, 2], (1, 2), {1: 1, 2: 2}, {1, 2}, frozenset({1, 2}), collections.deque([1, 2]), collections.OrderedDict(a=1, b=2), Point(1, 2)):
+        assert holds((Kind.LENGTH, X, 2), value)
+        assert not holds((Kind.LENGTH, X, 3), value)
+    assert holds((Kind.LENGTH, X, 1), Shouting(a=1))
+    assert not holds((Kind.LENGTH, X, 2), "ab")
+    assert not holds((Kind.LENGTH, X, 2), Plain())
+
+
+def test_keys():
+    assert holds((Kind.KEYS, X, ("a", "b")), {"a": 1, "b": 2})
+    assert not holds((Kind.KEYS, X, ("a", "b")), {"b": 1, "a": 2})
+    assert not holds((Kind.KEYS, X, ("a", "b")), {"a": 1})
+    assert not holds((Kind.KEYS, X, (1,)), {True: 1})
+    assert not holds((Kind.KEYS, X, ("a",)), ["a"])
+    assert holds((Kind.KEYS, X, ("a",)), Shouting(a=1))
+    ordered = collections.OrderedDict(a=1, b=2)
+    both = Both((Kind.KEYS, X, ("a", "b")))
+    assert both.holds(ordered)
+    ordered.move_to_end("a")
+    assert not both.holds(ordered)
+
+
+def test_key_absent():
+    assert holds((Kind.KEY_ABSENT, X, "a"), {})
+    assert not holds((Kind.KEY_ABSENT, X, "a"), {"a": None})
+    assert not holds((Kind.KEY_ABSENT, X, "a"), [])
+    assert not holds((Kind.KEY_ABSENT, X, []), {})
+
+
+def test_absent_slots_and_cells():
+    assert holds((Kind.ABSENT, X, None), UNBOUND)
+    assert not holds((Kind.ABSENT, X, None), None)
+    assert holds((Kind.ABSENT, Cell(X), None), types.CellType())
+    assert not holds((Kind.ABSENT, Cell(X), None), types.CellType(1))
+    assert not holds((Kind.ABSENT, Cell(X), None), UNBOUND)
+    assert not holds((Kind.ABSENT, Cell(X), None), 3)
+    assert holds((Kind.ABSENT, Item(X, "a"), None), {})
+    assert not holds((Kind.ABSENT, Local(4, "far"), None), 1)
+
+
+def test_absent_attributes():
+    obj, slotted = Plain(), Slotted()
+    slotted.a = 1
+    assert holds((Kind.ABSENT, X, "a"), obj)
+    obj.a = 1
+    assert not holds((Kind.ABSENT, X, "a"), obj)
+    assert not holds((Kind.ABSENT, X, "shared"), obj)
+    assert not holds((Kind.ABSENT, X, "computed"), obj)  # not to be told without user code
+    assert holds((Kind.ABSENT, X, "b"), slotted)
+    assert not holds((Kind.ABSENT, X, "a"), slotted)
+
+
+def test_same_and_distinct():
+    a, b, c = [], [], []
+    assert holds((Kind.SAME, X, Y), a, a)
+    assert not holds((Kind.SAME, X, Y), a, b)
+    assert holds((Kind.DISTINCT, X, (Y, Z)), a, b, c)
+    assert not holds((Kind.DISTINCT, X, (Y, Z)), a, b, a)
+    assert not holds((Kind.DISTINCT, X, (Y, Z)), a, b, b)
+
+
+def test_int_range():
+    for low, high, inside, outside in [(2, None, (2, 10**30), (1, -(10**30), 2.0, True)), (None, 5, (5, -(10**30)), (6, 10**30)), (2, 4, (2, 3, 4), (1, 5))]:
+        both = Both((Kind.INT_RANGE, X, (low, high)))
+        assert all(both.holds(value) for value in inside)
+        assert not any(both.holds(value) for value in outside)
+    assert holds((Kind.INT_RANGE, X, (0, 2**70)), 2**69)
+    assert not holds((Kind.INT_RANGE, X, (0, 2**70)), 2**71)
+
+
+def test_state():
+    values = [1]
+    both = Both((Kind.STATE, None, ("first", values.__getitem__, (0,), 1)))
+    assert both.holds()
+    values[0] = 2
+    assert not both.holds()
+    values.clear()
+    assert not both.program.check((), ())
+
+
+def test_type_version():
+    class Base:
+        a = 1
+
+    class Child(Base):
+        def f(self):
+            pass
+
+    both = Both((Kind.TYPE_VERSION, Held("Child", Child), Child))
+    assert both.holds()
+    Base.a = 2
+    assert not both.holds()
+    Base.a = 1
+    assert both.holds()
+    Child.g = 1
+    assert not both.holds()
+    del Child.g
+    assert both.holds()
+    Child.__bases__ = (type("Other", (), {"a": 1}),)
+    assert not both.holds()
+
+
+def test_sources():
+    def closure(a, b=5):
+        return holds, a
+
+    cell = types.CellType([3, 4])
+    assert holds((Kind.EQUALS, Item(Cell(X), 1), 4), cell)
+    assert holds((Kind.EQUALS, Item(X, -1), 4), (3, 4))
+    assert not holds((Kind.EQUALS, Item(X, 2), 4), (3, 4))
+    assert not holds((Kind.EQUALS, Item(X, True), 4), (3, 4))
+    assert holds((Kind.EQUALS, Item(X, 0), 1), Point(1, 2))
+    assert holds((Kind.EQUALS, Item(X, 0), 1), collections.deque([1]))
+    assert holds((Kind.EQUALS, Item(X, "a"), 1), Shouting(a=1))
+    assert not holds((Kind.EQUALS, Item(X, "b"), 1), collections.defaultdict(int))
+    assert holds((Kind.EQUALS, KeyAt(X, 1), "b"), {"a": 1, "b": 2})
+    assert not holds((Kind.EQUALS, KeyAt(X, 2), "b"), {"a": 1, "b": 2})
+    assert holds((Kind.EQUALS, Stack(1), 7), stack=(0, 7))
+    assert not holds((Kind.EQUALS, Stack(2), 7), stack=(0, 7))
+    assert holds((Kind.EQUALS, Global("n"), 7), globals={"n": 7})
+    assert not holds((Kind.EQUALS, Global("n"), 7), globals={})
+    assert not holds((Kind.EQUALS, Global("n"), 7))
+    assert holds((Kind.ID_IS, Attr(X, "__code__"), closure.__code__), closure)
+    assert holds((Kind.EQUALS, Attr(X, "__defaults__"), (5,)), closure)
+    assert holds((Kind.ID_IS, Attr(X, "__func__"), Plain.__getattr__), Plain().__getattr__)
+    assert holds((Kind.ID_IS, Attr(X, "func"), max), functools.partial(max, 1))
+    assert holds((Kind.EQUALS, Item(Attr(X, "args"), 0), 1), functools.partial(max, 1))
+    assert holds((Kind.EQUALS, Attr(X, "shared"), 7), Plain())
+    assert holds((Kind.EQUALS, Attr(X, "shared"), 7), Plain)
+    assert not holds((Kind.EQUALS, Attr(X, "computed"), 7), Plain())
+    assert holds((Kind.EQUALS, Item(InstanceDict(Held("math", math)), "pi"), math.pi))
+    assert holds((Kind.EQUALS, Item(InstanceDict(X), "shared"), 7), Plain)
+    assert not holds((Kind.TYPE_IS, InstanceDict(X), dict), 3)
+    assert not holds((Kind.TYPE_IS, InstanceDict(X), dict), Slotted())
+
+
+def test_inline_values_and_dicts_of_instances():
+    obj = Plain()
+    obj.a, obj.b = 1, [2]
+    both = Both((Kind.EQUALS, Item(InstanceDict(X), "a"), 1), (Kind.EQUALS, Item(Item(InstanceDict(X), "b"), 0), 2))
+    assert both.holds(obj)
+    obj.a = 3
+    assert not both.holds(obj)
+    obj.a = 1
+    assert both.holds(obj)
+    obj.b[0] = 3
+    assert not both.holds(obj)
+
+
+def test_exports():
+    obj = Plain()
+    obj.a, cell = [], types.CellType("c")
+    both = Both((Kind.TYPE_IS, X, Plain), exports=[Item(InstanceDict(X), "a"), Cell(Y), X])
+    for _ in range(3):
+        assert both.program.check((obj, cell), (), values=True) == (obj.a, "c", obj)
+    assert both.program.check((Plain(), cell), (), values=True) is False
+    other = Plain()
+    other.a = 5
+    assert both.program.check((other, cell), (), values=True) == (5, "c", other)
+    assert both.program.check((obj, types.CellType()), (), values=True) is False
+
+
+def test_failed_row():
+    both = Both((Kind.TYPE_IS, X, int), (Kind.EQUALS, Y, 3))
+    assert both.program.check((1, 3), ()) and both.program.failed_row == -1
+    assert not both.program.check((1, 4), ()) and both.program.failed_row == 1
+    assert not both.program.check((1.0, 4), ()) and both.program.failed_row == 0
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [((99, 0, -1, 0, False, 0),), ((0, 5, -1, 0, False, 0),), ((0, 0, 0, 0, False, 0),), ("x",), ((0, 0, -1, 0, False, "x"),)],
+)
+def test_bad_programs_are_refused(instructions):
+    from magneto import _C
+
+    with pytest.raises((ValueError, TypeError)):
+        _C.GuardProgram(instructions, 1)
+
+
+def test_registers_are_written_before_they_are_read():
+    from magneto import _C
+
+    ops = _C.GUARD_OPS
+    with pytest.raises(ValueError):
+        _C.GuardProgram(((ops["TYPE_IS"], -1, 0, 0, False, int),), 1)
+
+
+def test_every_kind_and_every_source_has_a_native_form():
+    from magneto.dynamo.guards import native, source, text
+
+    assert set(text.SHOW) == set(Kind) == set(text._CHECKS)
+    sources = {cls.__name__ for cls in source.Source.__subclasses__()}
+    assert {cls.__name__ for cls in native.LOADS} == sources == {cls.__name__ for cls in text._EXPRESSIONS}

@@ -16,7 +16,7 @@ mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
     activation->policy = t->policy;
     activation->enclosing = t->enclosing;
     activation->replaced = NULL;
-    t->policy = policy;
+    t->policy = (Policy *)Py_XNewRef(policy);
     t->enclosing = enclosing;
     _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
     if (n_active++ == 0) {
@@ -35,7 +35,7 @@ void
 mg_deactivate(mg_activation *activation)
 {
     mg_thread *t = &mg_this_thread;
-    t->policy = activation->policy;
+    mg_switch_back(t, activation->policy);
     t->enclosing = activation->enclosing;
     n_active--;
     if ((n_active == 0 || activation->replaced != NULL) && _PyInterpreterState_GetEvalFrameFunc(interpreter) == mg_eval_frame) {
@@ -113,14 +113,14 @@ mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
     mg_thread *t = &mg_this_thread;
     activation->policy = t->policy;
     activation->enclosing = t->enclosing;
-    t->policy = policy;
+    t->policy = (Policy *)Py_XNewRef(policy);
     t->enclosing = enclosing;
 }
 
 void
 mg_deactivate(mg_activation *activation)
 {
-    mg_this_thread.policy = activation->policy;
+    mg_switch_back(&mg_this_thread, activation->policy);
     mg_this_thread.enclosing = activation->enclosing;
 }
 
@@ -170,10 +170,9 @@ set_active_policy(PyObject *Py_UNUSED(module), PyObject *policy)
         PyErr_SetString(PyExc_TypeError, "a Policy or None");
         return NULL;
     }
-    PyObject *before = Py_NewRef(t->policy ? (PyObject *)t->policy : Py_None);
-    t->policy = policy == Py_None ? NULL : (Policy *)policy;
-    Py_XSETREF(t->chosen, Py_NewRef(policy));
-    return before;
+    PyObject *before = (PyObject *)t->policy;
+    t->policy = policy == Py_None ? NULL : (Policy *)Py_NewRef(policy);
+    return before != NULL ? before : Py_NewRef(Py_None);
 }
 
 static PyObject *

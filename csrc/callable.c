@@ -20,19 +20,17 @@ switched_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject
     mg_thread *t = &mg_this_thread;
     PyObject *result;
     if (self->policy == NULL) {
-        Policy *policy = t->policy, *enclosing = t->enclosing;
-        t->policy = t->enclosing = NULL;
+        Policy *policy = mg_switch_off(t), *enclosing = t->enclosing;
+        t->enclosing = NULL;
         result = PyObject_Vectorcall(self->fn, args, nargsf, kwnames);
-        t->policy = policy;
+        mg_switch_back(t, policy);
         t->enclosing = enclosing;
         return result;
     }
     mg_activation activation;
-    Policy *policy = (Policy *)Py_NewRef(self->policy); /* stays alive as long as frames may refer to it */
-    mg_activate(&activation, policy, NULL);
+    mg_activate(&activation, self->policy, NULL);
     result = PyObject_Vectorcall(self->fn, args, nargsf, kwnames);
     mg_deactivate(&activation);
-    Py_DECREF(policy);
     return result;
 }
 

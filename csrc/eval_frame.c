@@ -118,12 +118,11 @@ start_frame(PyThreadState *ts, mg_thread *t, mg_frame *f)
 static inline PyObject *
 call_inactive_within(mg_thread *t, Policy *policy, PyObject *fn, PyObject *const *args, size_t nargsf)
 {
-    Policy *enclosing = t->enclosing;
-    t->policy = NULL;
+    Policy *active = mg_switch_off(t), *enclosing = t->enclosing;
     t->enclosing = policy;
     PyObject *result = PyObject_Vectorcall(fn, args, nargsf, NULL);
-    t->policy = policy;
     t->enclosing = enclosing;
+    mg_switch_back(t, active);
     return result;
 }
 

@@ -159,9 +159,8 @@ int mg_frame_commit(mg_frame *f, Resume *resume, int started);
 /* ---- activate.c ---- */
 
 typedef struct {
-    Policy *policy;          /* active now; borrowed from the activation that set it; NULL = the hook is inactive */
-    Policy *enclosing;       /* policy of the region or compiler call that runs, for call_active and materialise */
-    PyObject *chosen;        /* owned: what set_active_policy() last made active, so that it stays alive */
+    Policy *policy;          /* active now; owned; NULL = the hook is inactive */
+    Policy *enclosing;       /* policy of the region or compiler call that runs, for call_active and materialise; borrowed */
     int unusual;             /* how many of the two next are set: one test on the fast path */
     PyObject *pending_fn;    /* materialise: the function whose frame takes `pending`; borrowed */
     Resume *pending;
@@ -172,10 +171,25 @@ typedef struct {
 
 extern _Thread_local mg_thread mg_this_thread;
 
+/* Round a call with the hook inactive: the policy stays owned by the caller of mg_switch_off. */
+static inline Policy *
+mg_switch_off(mg_thread *t)
+{
+    Policy *policy = t->policy;
+    t->policy = NULL;
+    return policy;
+}
+
+static inline void
+mg_switch_back(mg_thread *t, Policy *policy)
+{
+    Py_XSETREF(t->policy, policy); /* (the call may have set one) */
+}
+
 /* Round a call during which the hook has to be in place. */
 typedef struct {
     void *replaced; /* foreign evaluation function that stood in place of ours */
-    Policy *policy, *enclosing;
+    Policy *policy, *enclosing; /* what was there before */
 } mg_activation;
 
 void mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing);

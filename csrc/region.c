@@ -108,10 +108,9 @@ static int
 check_python(Region *region, PyObject **args)
 {
     PyObject *guards = Py_NewRef(region->guards);
-    Policy *active = mg_this_thread.policy;
-    mg_this_thread.policy = NULL;
+    Policy *active = mg_switch_off(&mg_this_thread);
     PyObject *result = PyObject_Vectorcall(guards, args, region->n_args | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    mg_this_thread.policy = active;
+    mg_switch_back(&mg_this_thread, active);
     int hit = result != NULL && PyObject_IsTrue(result) > 0;
     Py_XDECREF(result);
     Py_DECREF(guards);

@@ -322,3 +322,16 @@ def test_callables_that_are_no_functions() -> None:
     assert C.Optimized(C.Disabled(Callable()), POLICY)(1) == (1, None)
     with pytest.raises(TypeError, match="positional"):
         C.Optimized(lambda: None, POLICY)(1)
+
+
+def test_a_chosen_policy_stays_alive_while_it_may_come_back() -> None:
+    def forgets() -> None:
+        C.set_active_policy(None)
+        gc.collect()
+
+    assert C.set_active_policy(C.Policy("chosen")) is None
+    C.Optimized(forgets, C.Policy("other"))()
+    gc.collect()
+    policy = C.set_active_policy(None)
+    assert policy.payload == "chosen"
+    assert C.set_active_policy(None) is None

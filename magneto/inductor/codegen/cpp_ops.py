@@ -98,7 +98,7 @@ def _shift(symbol: str, beyond: str) -> Emit:
         bits = t.itemsize * 8
         inside = f"((u64){a[1]} < {bits})"
         left = f"((u64){a[0]} << ({a[1]} & {bits - 1}))" if symbol == "<<" else f"({a[0]} >> ({a[1]} & {bits - 1}))"
-        return f"({compute_type(t)})({inside} ? (i64){left} : {beyond.format(a[0], bits - 1)})"
+        return f"({compute_type(t)})({inside} ? (i64){left} : {'0' if t is torch.uint8 else beyond.format(a[0], bits - 1)})"
 
     return emit
 

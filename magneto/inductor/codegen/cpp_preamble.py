@@ -80,8 +80,8 @@ MG_FLOAT_FUNCTIONS(f64, f64)
 /* t / s for many t: r = 1 / s, one Newton step makes the quotient correctly rounded. k scales extreme divisors. */
 MG_INLINE f32 mg_div_scale(f32 s) { f32 a = __builtin_fabsf(s); return a > 0x1p+100f ? 0x1p-64f : a < 0x1p-100f ? 0x1p+64f : 1.0f; }
 MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
-    f32 u = t * k, q = u * r, z = __builtin_fmaf(-__builtin_fmaf(q, s, -u), r, q);
-    return z == z ? z : q; /* NaN where q is infinite, and right as it is */
+    f32 u = t * k, q = u * r, z = __builtin_fmaf(__builtin_fmaf(-q, s, u), r, q);
+    return z == z ? __builtin_copysignf(z, q) : q; /* NaN where q is infinite, and right as it is */
 }
 #define MG_EXP_CORE(c) \
     f32 t = __builtin_fmaf(c, 0x1.715476p+0f, 12582912.0f), k = t - 12582912.0f; /* k = round(c / ln 2), also in the low bits of t */ \
@@ -115,10 +115,10 @@ MG_INLINE f32 mg_tanh_f32(f32 x) {
     p = __builtin_fmaf(p, s, -0x1.b9fd98p-5f);
     p = __builtin_fmaf(p, s, 0x1.11106cp-3f);
     p = __builtin_fmaf(p, s, -0x1.555552p-2f);
-    f32 small = __builtin_fmaf(x * s, p, x);
+    f32 small = __builtin_fmaf(a * s, p, a);
     f32 b = a > 10.0f ? 10.0f : a; /* tanh is 1 from there on */
-    f32 large = __builtin_copysignf(1.0f - 2.0f / (mg_exp_normal(2.0f * b) + 1.0f), x);
-    return a < 1.0f ? small : large;
+    f32 large = 1.0f - 2.0f / (mg_exp_normal(2.0f * b) + 1.0f);
+    return __builtin_copysignf(a < 1.0f ? small : large, x);
 }
 MG_INLINE f32 mg_erf_f32(f32 x) {
     f32 a = __builtin_fabsf(x), s = x * x;

@@ -19,7 +19,7 @@ of a dtype, seen as a tensor of `shape` and `strides` (in elements). A buffer is
 
 The body is a DAG of values over the loop symbols `i0..` and `r0..` (`index_symbol`, `reduce_symbol`: 0 <= i < size):
 
-    Value := Const(value, dtype)                 value: bool, int, float or complex; may be inf or nan
+    Value := Const(value, dtype)                 value: bool, int, float or complex; may be inf or nan; exact in dtype, but for float32
            | Load(buffer, index, dtype)          element at flat offset `index` (an integer Expr) of the buffer's memory
            | IndexValue(expr, dtype)             an integer Expr (a comparison, for bool) as a number
            | Op(name, args, dtype)               a prim of the elementwise table, all args of one dtype; the exceptions are

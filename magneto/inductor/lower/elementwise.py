@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Const, Scalar, Size, Value
+from magneto.inductor.loops.ir import Scalar, Size, Value
 from magneto.inductor.lower.box import Box, Computed, Index, cost_of
 from magneto.inductor.lower.context import CannotLower, Lowering, merge_origins
-from magneto.inductor.lower.values import COMPARISONS, convert, index_value, make_op
+from magneto.inductor.lower.values import COMPARISONS, HALF, constant, convert, index_value, make_op
 
 UNARY = (
     "neg abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
@@ -35,7 +36,7 @@ Operand = Box | bool | int | float | complex
 
 def operand(x: Operand, dtype: torch.dtype) -> Box | Value:
     """A Python number becomes a constant of the tensor operands' dtype."""
-    return x if isinstance(x, Box) else Const(x, dtype)
+    return x if isinstance(x, Box) else constant(x, dtype)
 
 
 def _value(x: Box | Value, index: Index) -> Value:
@@ -78,12 +79,26 @@ def lower_elementwise(name: str, low: Lowering, val: Any, *args: Operand) -> Box
     (dtype,) = dtypes
     if name in BOOL_RESULT and val.dtype is not torch.bool:
         raise CannotLower(f"{name} with a result of {val.dtype}")
+    if dtype in HALF and _keeps_precision(name, args, dtype):
+        wide = tuple(
+            pointwise(low, "convert_element_type", (a,), torch.float32, val.shape, val.strides) if isinstance(a, Box) else a for a in args
+        )
+        result = lower_elementwise(name, low, replace(val, dtype=torch.float32), *wide)
+        return pointwise(low, "convert_element_type", (result,), val.dtype, val.shape, val.strides)
     result = pointwise(
         low, name, tuple(operand(a, dtype) for a in args), torch.bool if name in BOOL_RESULT else dtype, val.shape, val.strides
     )
     if val.dtype is not result.dtype:
         return pointwise(low, "convert_element_type", (result,), val.dtype, val.shape, val.strides)
     return result
+
+
+def _keeps_precision(name: str, args: tuple[Operand, ...], dtype: torch.dtype) -> bool:
+    """Does ATen multiply a half tensor by this number in float32, without rounding the number first? (It does for these two only.)"""
+    if len(args) != 2 or not (name == "mul" or (name == "div" and isinstance(args[0], Box))):
+        return False
+    numbers = [a for a in args if not isinstance(a, Box)]
+    return bool(numbers) and constant(numbers[0], dtype).value != numbers[0]
 
 
 def lower_where(low: Lowering, val: Any, cond: Box, a: Operand, b: Operand) -> Box:
@@ -97,8 +112,8 @@ def lower_convert(low: Lowering, val: Any, x: Box, dtype: torch.dtype) -> Box:
 
 
 def lower_full(low: Lowering, val: Any, shape: Any, value: Scalar, dtype: torch.dtype, device: Any = None) -> Box:
-    constant = Const(value, dtype)
-    return Computed(lambda index: constant, val.shape, val.strides, dtype, val.device, frozenset(), low.origins)
+    filled = constant(value, dtype)
+    return Computed(lambda index: filled, val.shape, val.strides, dtype, val.device, frozenset(), low.origins)
 
 
 def lower_iota(low: Lowering, val: Any, n: int, dtype: torch.dtype, device: Any = None) -> Box:

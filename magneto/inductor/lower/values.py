@@ -6,12 +6,22 @@ from collections.abc import Callable
 
 import torch
 
-from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Value
+from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Scalar, Value
 from magneto.symbolic import Const as IntConst
 from magneto.symbolic import Expr, add, compare, conj, mul
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 INT32_LIMIT = 2**31
+
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+def constant(value: Scalar, dtype: torch.dtype) -> Const:
+    """A number as dtype; of half types the nearest representable one."""
+    if dtype in HALF:
+        value = torch.tensor(value, dtype=dtype).item()
+    return Const(value, dtype)
 
 
 def index_value(expr: Expr, dtype: torch.dtype) -> Value:
@@ -151,7 +161,7 @@ def make_masked(cond: Expr, value: Callable[[], Value], other: Callable[[], Valu
 def make_pow(x: Value, exponent: Const) -> Value:
     """x ** constant, with the special cases that ATen's kernel has (so that results agree to the bit)."""
     dtype, e = x.dtype, exponent.value
-    half = dtype in (torch.float16, torch.bfloat16)
+    half = dtype in HALF
     if e == 1:
         return x
     if e == 2:

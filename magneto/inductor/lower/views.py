@@ -8,7 +8,7 @@ from typing import Any
 from magneto.inductor.loops.ir import Const, Scalar, Size, Value
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, merge_origins
-from magneto.inductor.lower.values import make_masked
+from magneto.inductor.lower.values import constant, make_masked
 from magneto.symbolic import ZERO, Expr, add, compare, conj, floordiv, mod, mul
 
 MAX_CAT_PIECES = 4  # more pieces than this are copied by the library's cat: a chain of conditions per element costs more
@@ -135,7 +135,7 @@ def lower_flip(low: Lowering, val: Any, x: Box, dims: Sequence[int]) -> Box:
 
 def lower_pad(low: Lowering, val: Any, x: Box, lo: Sequence[int], hi: Sequence[int], value: Scalar) -> Box:
     """x surrounded by a constant; lo and hi are not negative."""
-    fill = Const(value, x.dtype)
+    fill = constant(value, x.dtype)
     sizes = x.shape
 
     def fn(index: Index) -> Value:

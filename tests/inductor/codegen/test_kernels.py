@@ -1,0 +1,234 @@
+"""Kernels against eager and the interpreter: dtype x shape x layout, special values, reductions of every kind."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.inductor.codegen.compiled import check_compiled, float64_of
+from tests.inductor.lower.prim_graphs import Graph
+
+SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 3e38, 1e-30, 1.0, -1.0, 2.5, -2.5, 0.5, 3.5, -0.75]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def layouts(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The same shape in memory in different ways."""
+    base = torch.randn(shape).mul(3).to(dtype)
+    found = {"contiguous": base, "sliced": torch.randn(*shape[:-1], shape[-1] * 2).to(dtype)[..., ::2], "expanded": base[:1].expand(shape)}
+    if len(shape) >= 2:
+        found["transposed"] = torch.randn(*shape[:-2], shape[-1], shape[-2]).to(dtype).transpose(-1, -2)
+    if len(shape) == 4:
+        found["channels_last"] = base.to(memory_format=torch.channels_last)
+    return found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(5,), (3, 70), (2, 3, 5, 7)])
+def test_pointwise_on_every_layout(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    g = Graph()
+    outputs = []
+    for x, y in itertools.islice(itertools.permutations(layouts(shape, dtype).values(), 2), 6):
+        a, b = g.input(x), g.input(y)
+        outputs.append(g.maximum(g.mul(a, 0.5), g.sub(b, a)))
+    g.output(*outputs)
+    check_compiled(g, TOLERANCE[dtype])
+
+
+UNARY = [
+    "neg", "abs", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "round", "trunc", "sign", "isnan", "isinf", "lgamma",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_unary_functions(dtype: torch.dtype) -> None:
+    """Special values, and errors at most twice eager's (plus one unit: eager's vector and scalar loops differ by that much themselves)."""
+    g = Graph()
+    x = g.input(torch.cat([torch.tensor(SPECIAL, dtype=dtype), torch.randn(800, dtype=dtype) * 3, torch.rand(200, dtype=dtype)]))
+    g.output(*[getattr(g, name)(x) for name in UNARY])
+    check_compiled(g, 4e-6 if dtype is torch.float32 else 1e-13, interpreter=False)  # numpy's sign of NaN is NaN
+    if dtype is torch.float32:
+        compare_errors(g)
+
+
+def compare_errors(g: Graph) -> None:
+    from magneto.inductor.compile import compile_program
+    from magneto.inductor.lower import lower_graph
+
+    found = compile_program(lower_graph(g.fx))(*g.inputs)
+    for name, ours, eager, exact in zip(UNARY, found, g.expected, float64_of(g), strict=True):
+        if not eager.is_floating_point():
+            continue
+        ok = exact.isfinite() & (exact.abs() < 1e38) & (exact.abs() > 1e-37)
+        unit = torch.finfo(torch.float32).eps * exact[ok].abs()
+        mine, theirs = ((t.double()[ok] - exact[ok]).abs().div(unit).max().item() for t in (ours, eager))
+        assert mine <= 2 * theirs + 0.6, (name, mine, theirs)
+
+
+def test_zero_signs_survive() -> None:
+    g = Graph()
+    x = g.input(torch.tensor([0.0, -0.0, 1e-45, -1e-45]))
+    row = g.input(torch.tensor([[3.0], [1e38], [1e-41], [float("inf")]]))
+    wide = [g.broadcast_in_dim(x, (4, 4), (1,)), g.broadcast_in_dim(row, (4, 4), (0, 1))]
+    g.output(g.neg(x), g.sqrt(x), g.tanh(x), g.erf(x), g.round(x), g.div(*wide), g.abs(x))
+    from magneto.inductor.compile import compile_program
+    from magneto.inductor.lower import lower_graph
+
+    for ours, eager in zip(compile_program(lower_graph(g.fx))(*g.inputs), g.expected, strict=True):
+        number = ~eager.isnan()  # the sign of NaN means nothing
+        assert torch.equal(ours.signbit()[number], eager.signbit()[number]) and torch.equal(ours[number], eager[number])
+
+
+def test_quotients_by_row_values_are_rounded_as_eager_does() -> None:
+    g = Graph()
+    x = torch.cat([torch.randn(40, 500), torch.randn(40, 500) * 1e-38, torch.randn(40, 500) * 1e37])
+    s = torch.cat([torch.rand(100), torch.tensor(SPECIAL), torch.tensor([1e-38, 1e38, 7e-41, 3.0])])[: x.shape[0], None]
+    a, b = g.input(x), g.input(s)
+    g.output(g.div(a, g.broadcast_in_dim(b, (120, 500), (0, 1))), g.div(a, 3.0), g.div(a, 8.0))
+    from magneto.inductor.compile import compile_program
+    from magneto.inductor.lower import lower_graph
+
+    for ours, eager in zip(compile_program(lower_graph(g.fx))(*g.inputs), g.expected, strict=True):
+        normal = (eager.abs() > 2e-38) | (eager == 0) | eager.isnan()
+        torch.testing.assert_close(ours[normal], eager[normal], rtol=1.2e-7, atol=0, equal_nan=True)
+        assert (ours[normal] != eager[normal]).float().mean() < 0.06 + eager[normal].isnan().float().mean()
+        assert (ours - eager)[~normal].abs().nan_to_num(0.0).max() < 1e-43  # subnormal results are rounded twice
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_integers_wrap_and_divide_as_eager(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    g = Graph()
+    values = torch.randint(info.min, info.max, (300,), dtype=dtype)
+    others = torch.randint(1, 12, (300,), dtype=dtype)
+    values[:2], others[:2] = info.min, (1 if dtype is torch.uint8 else -1)
+    x, y = g.input(values), g.input(others)
+    g.output(g.add(x, x), g.mul(x, x), g.sub(y, x), g.neg(x), g.abs(x), g.maximum(x, y), g.bitwise_and(x, y), g.bitwise_xor(x, y), g.bitwise_not(x), g.sign(x))
+    check_compiled(g, 0)
+    g = Graph()
+    x, y = g.input(values), g.input(torch.randint(0, info.bits + 2, (300,), dtype=dtype))
+    g.output(g.shift_left(x, y), g.shift_right(x, y))
+    check_compiled(g, 0)
+    g = Graph()
+    x, y = g.input(values[2:]), g.input(others[2:])
+    g.output(g.floordiv(x, y), g.remainder(x, y), g.fmod(x, y))
+    check_compiled(g, 0)
+
+
+def test_floor_division_and_remainder_of_floats() -> None:
+    g = Graph()
+    pairs = torch.tensor(list(itertools.product([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 7.0, -7.0, 0.1, float("inf"), float("nan")], repeat=2)))
+    x, y = g.input(pairs[:, 0].contiguous()), g.input(pairs[:, 1].contiguous())
+    g.output(g.floordiv(x, y), g.remainder(x, y), g.fmod(x, y), g.pow(x, y), g.maximum(x, y), g.minimum(x, y), g.eq(x, y), g.lt(x, y), g.ge(x, y), g.ne(x, y))
+    check_compiled(g, 1e-6)
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.bfloat16])
+def test_conversions(source: torch.dtype) -> None:
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 100.7, -100.7, 255.0, 127.0, 3.99, float("nan")] * 3)
+    if not source.is_floating_point:
+        values = values.nan_to_num(5.0)
+    g = Graph()
+    x = g.input(values.abs().to(source) if source is torch.uint8 else values.to(source))
+    targets = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool]
+    if not source.is_floating_point:
+        targets += INTS
+    g.output(*[g.convert_element_type(x, t) for t in targets if t is not source])
+    check_compiled(g, 0)
+    if source.is_floating_point:  # NaN to integers differs between eager's own loops
+        g = Graph()
+        x = g.input(values.nan_to_num(4.0).to(source))
+        g.output(*[g.convert_element_type(x, t) for t in INTS])
+        check_compiled(g, 0)
+
+
+REDUCED = [((300,), (0,)), ((7, 300), (1,)), ((300, 70), (0,)), ((4, 5, 6, 70), (1, 3)), ((4, 50, 6, 7), (0, 2, 3)), ((3, 5000), (0, 1)), ((130, 9), (1,))]
+
+
+@pytest.mark.parametrize("shape, dims", REDUCED)
+def test_reductions(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    for x in layouts(shape, torch.float32).values():
+        g = Graph()
+        a = g.input(x)
+        v = g.var(a, dims, 1.0)
+        g.output(g.sum(a, dims), g.amax(a, dims), g.amin(a, dims), g.prod(g.mul(a, 0.01), dims), g.item(v, 0), g.item(v, 1))
+        check_compiled(g, 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool])
+def test_reductions_of_other_types(dtype: torch.dtype) -> None:
+    g = Graph()
+    x = g.input((torch.randn(9, 333) * 3).abs().to(dtype))
+    outputs = [g.any(x, (1,)), g.all(x, (0,)), g.amax(x, (1,)), g.amin(x, (0,)), g.sum(x, (1,)), g.sum(x, (0,))]
+    g.output(*outputs)
+    check_compiled(g, TOLERANCE.get(dtype, 0))
+
+
+def test_nan_goes_through_extrema_and_the_first_one_wins() -> None:
+    x = torch.randn(6, 400)
+    x[0, 7] = x[0, 9] = x[3, 399] = float("nan")
+    x[1, 5] = x[1, 50] = 99.0
+    g = Graph()
+    a = g.input(x)
+    g.output(g.amax(a, (1,)), g.amin(a, (0,)), g.argmax(a, 1), g.argmin(a, 0), g.argmax(a, 0))
+    check_compiled(g, 0)
+
+
+def test_long_sums_are_as_good_as_eagers() -> None:
+    for x in (torch.rand(3_000_000), torch.rand(20, 200_000), torch.rand(200_000, 20), torch.randn(64, 3000) + 100):
+        for dims in [tuple(range(x.dim())), *((d,) for d in range(x.dim()))]:
+            g = Graph()
+            g.output(g.sum(g.input(x), dims))
+            from magneto.inductor.compile import compile_program
+            from magneto.inductor.lower import lower_graph
+
+            ours = compile_program(lower_graph(g.fx))(x)[0].double()
+            exact = x.double().sum(dims)
+            error, eager = ((t - exact).abs().max().item() for t in (ours, g.expected[0].double()))
+            assert error <= 2 * eager + 2e-7 * exact.abs().max().item(), (x.shape, dims, error, eager)
+
+
+def test_variance_with_a_large_mean() -> None:
+    for shape, dims in (((40, 1000), (1,)), ((1000, 40), (0,)), ((3, 40_000), (1,))):
+        x = torch.randn(shape) + 1000
+        g = Graph()
+        v = g.var(g.input(x), dims, 1.0)
+        g.output(g.item(v, 0))
+        program = check_compiled(g, 1e-3)
+        assert program.nodes
+
+
+def test_wrong_index_and_zero_divisor_raise() -> None:
+    from magneto.inductor.compile import compile_program
+    from magneto.inductor.lower import lower_graph
+
+    g = Graph()
+    table, index = g.input(torch.randn(10, 64)), g.input(torch.tensor([1, 2]))
+    g.output(g.mul(g.index_select(table, 0, index), 2.0))
+    plan = compile_program(lower_graph(g.fx))
+    torch.testing.assert_close(plan(*g.inputs)[0], g.expected[0])
+    with pytest.raises(IndexError, match="out of range"):
+        plan(g.inputs[0], torch.tensor([1, 10]))
+    torch.testing.assert_close(plan(*g.inputs)[0], g.expected[0])
+    g = Graph()
+    x, y = g.input(torch.tensor([4, 5])), g.input(torch.tensor([2, 3]))
+    g.output(g.floordiv(x, y))
+    program = lower_graph(g.fx)
+    plan = compile_program(program)
+    assert plan(*g.inputs)[0].tolist() == [2, 1]
+    with pytest.raises((RuntimeError, ZeroDivisionError)):
+        plan(g.inputs[0], torch.tensor([1, 0]))
+
+
+def test_tiled_transposition() -> None:
+    for shape, perm in (((131, 253), (1, 0)), ((5, 131, 67), (0, 2, 1)), ((40, 3, 50), (2, 1, 0))):
+        g = Graph()
+        x = g.input(torch.randn(shape))
+        y = g.transpose(x, perm)
+        g.output(g.add(y, g.full(tuple(shape[p] for p in perm), 1.0, torch.float32, torch.device("cpu"))))
+        check_compiled(g, 0)

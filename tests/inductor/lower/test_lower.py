@@ -355,3 +355,15 @@ def test_embedding_of_a_matrix_of_indices() -> None:
     rows = g.call(aten.embedding.default, table, index)
     g.output(g.call(aten.embedding.default, table, index), g.sum(g.add(rows, 1.0), (2,)))
     assert kinds(check(g)) == "lr"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["mul", "div", "add", "sub", "lt", "pow", "maximum"])
+def test_numbers_beside_half_tensors_are_rounded_as_in_eager(name: str, dtype: torch.dtype) -> None:
+    g = Graph()
+    x = g.input(torch.randn(500).abs().to(dtype))
+    if name == "maximum":
+        g.output(g.maximum(x, g.full((500,), 0.1, dtype, torch.device("cpu"))))
+    else:
+        g.output(getattr(g, name)(x, 0.1 if name != "lt" else g.inputs[0][3].item() * (1 + 1e-4)))
+    check(g, 0.0 if name != "pow" else 1e-2)

@@ -84,6 +84,9 @@ class _Builder:
                 em.line(text.format(*[em.value(operand) for operand in operands]))
             for context in machine.contexts:
                 em.line(f"{em.value(context)}.__enter__()")
+            recorder = machine.recorder
+            if recorder.grad_mode != recorder.initial_grad_mode:
+                em.line(f"set_grad({recorder.grad_mode})")
             self._end()
         except trackers.CannotEmit as problem:
             born = getattr(problem.tracker, "born", None)

@@ -8,6 +8,8 @@
 
 static const mg_dlpack_api *dlpack;
 static PyTypeObject *tensor_type;
+static PyObject *plain_types;              /* tuple of classes whose getters run no __torch_function__ of their own */
+static int (*function_mode_enabled)(void); /* at::impl::torch_function_mode_enabled, NULL when it is not exported */
 static int impl_word = -1, keys_word = -1;
 static int (*requires_grad_of)(const void *impl); /* c10::TensorImpl::requires_grad: a bool comes back in the low byte */
 static PyObject *text_dtype, *text_requires_grad;
@@ -28,6 +30,21 @@ int
 mg_is_tensor_type(PyTypeObject *type)
 {
     return tensor_type != NULL && (PyType_IsSubtype(type, tensor_type) || PyType_IsSubtype(tensor_type, type)) && type != &PyBaseObject_Type;
+}
+
+/* Whether a C attribute of this tensor can be read without user code: neither its class nor a mode intercepts. */
+int
+mg_tensor_getter_is_plain(PyObject *tensor)
+{
+    if (plain_types == NULL || function_mode_enabled == NULL || (function_mode_enabled() & 0xff)) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plain_types); i++) {
+        if ((PyObject *)Py_TYPE(tensor) == PyTuple_GET_ITEM(plain_types, i)) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 static int
@@ -275,10 +292,10 @@ run_probe(PyObject *module, PyObject *args)
 static PyObject *
 set_tensor_api(PyObject *module, PyObject *args)
 {
-    PyObject *capsule, *type;
+    PyObject *capsule, *type, *types;
     int impl, keys;
-    long long requires_grad;
-    if (!PyArg_ParseTuple(args, "OO!iiL", &capsule, &PyType_Type, &type, &impl, &keys, &requires_grad)) {
+    long long requires_grad, mode_enabled;
+    if (!PyArg_ParseTuple(args, "OO!O!iiLL", &capsule, &PyType_Type, &type, &PyTuple_Type, &types, &impl, &keys, &requires_grad, &mode_enabled)) {
         return NULL;
     }
     const mg_dlpack_header *header = NULL;
@@ -294,6 +311,8 @@ set_tensor_api(PyObject *module, PyObject *args)
     dlpack = (const mg_dlpack_api *)header; /* the table is static in torch: it outlives the capsule */
     dlpack = dlpack != NULL && dlpack->view_of != NULL ? dlpack : NULL;
     Py_XSETREF(tensor_type, (PyTypeObject *)Py_NewRef(type));
+    Py_XSETREF(plain_types, Py_NewRef(types));
+    function_mode_enabled = (int (*)(void))(intptr_t)mode_enabled;
     impl_word = impl;
     keys_word = impl < 0 ? -1 : keys;
     requires_grad_of = impl < 0 ? NULL : (int (*)(const void *))(intptr_t)requires_grad;
@@ -359,7 +378,8 @@ read_words(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"set_tensor_api", set_tensor_api, METH_VARARGS,
-     "set_tensor_api(capsule, tensor_type, impl_word, keys_word, requires_grad_address) -> whether the DLPack exchange API is usable"},
+     "set_tensor_api(capsule, tensor_type, plain_types, impl_word, keys_word, requires_grad_address, mode_enabled_address)\n\n"
+     "-> whether the DLPack exchange API is usable"},
     {"tensor_meta", tensor_meta, METH_O, "tensor_meta(t) -> (shape, strides, dtype key, (device type, index), data_ptr)"},
     {"probe", run_probe, METH_VARARGS, "probe(signature, address, argument) -> int"},
     {"read_words", read_words, METH_VARARGS, "read_words(address, n) -> tuple of 64-bit words"},

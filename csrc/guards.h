@@ -61,6 +61,7 @@ mg_tensor_row *mg_tensor_row_new(PyObject *payload);
 int mg_tensor_holds(const mg_tensor_row *row, PyObject *value);
 int mg_is_tensor(PyObject *value);
 int mg_is_tensor_type(PyTypeObject *type); /* a getter of this class may run __torch_function__ */
+int mg_tensor_getter_is_plain(PyObject *tensor);
 int mg_all_distinct(PyObject **values, int n);
 int mg_probe_holds(const mg_instruction *in);
 int mg_guard_tensor_init(PyObject *module);

@@ -5,6 +5,7 @@ An instruction is (operation, dst register, src register, row, may be absent, pa
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,6 +64,8 @@ class Builder:
         base = source.base()
         src = -1 if base is None else self.load(base, row)
         name, payload = LOADS[type(source)]
+        if name == "ATTR" and "torch" in sys.modules:  # it may be the attribute of a tensor
+            _know_tensors()
         dst = self.registers[key] = len(self.registers)
         self.body.append((OPS[name], dst, src, row, maybe, payload(source)))
         return dst
@@ -94,6 +97,8 @@ class Builder:
         elif kind is Kind.SAME:
             self.check("SAME", src, index, self.load(payload, index))
         elif kind is Kind.DISTINCT:
+            if "torch" in sys.modules:
+                _know_tensors()
             self.check("DISTINCT", src, index, (src, *[self.load(other, index) for other in payload]))
         elif kind is Kind.TENSOR:
             self._add_tensor(index, src, payload)
@@ -152,6 +157,12 @@ class Builder:
         registers = tuple(self.load(source, NO_ROW) for source in exports)
         instructions = (*_merged(self.modes), *self.body, *self.python)
         return _C.GuardProgram(instructions, len(self.registers), registers, self.steady)
+
+
+def _know_tensors() -> None:
+    from magneto.dynamo.guards.tensors import tensor_api
+
+    tensor_api()
 
 
 def _register_key(source: Source) -> Any:

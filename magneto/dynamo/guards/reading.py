@@ -100,11 +100,21 @@ def _is_tensor_class(cls: type) -> bool:
     return any(base.__module__.startswith("torch") and base.__name__ in ("TensorBase", "_TensorBase") for base in cls.__mro__)
 
 
+def _plain_getter(owner: type, obj: Any) -> bool:
+    if not _is_tensor_class(owner):
+        return True
+    import torch
+
+    from magneto.dynamo.guards.tensors import plain_types
+
+    return type(obj) in plain_types() and torch._C._len_torch_function_stack() == 0
+
+
 def attr(obj: Any, name: str) -> Any:
     descr = _find_in_mro(type(obj), name)
     if type(descr) in (types.MemberDescriptorType, types.GetSetDescriptorType):
         owner = descr.__objclass__
-        if type(descr) is types.GetSetDescriptorType and (owner.__flags__ & _HEAPTYPE or _is_tensor_class(owner)):
+        if type(descr) is types.GetSetDescriptorType and (owner.__flags__ & _HEAPTYPE or not _plain_getter(owner, obj)):
             raise Unreadable
         try:
             return descr.__get__(obj)

@@ -61,12 +61,12 @@ def show_value(obj: Any) -> str:
     if type(obj) in _SHOWN:
         text = repr(obj)
         return text if len(text) <= 80 else text[:77] + "..."
-    name = getattr(obj, "__qualname__", None) if isinstance(obj, (type, *_NAMED)) else None
-    return name if isinstance(name, str) else f"<{type(obj).__qualname__} at 0x{id(obj):x}>"
+    name = obj.__qualname__ if isinstance(obj, (type, types.FunctionType)) else obj.__name__ if isinstance(obj, _NAMED) else None
+    return name if name is not None else f"<{type(obj).__qualname__} at 0x{id(obj):x}>"
 
 
 _SHOWN = frozenset({int, float, complex, bool, str, bytes, type(None), type(...), range, slice, tuple, frozenset})
-_NAMED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType)
+_NAMED = (types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType)
 
 
 @dataclass(frozen=True, slots=True)

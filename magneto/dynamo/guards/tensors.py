@@ -22,6 +22,7 @@ MAX_OBJECT_WORDS = 16
 IMPL_WORDS = 24
 AMBIGUOUS_BITS = 8  # torch.int1 ... int7 and uint1 ... uint7 have the codes of int8 and uint8
 REQUIRES_GRAD_SYMBOL = "_ZNK3c1010TensorImpl13requires_gradEv"  # c10::TensorImpl::requires_grad() const
+MODE_SYMBOL = "_ZN2at4impl27torch_function_mode_enabledEv"  # at::impl::torch_function_mode_enabled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,16 @@ def tensor_api() -> TensorApi:
 
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     impl_word, keys_word = _calibrate()
-    native = _C.set_tensor_api(capsule, torch._C.TensorBase, impl_word, keys_word, symbol("c10", REQUIRES_GRAD_SYMBOL) or 0)
+    requires_grad, mode_enabled = symbol("c10", REQUIRES_GRAD_SYMBOL) or 0, symbol("torch_cpu", MODE_SYMBOL) or 0
+    native = _C.set_tensor_api(capsule, torch._C.TensorBase, plain_types(), impl_word, keys_word, requires_grad, mode_enabled)
     return TensorApi(native, keys_word >= 0)
+
+
+def plain_types() -> tuple[type, ...]:
+    """Classes whose C attributes (`grad`, `is_leaf` ...) are read without __torch_function__, unless a mode is active."""
+    import torch
+
+    return torch.Tensor, torch.nn.Parameter
 
 
 @functools.cache

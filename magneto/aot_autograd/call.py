@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,18 @@ def as_function(graph: fx.Graph, name: str = "graph") -> Callable[..., tuple[Any
     return function
 
 
-def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A copy with the strides that the graph promises; decomposed operations may come out in another layout."""
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+def own_memory(results: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, ...]], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Results as the graph promises them: each in memory of its own (operations called in eager give views), with the strides of its meta
+    (decomposed operations may come out in another layout)."""
+    taken = {x.untyped_storage()._cdata for x in inputs if isinstance(x, torch.Tensor)}
+    out = []
+    for result, wanted in zip(results, strides, strict=True):
+        address = result.untyped_storage()._cdata
+        if address in taken or result.stride() != wanted:
+            result = torch.empty_strided(result.shape, wanted, dtype=result.dtype, device=result.device).copy_(result)
+        taken.add(address)
+        out.append(result)
+    return tuple(out)
 
 
 def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
@@ -30,7 +39,7 @@ def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
     last_use = {used: node for node in nodes for used in node.all_input_nodes}
     dying: dict[fx.Node, list[str]] = {}
     for used, user in last_use.items():
-        if user.op != "output":
+        if user.op != "output" and used.op != "placeholder":
             dying.setdefault(user, []).append(used.name)
     parameters = [node.name for node in nodes if node.op == "placeholder"]
     lines = [f"def run({', '.join(parameters)}):"]
@@ -50,12 +59,8 @@ def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
 
     for node in nodes:
         if node.op == "output":
-            namespace["laid_out"] = laid_out
-            for result in dict.fromkeys(node.args[0]):
-                lines.append(
-                    f"    if {result.name}.stride() != {result.meta['val'].strides}: {result.name} = laid_out({result.name}, {result.meta['val'].strides})"
-                )
-            lines.append(f"    return {text(tuple(node.args[0]))}")
+            namespace.update(own=own_memory, strides=tuple(result.meta["val"].strides for result in node.args[0]))
+            lines.append(f"    return own({text(tuple(node.args[0]))}, strides, ({''.join(name + ', ' for name in parameters)}))")
         elif node.op == "call_function":
             if node.target is operator.getitem:
                 expression = f"{text(node.args[0])}[{node.args[1]}]"

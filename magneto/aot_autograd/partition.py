@@ -16,6 +16,7 @@ from torch import fx
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.overloads import aten
+from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.graph.meta import TensorMeta
 
@@ -64,6 +65,8 @@ def partition(joint: JointGraph) -> Partition:
         elif node in result_place:
             kept.append(Kept("result", result_place[node]))
         else:
+            if not node.meta["val"].is_dense():
+                raise Refusal("a value with gaps in memory is kept for backward")
             kept.append(Kept("extra", len(extras)))
             extras.append(node)
     copy_needed(forward, [*joint.results, *extras], env, _effects(joint))
@@ -94,6 +97,16 @@ def _cloned(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return copy
 
 
+def _owned(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A gradient in dense memory of its own; autograd would copy an expanded one before it is accumulated."""
+    meta: TensorMeta = node.meta["val"]
+    if not meta.is_dense():
+        copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        copy.meta.update(val=TensorMeta.contiguous(meta.shape, meta.dtype, meta.device), stack=(), stage="backward")
+        return copy
+    return _cloned(graph, node) if node.op == "placeholder" else node
+
+
 def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx.Node], effects: Sequence[fx.Node] = ()) -> None:
     """Copy what `roots` and `effects` need into `graph`, in the old order; `env` maps what is there already."""
     needed: set[fx.Node] = set()
@@ -117,7 +130,7 @@ def _backward_graph(joint: JointGraph, kept: Sequence[fx.Node], wanted: Sequence
         env[node] = graph.placeholder(name)
         env[node].meta = node.meta
     copy_needed(graph, wanted, env)
-    outputs = [_cloned(graph, env[node]) if env[node].op == "placeholder" else env[node] for node in wanted]
+    outputs = [_owned(graph, env[node]) for node in wanted]
     graph.output(tuple(outputs))
     drop_dead(graph)
     return graph
@@ -199,6 +212,8 @@ def _cost(joint: JointGraph, direct: set[fx.Node]) -> Callable[[fx.Node], int | 
         if not isinstance(meta, TensorMeta):
             return None
         free = node in direct and (node.op == "placeholder" or node in results)
-        return 0 if free else meta.nbytes + 1
+        if free:
+            return 0
+        return meta.nbytes + 1 if meta.is_dense() else 4 * meta.nbytes + 1  # with gaps: better what it is a view of
 
     return cost

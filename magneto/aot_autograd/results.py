@@ -59,7 +59,7 @@ class Collector:
         detached = not value.requires_grad
         number = len(self._by_object)
         if root.input_index >= 0:
-            if not detached and value._base is None:
+            if not detached and value._base is not self.tensors[root.input_index]:
                 raise Refusal("an output on an input's memory with a history of its own")
             return Alias(Input(root.input_index), steps, detached, number)
         address = value.untyped_storage()._cdata

@@ -140,7 +140,7 @@ class MagnetoWarning(UserWarning):
 
 
 _said: set[tuple[str, str]] = set()
-_said_lock = threading.Lock()
+_said_lock = threading.RLock()
 
 
 def warn_once(id: str, /, **fields: Any) -> None:

@@ -60,7 +60,8 @@ class _Stream:
 
 
 _stream = _Stream()
-_lock = threading.Lock()
+# Reentrant, and no Python function is called while it is held: a frame hook may run our own compiler inside any Python frame.
+_lock = threading.RLock()
 _subscribers: tuple[Callable[[Event], None], ...] = ()
 _running = threading.local()
 
@@ -117,11 +118,12 @@ class timer:
         elapsed = time.perf_counter() - self.start
         stack: list[timer] = _running.stack
         stack.pop()
-        recursive = any(outer.stage == self.stage for outer in stack)
+        recursive = self.stage in [outer.stage for outer in stack]
         if stack:
             stack[-1].inner += elapsed
+        fresh = Timing()
         with _lock:
-            timing = _stream.timings.setdefault(self.stage, Timing())
+            timing = _stream.timings.setdefault(self.stage, fresh)
             timing.calls += 1
             timing.total += 0.0 if recursive else elapsed
             timing.own += elapsed - self.inner

@@ -20,7 +20,7 @@ Text = str | Callable[[], str]
 
 BREAKS, GRAPHS, GUARDS, LOOPS, KERNELS, PASSES = 1, 2, 3, 4, 5, 6
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _numbers: dict[str, int] = {}
 stream: IO[str] | None = None
 """Where the ladder writes; None is the sys.stderr of the moment."""

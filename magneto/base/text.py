@@ -11,7 +11,7 @@ from typing import Any
 
 _SOURCES_KEPT = 4096
 _sources: OrderedDict[str, str] = OrderedDict()
-_sources_lock = threading.Lock()
+_sources_lock = threading.RLock()
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

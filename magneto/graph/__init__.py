@@ -6,5 +6,21 @@ from magneto.graph.fake import FakeMode, FakeResult, FakeTensor, fake_call
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta, map_metas
 from magneto.graph.rules import META_RULES, propagate
+from magneto.graph.show import show
+from magneto.graph.verify import GraphFault, verify
 
-__all__ = ["META_RULES", "DataDependent", "FakeMode", "FakeResult", "FakeTensor", "TensorMeta", "UnsupportedFake", "fake_call", "map_metas", "propagate"]
+__all__ = [
+    "META_RULES",
+    "DataDependent",
+    "FakeMode",
+    "FakeResult",
+    "FakeTensor",
+    "GraphFault",
+    "TensorMeta",
+    "UnsupportedFake",
+    "fake_call",
+    "map_metas",
+    "propagate",
+    "show",
+    "verify",
+]

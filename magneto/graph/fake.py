@@ -100,7 +100,8 @@ def fake_call(
     if isinstance(fn, str):
         if fn in _VALUE_METHODS:
             raise DataDependent(f"Tensor.{fn}")
-        fn = getattr(torch.Tensor, fn)
+        method: Callable[..., Any] = getattr(torch.Tensor, fn)
+        fn = method
     elif id(fn) in _VALUE_CALLABLES:
         raise DataDependent(getattr(fn, "__name__", str(fn)))
     before = torch.is_grad_enabled()

@@ -22,7 +22,7 @@ from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import OpInfo, op_info
 from magneto.graph.promotion import can_cast
 
-_make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_make_wrapper = torch.Tensor._make_wrapper_subclass
 
 
 class FakeTensor(torch.Tensor):
@@ -31,9 +31,9 @@ class FakeTensor(torch.Tensor):
     meta: TensorMeta
     _root: torch.Tensor | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
         return f"FakeTensor({TensorMeta.of(self)})"
 
 
@@ -72,11 +72,10 @@ def root_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:
     if type(tensor) is FakeTensor:
-        found = tensor.__dict__.get("meta")
-        if found is not None:
-            return found
-        tensor.meta = TensorMeta.of(tensor)
-        return tensor.meta
+        found: TensorMeta | None = tensor.__dict__.get("meta")
+        if found is None:
+            found = tensor.meta = TensorMeta.of(tensor)
+        return found
     return TensorMeta.of(tensor)
 
 
@@ -88,7 +87,7 @@ def _to_meta(value: Any) -> Any:
     return value
 
 
-class FakeMode(TorchDispatchMode):
+class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers ATen operations by metadata.
 
     `on_op(func, args, kwargs, out)` is called after every operation, with the tensors as torch passed them.
@@ -97,7 +96,7 @@ class FakeMode(TorchDispatchMode):
     """
 
     def __init__(self, on_op: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.on_op = on_op
         self.written: dict[int, torch.Tensor] = {}
         self.random = False
@@ -128,7 +127,7 @@ class FakeMode(TorchDispatchMode):
                 answer = info.rule(*metas, **meta_kwargs)
         except (DataDependent, UnsupportedFake):
             raise
-        except Exception as problem:  # noqa: BLE001 - RuleError, or arguments the rule never expected: torch knows
+        except Exception as problem:  # RuleError, or arguments the rule never expected: torch knows
             if info.rule is None or info.inplace_view:
                 raise
             answer = answer_by_torch(func, metas, meta_kwargs, str(problem))
@@ -229,4 +228,3 @@ def _check_target(target: TensorMeta, answer: TensorMeta) -> None:
         raise RuleError("the result does not fit the tensor that is written")
     if target.dtype is not answer.dtype and not can_cast(answer.dtype, target.dtype):
         raise RuleError("the result's dtype cannot be cast")
-

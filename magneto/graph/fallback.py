@@ -127,4 +127,3 @@ def _describe(name: str, result: Any, device: torch.device) -> Any:
         items = [_describe(name, item, device) for item in result]
         return tuple(items) if isinstance(result, tuple) else items
     return result
-

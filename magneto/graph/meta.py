@@ -37,7 +37,7 @@ class TensorMeta:
             tensor.dtype,
             tensor.device,
             tensor.requires_grad,
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.grad_fn is None,
         )
 

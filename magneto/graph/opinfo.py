@@ -62,6 +62,10 @@ def _build(op: Any) -> OpInfo:
         alias = item.alias_info
         labels = list(alias.before_set) if alias is not None else []
         owner = next((owners[label] for label in labels if label in owners), None)
+        if owner is None and not writes and owners and str(item.type) == "List[Tensor]":
+            owner = next(iter(owners.values()))  # split, unbind: the schema marks the list's elements only
+            returns.append(("view", owner))
+            continue
         if owner is None:
             returns.append(None)
         else:

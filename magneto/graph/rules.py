@@ -61,7 +61,7 @@ def propagate(op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None
         return rule(*args, **kwargs)
     except (DataDependent, UnsupportedFake):
         raise
-    except Exception as problem:  # noqa: BLE001 - RuleError, or arguments the rule never expected: torch knows
+    except Exception as problem:  # RuleError, or arguments the rule never expected: torch knows
         return answer_by_torch(op, args, kwargs, str(problem))
 
 

@@ -41,9 +41,7 @@ def convolution_shape(
         if value[1] != weight[0] or value[1] % groups:
             raise RuleError("channels of a transposed convolution")
         extra = _per_dim(output_padding, dims)
-        spatial = [
-            (value[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + extra[d] + 1 for d in range(dims)
-        ]
+        spatial = [(value[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + extra[d] + 1 for d in range(dims)]
         channels = weight[1] * groups
     else:
         if value[1] != weight[1] * groups or weight[0] % groups or weight[0] == 0:

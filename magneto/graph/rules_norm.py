@@ -134,7 +134,7 @@ def _batch_statistics_dtype(value: TensorMeta, weight: TensorMeta | None, runnin
 def _batch_norm_no_stats(
     value: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, training: bool, momentum: float, eps: float
 ) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
-    return _batch_norm(value, weight, bias, None, None, training, momentum, eps)  # type: ignore[return-value]
+    return _batch_norm(value, weight, bias, None, None, training, momentum, eps)
 
 
 @rule("_native_batch_norm_legit_no_training.default")
@@ -147,7 +147,7 @@ def _batch_norm_inference(
     momentum: float,
     eps: float,
 ) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
-    return _batch_norm(value, weight, bias, running_mean, running_var, False, momentum, eps)  # type: ignore[return-value]
+    return _batch_norm(value, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
 @rule("_native_batch_norm_legit_functional.default")

@@ -188,7 +188,7 @@ def _sort(meta: TensorMeta, *args: Any, **kwargs: Any) -> tuple[TensorMeta, Tens
 
 @rule("argsort")
 def _argsort(meta: TensorMeta, *args: Any, **kwargs: Any) -> TensorMeta:
-    return _sort(meta)[1]  # type: ignore[no-any-return]
+    return _sort(meta)[1]
 
 
 @rule("topk.default")

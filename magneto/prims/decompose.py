@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from magneto.base.events import emit
+from magneto.base.flags import config
 from magneto.graph.layout import RuleError
 from magneto.graph.meta import TensorMeta
 from magneto.prims.decompositions import DECOMPOSITIONS, LIBRARY
@@ -43,6 +44,7 @@ class _Decomposition:
     def __init__(self, graph: fx.Graph, table: Mapping[str, Any] | None) -> None:
         self.graph = graph
         self.table = table
+        self.kept = frozenset(filter(None, config.fallback_ops.replace(" ", "").split(",")))
         self.b = Builder(fx.Graph(graph.owning_module))
         self.env: dict[fx.Node, Any] = {}
         self.own: set[fx.Node] = set()  # nodes whose layout an original node has fixed
@@ -78,7 +80,7 @@ class _Decomposition:
             return self.library(node)
         if target is aten.clone.default:
             return self.clone(node)
-        row = row_of(target) if self.table is None else self.table.get(str(target))
+        row = self.row_of(target)
         if row is None or _is_random(target):
             return self.library(node)
         args = [self.value(arg) for arg in node.args]
@@ -91,6 +93,11 @@ class _Decomposition:
         if result is LIBRARY:
             return self.library(node)
         return self.adopt(node, result)
+
+    def row_of(self, target: Any) -> Any:
+        if self.kept and str(target) in self.kept:
+            return None
+        return row_of(target) if self.table is None else self.table.get(str(target))
 
     def adopt(self, node: fx.Node, result: Any) -> Any:
         """Give results the layout the original graph states; a result that contradicts it becomes a library call."""

@@ -136,5 +136,3 @@ def index_select_meta(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
 
 def gather_meta(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     return TensorMeta.contiguous(index.shape, x.dtype, x.device)
-
-

@@ -19,9 +19,7 @@ from magneto.prims.meanings import torch as torch_meaning
 from magneto.prims.prim import ALL, Meaning, Prim
 
 
-def _add(
-    name: str, category: str, signature: str, dtype_rule: str, meta: Callable[..., Any], torch_fn: Meaning, numpy_fn: Meaning
-) -> None:
+def _add(name: str, category: str, signature: str, dtype_rule: str, meta: Callable[..., Any], torch_fn: Meaning, numpy_fn: Meaning) -> None:
     ALL[name] = Prim(name, category, signature, dtype_rule, meta, torch_fn, numpy_fn)
 
 
@@ -122,7 +120,15 @@ for _name in ("argmax", "argmin"):
     )
 _add("var", "reduction", "x, dims, correction -> var, mean", "same", shapes.var_meta, torch_meaning.var, np_meaning.var)
 
-_add("broadcast_in_dim", "shape", "x, shape, dims", "same", shapes.broadcast_meta, torch_meaning.broadcast_in_dim, np_meaning.broadcast_in_dim)
+_add(
+    "broadcast_in_dim",
+    "shape",
+    "x, shape, dims",
+    "same",
+    shapes.broadcast_meta,
+    torch_meaning.broadcast_in_dim,
+    np_meaning.broadcast_in_dim,
+)
 _add("reshape", "shape", "x, shape", "same", shapes.reshape_meta, torch.reshape, np.reshape)
 _add("transpose", "shape", "x, perm", "same", shapes.transpose_meta, torch.permute, np.transpose)
 _add("slice", "shape", "x, starts, limits, steps", "same", shapes.slice_meta, torch_meaning.slice_, np_meaning.slice_)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
 from ops.checking import CheckingMode
 from ops.layouts import BOOL, FLOATS, INTEGERS, pair_layouts, single_layouts
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
 from ops.layouts import permuted, spaced, values
 from ops.test_pointwise import check
 
@@ -164,7 +165,9 @@ def reduction_cases(dtype: torch.dtype) -> list[Any]:
     base = values((3, 4, 5), dtype, 31, special=False)
     big = values((7, 33), dtype, 33, special=False)
     empty = values((0, 3), dtype, 1)
-    return [(t,) for t in (base, permuted(base, (2, 0, 1)), spaced(base), big, big.t(), values((), dtype, 32), values((1,), dtype, 5), empty)]
+    return [
+        (t,) for t in (base, permuted(base, (2, 0, 1)), spaced(base), big, big.t(), values((), dtype, 32), values((1,), dtype, 5), empty)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [*FLOAT_DTYPES, torch.int64, torch.int32, torch.bool], ids=str)
@@ -279,7 +282,10 @@ def test_conv2d(dtype: torch.dtype) -> None:
 
 def test_other_convolutions() -> None:
     x1 = values((2, 4, 9), torch.float32, 1, special=False)
-    check(F.conv1d, [(x1, weight(6, 4, 3)), (x1, weight(6, 4, 3), weight(6), 2, 1), (x1.mT.contiguous().mT, weight(6, 4, 3)), (x1[0], weight(6, 4, 3))])
+    check(
+        F.conv1d,
+        [(x1, weight(6, 4, 3)), (x1, weight(6, 4, 3), weight(6), 2, 1), (x1.mT.contiguous().mT, weight(6, 4, 3)), (x1[0], weight(6, 4, 3))],
+    )
     check(F.conv3d, [(values((1, 2, 4, 5, 6), torch.float32, 2, special=False), weight(3, 2, 2, 2, 2))])
     check(F.conv_transpose2d, [(x, weight(4, 3, 3, 3), None, 2, 1, 1) for x in images()[:2]])
     check(F.conv_transpose1d, [(x1, weight(4, 3, 3), None, 2)])
@@ -316,8 +322,12 @@ def norms(dtype: torch.dtype) -> dict[str, tuple[Callable[..., Any], list[Any]]]
     rows = values((3, 5, 4), dtype, 61, special=False)
     pictures = images(dtype)[:4]
     layer = [(rows, (4,), w, b), (rows, (4,)), (rows, (5, 4)), (permuted(rows, (2, 0, 1)), (4,), w, None), (rows[0, 0], (4,), w, b)]
-    stats = [(x, ones * 0.3, ones * 2, w, b, False) for x in pictures] + [(x, ones * 0.3, ones * 2, None, None, False) for x in pictures[:2]]
-    legit = [(x, w, b, ones * 0.3, ones * 2, True, 0.1, 1e-5) for x in pictures] + [(rows.mT.contiguous(), w, b, ones, ones, True, 0.3, 1e-5)]
+    stats = [(x, ones * 0.3, ones * 2, w, b, False) for x in pictures] + [
+        (x, ones * 0.3, ones * 2, None, None, False) for x in pictures[:2]
+    ]
+    legit = [(x, w, b, ones * 0.3, ones * 2, True, 0.1, 1e-5) for x in pictures] + [
+        (rows.mT.contiguous(), w, b, ones, ones, True, 0.3, 1e-5)
+    ]
     no_stats = [(x, None, None, w, b, True) for x in pictures]
     return {
         "layer_norm": (F.layer_norm, layer),

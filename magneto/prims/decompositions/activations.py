@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from magneto.graph.promotion import FLOAT, category
-from magneto.prims.decompositions.rows import LIBRARY, elementwise, row_table
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY, elementwise
 from magneto.prims.value import Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 _SQRT_HALF = math.sqrt(0.5)
 _BETA = math.sqrt(2.0 / math.pi)

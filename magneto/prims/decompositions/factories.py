@@ -9,10 +9,11 @@ import torch
 
 from magneto.graph.meta import CPU
 from magneto.graph.promotion import COMPLEX, category, scalar_dtype
-from magneto.prims.decompositions.rows import LIBRARY, number_of, row_table
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY, number_of
 from magneto.prims.value import Builder, Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 
 def _device(options: dict[str, Any], default: torch.device = CPU) -> torch.device:
@@ -126,5 +127,3 @@ def _copy(b: Builder, x: Value, source: Any, non_blocking: bool = False) -> Any:
     if type(source) is not Value or source.device != x.device or COMPLEX in (category(source.dtype), category(x.dtype)):
         return LIBRARY
     return source.to(x.dtype).broadcast(x.shape)
-
-

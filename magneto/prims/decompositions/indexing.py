@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from magneto.graph.layout import wrap_dim
-from magneto.prims.decompositions.rows import LIBRARY, row_table
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY
 from magneto.prims.value import Builder, Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 
 @row("embedding.default")

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from magneto.graph.promotion import FLOAT, category, compute_type
-from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, promoted, row_table
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, promoted
 from magneto.prims.value import Builder, Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 
 def _reduced(x: Value, reduction: int) -> Value:
@@ -84,7 +85,8 @@ def _gradient(formula: Any) -> Any:
 
 @elementwise(3)
 def _combine(grad: Value, x: Value, target: Value, formula: Any, norm: float, parameters: tuple[Any, ...]) -> Value:
-    return formula(grad, x - target, norm, *parameters)
+    result: Value = formula(grad, x - target, norm, *parameters)
+    return result
 
 
 def _mse_gradient(grad: Value, difference: Value, norm: float) -> Value:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from magneto.graph.promotion import compute_type
-from magneto.prims.decompositions.rows import LIBRARY, row_table
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY
 from magneto.prims.value import Builder, Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 
 def _wide(x: Value | None, dtype: torch.dtype) -> Value | None:
@@ -75,9 +76,7 @@ def _layer_norm_backward(
 
 
 @row("native_group_norm.default")
-def _group_norm(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, group: int, eps: float
-) -> Any:
+def _group_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, group: int, eps: float) -> Any:
     if x.numel() == 0:
         return LIBRARY
     dtype = compute_type(x.dtype)
@@ -153,15 +152,15 @@ def _statistics_type(x: Value, *parameters: Value | None) -> torch.dtype:
     return next((p.dtype for p in parameters if p is not None), x.dtype)
 
 
-def _inference(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, eps: float) -> Value:
+def _inference(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, eps: float
+) -> Value:
     dtype = compute_type(x.dtype)
     invstd = (running_var.to(dtype) + eps).unary("rsqrt")
     return _affine(x, running_mean.to(dtype), invstd, weight, bias)
 
 
-def _training(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, Value, Value, Value]:
+def _training(b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float) -> tuple[Value, Value, Value, Value]:
     """(result, mean, invstd, biased variance)."""
     dtype = compute_type(x.dtype)
     variance, mean = b.var(x.to(dtype), _channels(x), 0.0)

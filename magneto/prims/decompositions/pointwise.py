@@ -9,10 +9,11 @@ import torch
 
 from magneto.graph.layout import broadcast_shapes
 from magneto.graph.promotion import COMPLEX, FLOAT, INTEGER, category, compute_type
-from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, number_of, promoted, row_table
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, number_of, promoted
 from magneto.prims.value import Builder, Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 
 def _is_int(x: Value) -> bool:

@@ -10,11 +10,12 @@ import torch
 
 from magneto.graph.layout import wrap_dim, wrap_dims
 from magneto.graph.promotion import COMPLEX, FLOAT, INTEGER, category, compute_type, sum_type
+from magneto.graph.rule_table import rule_table
 from magneto.prims.decompositions.pointwise import truth
-from magneto.prims.decompositions.rows import LIBRARY, row_table
+from magneto.prims.decompositions.rows import LIBRARY
 from magneto.prims.value import Builder, Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 Dims = Sequence[int] | int | None
 

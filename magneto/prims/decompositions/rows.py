@@ -26,21 +26,6 @@ class _Library:
 LIBRARY: Final = _Library()
 
 
-def row_table() -> tuple[dict[str, Row], Callable[..., Callable[[Row], Row]]]:
-    """An empty table and the decorator that adds rows to it."""
-    rows: dict[str, Row] = {}
-
-    def row(*names: str) -> Callable[[Row], Row]:
-        def register(fn: Row) -> Row:
-            for name in names:
-                rows[f"aten.{name}"] = fn
-            return fn
-
-        return register
-
-    return rows, row
-
-
 def meta_operand(value: Any) -> Any:
     return value.meta if type(value) is Value else value
 

@@ -9,11 +9,12 @@ import torch
 
 from magneto.graph.layout import inferred_shape, wrap_dim, wrap_dims
 from magneto.graph.promotion import COMPLEX, INTEGER, category, result_type
+from magneto.graph.rule_table import rule_table
 from magneto.graph.rules_view import slice_bounds
-from magneto.prims.decompositions.rows import LIBRARY, number_of, row_table
+from magneto.prims.decompositions.rows import LIBRARY, number_of
 from magneto.prims.value import Builder, Value
 
-ROWS, row = row_table()
+ROWS, row = rule_table()
 
 
 @row("alias.default", "detach.default", "lift_fresh.default", "alias_copy.default", "detach_copy.default")

@@ -51,7 +51,7 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "log2": np.log2, "log10": np.log10, "sqrt": np.sqrt, "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
     "reciprocal": lambda x: (1 / x).astype(x.dtype), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-    "erf": _via_torch(torch.erf), "floor": np.floor, "ceil": np.ceil, "round": np.round, "trunc": np.trunc, "sign": np.sign,
+    "erf": _via_torch(torch.erf), "floor": np.floor, "ceil": np.ceil, "round": np.round, "trunc": np.trunc, "sign": lambda x: ((x > 0).astype(np.int8) - (x < 0)).astype(x.dtype),
     "isnan": np.isnan, "isinf": np.isinf, "bitwise_not": np.invert, "logical_not": np.logical_not, "lgamma": _via_torch(torch.lgamma),
 }  # fmt: skip
 BINARY: dict[str, Callable[[Array, Array], Array]] = {

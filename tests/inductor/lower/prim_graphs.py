@@ -141,3 +141,19 @@ def check(g: Graph, tolerance: float = 1e-5, **options: Any) -> Program:
         assert all(s < 2 or x == y for s, x, y in zip(a.shape, a.stride(), b.stride(), strict=True)), (a.stride(), b.stride(), text)
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{m}\n{text}")  # noqa: B023
     return program
+
+
+def check_compiled(g: Graph, tolerance: float = 1e-5) -> None:
+    """The same for the compiled graph: kernels and plan in place of the interpreter."""
+    from magneto.inductor.compile import compile_graph
+
+    inputs = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) if isinstance(t, torch.Tensor) else t for t in g.inputs]
+    found = compile_graph(g.fx)(*inputs)
+    assert len(found) == len(g.expected)
+    for a, b in zip(found, g.expected, strict=True):
+        if not isinstance(b, torch.Tensor):
+            assert a == b
+            continue
+        assert a.dtype is b.dtype and a.shape == b.shape
+        assert all(s < 2 or x == y for s, x, y in zip(a.shape, a.stride(), b.stride(), strict=True)), (a.stride(), b.stride())
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -103,10 +103,7 @@ def matrix(draw: Any, g: Graph, x: Any) -> Any:
     return g.call(aten.softmax.int, x, 0) if t.dim() else x
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(st.data())
-def test_random_graphs(data: Any) -> None:
-    draw = data.draw
+def random_graph(draw: Any) -> Graph:
     torch.manual_seed(0)
     g = Graph()
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
@@ -130,4 +127,10 @@ def test_random_graphs(data: Any) -> None:
             pool.append(made)
     outputs = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=3))
     g.output(pool[-1], *outputs)
-    check(g, 1e-3)
+    return g
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.data())
+def test_random_graphs(data: Any) -> None:
+    check(random_graph(data.draw), 1e-3)

@@ -71,7 +71,7 @@ _BINARY: dict[str, tuple[Meaning | None, Meaning | None]] = {
     "remainder": (None, np_meaning.remainder),
     "fmod": (None, None),
     "pow": (torch_meaning.power, np.power),
-    "atan2": (None, np.arctan2),
+    "atan2": (torch_meaning.atan2, np.arctan2),
     "maximum": (torch_meaning.maximum, None),
     "minimum": (torch_meaning.minimum, None),
     "bitwise_and": (None, None),

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ops.checking import CheckingMode
-from ops.layouts import BOOL, FLOATS, INTEGERS, pair_layouts, single_layouts
+from tests.ops.checking import CheckingMode
+from tests.ops.layouts import BOOL, FLOATS, INTEGERS, pair_layouts, single_layouts
 
 UNARY: dict[str, Callable[..., Any]] = {
     name: getattr(torch, name)

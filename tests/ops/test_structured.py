@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ops.layouts import permuted, spaced, values
-from ops.test_pointwise import check
+from tests.ops.layouts import permuted, spaced, values
+from tests.ops.test_pointwise import check
 
 aten = torch.ops.aten
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -30,6 +30,10 @@ def maximum(a: Tensor, b: Any) -> Tensor:
     return torch.maximum(a, _tensor(b, a))
 
 
+def atan2(a: Tensor, b: Any) -> Tensor:
+    return torch.atan2(a, _tensor(b, a))
+
+
 def minimum(a: Tensor, b: Any) -> Tensor:
     return torch.minimum(a, _tensor(b, a))
 

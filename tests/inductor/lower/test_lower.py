@@ -367,3 +367,10 @@ def test_numbers_beside_half_tensors_are_rounded_as_in_eager(name: str, dtype: t
     else:
         g.output(getattr(g, name)(x, 0.1 if name != "lt" else g.inputs[0][3].item() * (1 + 1e-4)))
     check(g, 0.0 if name != "pow" else 1e-2)
+
+
+def test_every_prim_has_a_row() -> None:
+    from magneto.inductor.lower import PRIM_ROWS
+    from magneto.prims.table import PRIMS
+
+    assert set(PRIMS) == set(PRIM_ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import sys
 from collections.abc import Callable
@@ -37,6 +38,13 @@ def torchvision() -> Any:
     return importlib.import_module("torchvision")
 
 
+def transformers() -> Any:
+    """`import transformers`, which imports torchvision where that is installed."""
+    if importlib.util.find_spec("torchvision") is not None:
+        torchvision()
+    return importlib.import_module("transformers")
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and inputs for it. `make()` seeds the generator, so that every process builds the same weights and inputs."""
@@ -68,18 +76,14 @@ def _vit() -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def _bert() -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(num_hidden_layers=4)
+    config = transformers().BertConfig(num_hidden_layers=4)
     ids = torch.randint(config.vocab_size, (4, 128))
-    return BertModel(config), (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return transformers().BertModel(config), (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def _gpt2() -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_layer=4, use_cache=False)
-    return GPT2LMHeadModel(config), (), {"input_ids": torch.randint(config.vocab_size, (4, 256))}
+    config = transformers().GPT2Config(n_layer=4, use_cache=False)
+    return transformers().GPT2LMHeadModel(config), (), {"input_ids": torch.randint(config.vocab_size, (4, 256))}
 
 
 CASES: dict[str, Case] = {

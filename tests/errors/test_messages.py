@@ -39,8 +39,6 @@ def test_something_that_cannot_be_called():
     with raises("U001"):
         magneto.compile(torch.nn.Linear)
     with raises("U001"):
-        magneto.inspect(fn)
-    with raises("U001"):
         magneto.disable(3)
 
 

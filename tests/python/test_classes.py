@@ -64,7 +64,12 @@ class Derived(Base):
 
 @programs.add(X, Base(3, 1))
 def reading_an_argument_object(x, obj):
-    return obj.compute(x) + obj.double + obj.count + obj.table["a"] + obj.plain(1), type(obj).__name__, hasattr(obj, "nothing"), getattr(obj, "zip", 4)
+    return (
+        obj.compute(x) + obj.double + obj.count + obj.table["a"] + obj.plain(1),
+        type(obj).__name__,
+        hasattr(obj, "nothing"),
+        getattr(obj, "zip", 4),
+    )
 
 
 @programs.add(X, Base(3, 1))
@@ -92,7 +97,18 @@ def making_instances(x):
     c = Base.make(4)
     d = Derived.make(1)
     a.tag = "t"
-    return a.compute(x), b.compute(x), c.compute(x), d.compute(x), a.expensive, a.double, repr(a), f"{b}", isinstance(b, Base), issubclass(Derived, Base)
+    return (
+        a.compute(x),
+        b.compute(x),
+        c.compute(x),
+        d.compute(x),
+        a.expensive,
+        a.double,
+        repr(a),
+        f"{b}",
+        isinstance(b, Base),
+        issubclass(Derived, Base),
+    )
 
 
 @programs.add()
@@ -195,7 +211,24 @@ def special_methods(x):
     w += -v
     v[0] = x * 5
     del w[1]
-    return w.items, v.items, v == w, v != w, w < v, v[1], x in v, len(v), [*v], v(2), bool(Vector()), not v, abs(v), f"{v:>3}", hash(v), sorted([v, w])[0].items
+    return (
+        w.items,
+        v.items,
+        v == w,
+        v != w,
+        w < v,
+        v[1],
+        x in v,
+        len(v),
+        [*v],
+        v(2),
+        bool(Vector()),
+        not v,
+        abs(v),
+        f"{v:>3}",
+        hash(v),
+        sorted([v, w])[0].items,
+    )
 
 
 class Dynamic:
@@ -276,7 +309,17 @@ def dataclass_instances(x):
         f.a = 3
     except dataclasses.FrozenInstanceError as error:
         text = str(error)
-    return r.scaled, r, f, f == Frozen(1), f < Frozen(2), text, [field.name for field in dataclasses.fields(f)], dataclasses.replace(f, b=5), repr(f)
+    return (
+        r.scaled,
+        r,
+        f,
+        f == Frozen(1),
+        f < Frozen(2),
+        text,
+        [field.name for field in dataclasses.fields(f)],
+        dataclasses.replace(f, b=5),
+        repr(f),
+    )
 
 
 @programs.add(X, Record(1.5))
@@ -306,7 +349,20 @@ class Level(enum.IntEnum):
 def enumerations(x, c):
     if c is Color.BLUE and c != Color.RED:
         x = x + Level.HIGH
-    return x, c.value, c.name, c.upper, c.describe(), Color("blue"), Color["RED"], Level.LOW < Level.HIGH, [m.name for m in Color], Color.RED in (Color.RED,), {Color.RED: 1}[Color.RED], isinstance(Level.LOW, int)
+    return (
+        x,
+        c.value,
+        c.name,
+        c.upper,
+        c.describe(),
+        Color("blue"),
+        Color["RED"],
+        Level.LOW < Level.HIGH,
+        [m.name for m in Color],
+        Color.RED in (Color.RED,),
+        {Color.RED: 1}[Color.RED],
+        isinstance(Level.LOW, int),
+    )
 
 
 class Shape(ABC, Generic[T]):
@@ -417,7 +473,17 @@ def instance_dict(x):
 
 @programs.add()
 def class_attributes(x):
-    return x * Base.count, Base.table, Derived.plain(2), Base.compute(Base(2), x), Base.__name__, Base.__module__, Derived.__bases__[0].__name__, type(Base).__name__, Base.double.fget.__name__
+    return (
+        x * Base.count,
+        Base.table,
+        Derived.plain(2),
+        Base.compute(Base(2), x),
+        Base.__name__,
+        Base.__module__,
+        Derived.__bases__[0].__name__,
+        type(Base).__name__,
+        Base.double.fget.__name__,
+    )
 
 
 @programs.add()

@@ -46,7 +46,12 @@ def slices(x):
 
 @programs.add()
 def comprehensions(x):
-    return [v * i for i, v in enumerate(x)], {i: x * i for i in range(3)}, {i % 2 for i in range(5)}, [a + b for a in range(2) for b in range(2) if a != b]
+    return (
+        [v * i for i, v in enumerate(x)],
+        {i: x * i for i in range(3)},
+        {i % 2 for i in range(5)},
+        [a + b for a in range(2) for b in range(2) if a != b],
+    )
 
 
 @programs.add()
@@ -88,7 +93,21 @@ def dict_methods(x):
     missing = d.pop("zz", None)
     del d["e"]
     last = d.popitem()
-    return d, popped, missing, last, list(d), list(d.keys()), list(d.values()), list(d.items()), d.get("q"), d.get("q", 7), "a" in d, len(d), d.copy()
+    return (
+        d,
+        popped,
+        missing,
+        last,
+        list(d),
+        list(d.keys()),
+        list(d.values()),
+        list(d.items()),
+        d.get("q"),
+        d.get("q", 7),
+        "a" in d,
+        len(d),
+        d.copy(),
+    )
 
 
 @programs.add()
@@ -133,7 +152,18 @@ def sets(x):
     s.update([4, 5])
     s.remove(1)
     f = frozenset([2, 7])
-    return x * len(s), sorted(s | f), sorted(s & f), sorted(s - f), sorted(s ^ f), 3 in s, s.isdisjoint({9}), s >= {2}, s.issubset({2, 3, 4, 5, 6}), f == {2, 7}
+    return (
+        x * len(s),
+        sorted(s | f),
+        sorted(s & f),
+        sorted(s - f),
+        sorted(s ^ f),
+        3 in s,
+        s.isdisjoint({9}),
+        s >= {2},
+        s.issubset({2, 3, 4, 5, 6}),
+        f == {2, 7},
+    )
 
 
 @programs.add()
@@ -190,7 +220,15 @@ def unpacking_errors(x):
 @programs.add()
 def errors_of_containers(x):
     texts = []
-    for attempt in (lambda: [1][3], lambda: {}["k"], lambda: (1,)[2], lambda: [].pop(), lambda: {}.pop("z"), lambda: [1].index(2), lambda: {[]: 1}):
+    for attempt in (
+        lambda: [1][3],
+        lambda: {}["k"],
+        lambda: (1,)[2],
+        lambda: [].pop(),
+        lambda: {}.pop("z"),
+        lambda: [1].index(2),
+        lambda: {[]: 1},
+    ):
         try:
             attempt()
         except Exception as error:

@@ -249,7 +249,17 @@ def name_errors(x):
 @programs.add()
 def type_errors(x):
     texts = []
-    for attempt in (lambda: 1 + "a", lambda: [] < 3, lambda: len(5), lambda: None(), lambda: None.x, lambda: iter(3), lambda: {}.nope, lambda: -"a", lambda: int("z")):
+    for attempt in (
+        lambda: 1 + "a",
+        lambda: [] < 3,
+        lambda: len(5),
+        lambda: None(),
+        lambda: None.x,
+        lambda: iter(3),
+        lambda: {}.nope,
+        lambda: -"a",
+        lambda: int("z"),
+    ):
         try:
             attempt()
         except Exception as error:

@@ -151,7 +151,17 @@ def user_iterators(x):
 @programs.add()
 def min_max_sum_any_all(x):
     values = [3, 1, 2]
-    return x * max(values), min(values), sum(values), sum(values, 10), any(v > 2 for v in values), all(values), max(1, 5, 3), min("b", "a"), max([], default=4)
+    return (
+        x * max(values),
+        min(values),
+        sum(values),
+        sum(values, 10),
+        any(v > 2 for v in values),
+        all(values),
+        max(1, 5, 3),
+        min("b", "a"),
+        max([], default=4),
+    )
 
 
 @programs.add()

@@ -18,34 +18,127 @@ programs = Programs()
 def attributes(x):
     return (
         *(x.shape, x.ndim, x.dtype, x.device, x.requires_grad, x.is_cuda, x.is_leaf, x.layout, x.itemsize, x.nbytes, x.grad, x.is_sparse),
-        *(x.size(), x.size(0), x.size(-1), x.dim(), x.numel(), x.stride(), x.stride(1), x.is_contiguous(), x.t().is_contiguous(), x.element_size()),
+        *(
+            x.size(),
+            x.size(0),
+            x.size(-1),
+            x.dim(),
+            x.numel(),
+            x.stride(),
+            x.stride(1),
+            x.is_contiguous(),
+            x.t().is_contiguous(),
+            x.element_size(),
+        ),
         *(x.is_floating_point(), x.is_complex(), x.storage_offset(), x.get_device(), x.type(), len(x), x.T, x.mT, x.data, x.real),
     )
 
 
 @programs.add(X, Y)
 def operators(x, y):
-    return x + y, x - 1, 2 * x, x / 2, 1 / (x + 2), x // 0.3, x % 2, x**2, 2**x, -x, abs(x), x @ x.T, x < y, x >= 0, x == y, x != 0, (x > 0) & (y > 0), ~(x > 0), (x > 0) | (y > 0), (x > 0) ^ (y > 0), +x, divmod(5, 3)
+    return (
+        x + y,
+        x - 1,
+        2 * x,
+        x / 2,
+        1 / (x + 2),
+        x // 0.3,
+        x % 2,
+        x**2,
+        2**x,
+        -x,
+        abs(x),
+        x @ x.T,
+        x < y,
+        x >= 0,
+        x == y,
+        x != 0,
+        (x > 0) & (y > 0),
+        ~(x > 0),
+        (x > 0) | (y > 0),
+        (x > 0) ^ (y > 0),
+        +x,
+        divmod(5, 3),
+    )
 
 
 @programs.add(X, torch.tensor([2, 0]))
 def indexing(x, i):
-    return x[0], x[-1], x[:, 1], x[..., 0], x[None], x[0:2, ::2], x[i], x[i, 0], x[(0, 1)], x[:, None, 1:], x[[0, 2]], x[0][1], x[slice(1, 3)]
+    return (
+        x[0],
+        x[-1],
+        x[:, 1],
+        x[..., 0],
+        x[None],
+        x[0:2, ::2],
+        x[i],
+        x[i, 0],
+        x[(0, 1)],
+        x[:, None, 1:],
+        x[[0, 2]],
+        x[0][1],
+        x[slice(1, 3)],
+    )
 
 
 @programs.add()
 def methods_chain(x):
-    return x.view(2, 6).transpose(0, 1).contiguous().reshape(-1).unsqueeze(0).squeeze().sum(), x.mean(dim=1, keepdim=True), x.softmax(-1), x.permute(1, 0).flatten(), x.expand(2, 3, 4), x.chunk(2, dim=1), x.split([1, 3], dim=1), x.max(dim=1), x.max(), x.topk(2), x.sort(descending=True)[0], x.clamp(min=0), x.float(), x.double(), x.to(torch.float16), x.type(torch.int64)
+    return (
+        x.view(2, 6).transpose(0, 1).contiguous().reshape(-1).unsqueeze(0).squeeze().sum(),
+        x.mean(dim=1, keepdim=True),
+        x.softmax(-1),
+        x.permute(1, 0).flatten(),
+        x.expand(2, 3, 4),
+        x.chunk(2, dim=1),
+        x.split([1, 3], dim=1),
+        x.max(dim=1),
+        x.max(),
+        x.topk(2),
+        x.sort(descending=True)[0],
+        x.clamp(min=0),
+        x.float(),
+        x.double(),
+        x.to(torch.float16),
+        x.type(torch.int64),
+    )
 
 
 @programs.add(X, Y)
 def torch_functions(x, y):
-    return torch.cat([x, x]), torch.stack((y, y)), torch.where(x > 0, x, torch.zeros_like(x)), torch.einsum("ij,j->i", x, y), torch.split(x, 2, dim=1), torch.tensor([1.0, 2.0]), torch.arange(3), torch.ones(2, 3, dtype=torch.int32), torch.full((2,), 7.0), torch.eye(2), torch.linspace(0, 1, 3), torch.meshgrid(y, y, indexing="ij"), torch.broadcast_tensors(x, y), torch.is_tensor(x), torch.numel(x), torch.is_floating_point(x)
+    return (
+        torch.cat([x, x]),
+        torch.stack((y, y)),
+        torch.where(x > 0, x, torch.zeros_like(x)),
+        torch.einsum("ij,j->i", x, y),
+        torch.split(x, 2, dim=1),
+        torch.tensor([1.0, 2.0]),
+        torch.arange(3),
+        torch.ones(2, 3, dtype=torch.int32),
+        torch.full((2,), 7.0),
+        torch.eye(2),
+        torch.linspace(0, 1, 3),
+        torch.meshgrid(y, y, indexing="ij"),
+        torch.broadcast_tensors(x, y),
+        torch.is_tensor(x),
+        torch.numel(x),
+        torch.is_floating_point(x),
+    )
 
 
 @programs.add()
 def functional(x):
-    return F.relu(x), F.gelu(x), F.softmax(x, dim=-1), F.layer_norm(x, (4,)), F.linear(x, torch.ones(2, 4)), F.pad(x, (1, 1)), F.dropout(x, 0.5, training=False), F.one_hot(torch.tensor([0, 1]), num_classes=3), F.normalize(x, dim=-1), F.cross_entropy(x, torch.tensor([0, 1, 2]))
+    return (
+        F.relu(x),
+        F.gelu(x),
+        F.softmax(x, dim=-1),
+        F.layer_norm(x, (4,)),
+        F.linear(x, torch.ones(2, 4)),
+        F.pad(x, (1, 1)),
+        F.dropout(x, 0.5, training=False),
+        F.one_hot(torch.tensor([0, 1]), num_classes=3),
+        F.normalize(x, dim=-1),
+        F.cross_entropy(x, torch.tensor([0, 1, 2])),
+    )
 
 
 @programs.add(X, Y)
@@ -78,12 +171,31 @@ def shape_arithmetic(x):
 
 @programs.add(nn.Parameter(torch.ones(3)), X)
 def parameters(p, x):
-    return p.requires_grad, isinstance(p, nn.Parameter), isinstance(p, torch.Tensor), (p * 2).requires_grad, p.detach() * 2, p.grad, type(p).__name__
+    return (
+        p.requires_grad,
+        isinstance(p, nn.Parameter),
+        isinstance(p, torch.Tensor),
+        (p * 2).requires_grad,
+        p.detach() * 2,
+        p.grad,
+        type(p).__name__,
+    )
 
 
 @programs.add(X, torch.tensor([1, 2]), torch.tensor([True, False]))
 def dtypes(x, i, b):
-    return x + i[0], i + b[0], i / 2, i.float(), (i + 1.5).dtype, torch.promote_types(torch.int32, torch.float16), torch.result_type(x, i), torch.finfo(x.dtype).min, torch.iinfo(torch.int8).max, torch.get_default_dtype()
+    return (
+        x + i[0],
+        i + b[0],
+        i / 2,
+        i.float(),
+        (i + 1.5).dtype,
+        torch.promote_types(torch.int32, torch.float16),
+        torch.result_type(x, i),
+        torch.finfo(x.dtype).min,
+        torch.iinfo(torch.int8).max,
+        torch.get_default_dtype(),
+    )
 
 
 @programs.add()
@@ -149,7 +261,15 @@ def module_attributes_change(block, x):
 def walking_modules(net, x):
     names = [name for name, _ in net.named_parameters()]
     kinds = [type(child).__name__ for child in net.children()]
-    return x, names, kinds, len(list(net.modules())), isinstance(net.bn, nn.BatchNorm1d), "a" in net.heads, [type(m).__name__ for m in net.heads["b"]]
+    return (
+        x,
+        names,
+        kinds,
+        len(list(net.modules())),
+        isinstance(net.bn, nn.BatchNorm1d),
+        "a" in net.heads,
+        [type(m).__name__ for m in net.heads["b"]],
+    )
 
 
 class Hooked(nn.Module):

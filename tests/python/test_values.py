@@ -14,32 +14,127 @@ programs = Programs()
 
 @programs.add(X, 3, 2.5, True)
 def arithmetic(x, n, f, b):
-    return x * n, n // 2, n % 2, n**3, -n, ~n, n << 2, n >> 1, n & 1, n | 4, n ^ 7, f / 2, divmod(7, n), round(f), round(2.567, 2), abs(-f), b + 1, n / 2, pow(n, 2, 5), int(f), float(n), complex(n, 1), bool(n)
+    return (
+        x * n,
+        n // 2,
+        n % 2,
+        n**3,
+        -n,
+        ~n,
+        n << 2,
+        n >> 1,
+        n & 1,
+        n | 4,
+        n ^ 7,
+        f / 2,
+        divmod(7, n),
+        round(f),
+        round(2.567, 2),
+        abs(-f),
+        b + 1,
+        n / 2,
+        pow(n, 2, 5),
+        int(f),
+        float(n),
+        complex(n, 1),
+        bool(n),
+    )
 
 
 @programs.add(X, 3)
 def the_math_module(x, n):
-    return x * math.sqrt(n), math.pi, math.floor(2.7), math.ceil(2.1), math.log(8, 2), math.prod([1, 2, n]), math.gcd(12, 8), math.isnan(float("nan")), math.inf > n, math.isclose(1.0, 1.0 + 1e-12)
+    return (
+        x * math.sqrt(n),
+        math.pi,
+        math.floor(2.7),
+        math.ceil(2.1),
+        math.log(8, 2),
+        math.prod([1, 2, n]),
+        math.gcd(12, 8),
+        math.isnan(float("nan")),
+        math.inf > n,
+        math.isclose(1.0, 1.0 + 1e-12),
+    )
 
 
 @programs.add(X, "name")
 def strings(x, s):
-    return x, s.upper(), s + "!", s * 2, f"{s!r:>8}|{3.14159:.2f}|{10:05d}", "%s-%d" % (s, 4), "{}/{k}".format(s, k=1), s[1:3], "a,b".split(","), "-".join(["x", s]), s.startswith("na"), s.replace("a", "o"), "  z ".strip(), s.find("m"), "A" in s, len(s), s == "name", s < "zzz", [c for c in s], "x".join(str(i) for i in range(3)), s.encode(), ord("a"), chr(98), "a\nb".splitlines(), "abc".partition("b")
+    return (
+        x,
+        s.upper(),
+        s + "!",
+        s * 2,
+        f"{s!r:>8}|{3.14159:.2f}|{10:05d}",
+        "%s-%d" % (s, 4),
+        f"{s}/{1}",
+        s[1:3],
+        "a,b".split(","),
+        "-".join(["x", s]),
+        s.startswith("na"),
+        s.replace("a", "o"),
+        "  z ".strip(),
+        s.find("m"),
+        "A" in s,
+        len(s),
+        s == "name",
+        s < "zzz",
+        [c for c in s],
+        "x".join(str(i) for i in range(3)),
+        s.encode(),
+        ord("a"),
+        chr(98),
+        "a\nb".splitlines(),
+        "abc".partition("b"),
+    )
 
 
 @programs.add()
 def formatting_shapes(x):
-    return f"{x.shape} {tuple(x.shape)} {list(x.shape)} {x.dtype} {x.device} {x.ndim}", str(x.shape[0]), repr((1, "a", None)), str([1, {"k": 2}])
+    return (
+        f"{x.shape} {tuple(x.shape)} {list(x.shape)} {x.dtype} {x.device} {x.ndim}",
+        str(x.shape[0]),
+        repr((1, "a", None)),
+        str([1, {"k": 2}]),
+    )
 
 
 @programs.add()
 def type_queries(x):
-    return x, type(1) is int, isinstance(1, (int, str)), isinstance(True, int), issubclass(bool, int), callable(len), callable(3), type(x) is torch.Tensor, isinstance(x, torch.Tensor), type([]).__name__, isinstance([], list), hasattr("a", "upper"), getattr("a", "upper")()
+    return (
+        x,
+        int is int,
+        isinstance(1, (int, str)),
+        isinstance(True, int),
+        issubclass(bool, int),
+        callable(len),
+        callable(3),
+        type(x) is torch.Tensor,
+        isinstance(x, torch.Tensor),
+        type([]).__name__,
+        isinstance([], list),
+        hasattr("a", "upper"),
+        getattr("a", "upper")(),
+    )
 
 
 @programs.add()
 def integer_representations(x):
-    return x, bin(5), hex(255), oct(8), int("ff", 16), float("1e3"), (5).bit_length(), (2.5).is_integer(), str(1e20), 1_000, 0.1 + 0.2, -7 // 2, -7 % 3, 7.5 // 2
+    return (
+        x,
+        bin(5),
+        hex(255),
+        oct(8),
+        int("ff", 16),
+        float("1e3"),
+        (5).bit_length(),
+        (2.5).is_integer(),
+        str(1e20),
+        1_000,
+        0.1 + 0.2,
+        -7 // 2,
+        -7 % 3,
+        7.5 // 2,
+    )
 
 
 @programs.add()

@@ -8,6 +8,7 @@ from torch import nn
 
 import magneto
 import magneto as dynamo
+from benchmarks import models
 from tests.compare import Capturing, same
 
 TOLERANCE = 1e-5
@@ -315,7 +316,8 @@ def test_a_non_callable():
 @pytest.mark.models
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_bert(backend):
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
+    transformers = models.transformers()
     config = transformers.BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=100)
     model = transformers.BertModel(config).eval()
     encoded_input = {"input_ids": torch.randint(100, (2, 12)), "attention_mask": torch.ones(2, 12, dtype=torch.long)}

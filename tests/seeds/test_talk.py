@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 
 import magneto
+from benchmarks import models
 from tests.compare import Capturing, same
 
 
@@ -161,7 +162,8 @@ def test_pattern_replacement_by_a_backend():
 @pytest.mark.models
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_vit_model(backend):
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
+    transformers = models.transformers()
     config = transformers.ViTConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=32, patch_size=8
     )

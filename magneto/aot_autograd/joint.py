@@ -52,6 +52,7 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         tangents, gradients = _backward(mode, collector, differentiable, leaves, len(tensors), results)
     constants = (*tracing.attributes, *mode.literals)
     signature = replace(signature, n_constants=len(constants))
+    gradients += (None,) * len(mode.literals)
     return JointGraph(mode.graph, signature, constants, results, differentiable, tangents, gradients, name)
 
 

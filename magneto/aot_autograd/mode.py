@@ -166,8 +166,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = self.emit(aten.full.default, (list(tensor.shape), tensor.item()), {"dtype": tensor.dtype, "device": tensor.device})
         else:
             node = self.new_literal(len(self.literals))
-            node.meta["val"] = meta
-            node.meta["stack"] = ()
+            node.meta.update(val=meta, stack=(), stage="forward")
             self.literals.append(tensor.detach())
             self.literal_nodes.append(node)
         view = self.storages.add_root(tensor, meta, node)

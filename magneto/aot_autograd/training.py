@@ -39,17 +39,35 @@ class TrainingPlan:
     needs: tuple[frozenset[int], ...]
     captured: Compiled
     replay_outputs: tuple[int, ...] | None  # positions of the differentiable results among the captured graph's outputs
-    n_user_inputs: int
-    weak_inputs: frozenset[int]  # inputs not kept alive for a replay
-    backward: Compiled | None = field(default=None)
+    weak_inputs: tuple[int, ...]  # inputs that a replay needs and nobody else keeps alive
+    backward: Compiled | None = None
+    keep: Compiled = field(init=False)
+    answer: Compiled = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The two selections made in every call, as flat code: what to keep from (inputs + outputs), and one gradient per input."""
+        n = len(self.gradients)
+        places = {"input": 0, "result": n, "extra": n + self.n_results}
+        kept = "".join(f"v[{places[kind] + index}], " for kind, index in self.kept)
+        given = (None if g is None else f"t[{g[1]}]" if isinstance(g, tuple) else f"f[{g}]" for g in self.gradients)
+        self.keep = eval(f"lambda v: ({kept})")
+        self.answer = eval(f"lambda f, t: (None, {''.join(f'{g}, ' for g in given)})")
 
 
 def plan_training(
-    joint: JointGraph, cut: Partition, forward: Compiled, build_backward: Callable[[], Compiled], captured: Compiled
+    joint: JointGraph,
+    cut: Partition,
+    forward: Compiled,
+    build_backward: Callable[[], Compiled],
+    captured: Compiled,
+    parameters: Sequence[int] = (),
+    replay: bool = True,
 ) -> TrainingPlan:
+    """`captured` runs the captured graph in eager; `parameters`: inputs that live as long as their module; `replay`: whether a run of
+    `captured` during backward would be the same computation."""
     kept = tuple((k.kind, k.index) for k in cut.kept)
     n = len(joint.results)
-    held = {index for kind, index in kept if kind == "input"}
+    held = {index for kind, index in kept if kind == "input"} | set(parameters)
     return TrainingPlan(
         joint.name,
         forward,
@@ -62,16 +80,15 @@ def plan_training(
         cut.gradients,
         cut.needs,
         captured,
-        _replay_outputs(joint),
-        joint.signature.n_inputs,
-        frozenset(i for i, g in enumerate(cut.gradients) if i not in held),
+        _replay_outputs(joint) if replay else None,
+        tuple(i for i in range(len(cut.gradients)) if i not in held),
     )
 
 
 def _replay_outputs(joint: JointGraph) -> tuple[int, ...] | None:
     """Where a second run of the captured graph would return the differentiable results; None when a second run is not the same."""
     signature = joint.signature
-    if signature.mutations or signature.n_constants or any(is_random(node) for node in joint.graph.nodes):
+    if signature.single or signature.mutations or signature.n_constants or any(is_random(node) for node in joint.graph.nodes):
         return None
     places = {output.index: i for i, output in reversed(list(enumerate(signature.outputs))) if isinstance(output, Result)}
     if any(index not in places for index in joint.differentiable):
@@ -83,7 +100,9 @@ def training_function(plan: TrainingPlan) -> Compiled:
     """`(*inputs) -> results`, recorded by autograd."""
     if not plan.differentiable:
         return plan.forward
-    return functools.partial(CompiledGraph.apply, plan)
+    # Past torch.autograd.Function.apply, whose Python part serves functorch only.
+    apply = super(torch.autograd.Function, CompiledGraph).apply
+    return functools.partial(apply, plan)
 
 
 class CompiledGraph(torch.autograd.Function):
@@ -91,14 +110,12 @@ class CompiledGraph(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: TrainingPlan, *inputs: Any) -> Any:
-        out = plan.forward(*inputs)
-        n = plan.n_results
-        groups = {"input": inputs, "result": out, "extra": out[n:]}
-        ctx.save_for_backward(*[groups[kind][index] for kind, index in plan.kept])
+        out = tuple(plan.forward(*inputs))
+        ctx.save_for_backward(*plan.keep(inputs + out))
         ctx.plan = plan
         if plan.replay_outputs is not None:
-            ctx.inputs = [_reference(x) if i in plan.weak_inputs else None for i, x in enumerate(inputs)]
-        results = tuple(out[:n])
+            ctx.inputs = _held(inputs, plan.weak_inputs)
+        results = out[: plan.n_results]
         if plan.silent:
             ctx.mark_non_differentiable(*[results[i] for i in plan.silent])
         ctx.set_materialize_grads(False)
@@ -109,17 +126,24 @@ class CompiledGraph(torch.autograd.Function):
         plan: TrainingPlan = ctx.plan
         kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (None, *_replay(ctx, plan, kept, gradients))
+            return (None, *_replay(ctx.inputs if plan.replay_outputs is not None else None, plan, gradients))
         tangents = [_tangent(gradients[index], meta) for index, meta in zip(plan.differentiable, plan.tangent_metas, strict=True)]
         if plan.backward is None:
             plan.backward = plan.build_backward()
-        found = plan.backward(*kept, *tangents)
-        missing = frozenset(k for k, index in enumerate(plan.differentiable) if gradients[index] is None)
-        return (None, *_input_gradients(plan, found, tangents, missing))
+        answer = plan.answer(plan.backward(*kept, *tangents), tangents)
+        missing = {k for k, index in enumerate(plan.differentiable) if gradients[index] is None}
+        if missing:  # an input none of whose tangents is defined gets None, as in eager
+            return (None, *[None if needs <= missing else found for needs, found in zip(plan.needs, answer[1:], strict=True)])
+        return answer
 
 
-def _reference(value: Any) -> Callable[[], Any]:
-    return weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: value
+def _held(inputs: tuple[Any, ...], weak: tuple[int, ...]) -> list[Any]:
+    """The inputs for a replay; those that eager would not keep alive, as weak references."""
+    held: list[Any] = list(inputs)
+    for i in weak:
+        if isinstance(held[i], torch.Tensor):
+            held[i] = weakref.ref(held[i])
+    return held
 
 
 def _tangent(gradient: torch.Tensor | None, meta: TensorMeta) -> torch.Tensor:
@@ -133,40 +157,22 @@ def _tangent(gradient: torch.Tensor | None, meta: TensorMeta) -> torch.Tensor:
     return gradient
 
 
-def _input_gradients(
-    plan: TrainingPlan, found: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], missing: frozenset[int]
-) -> list[Any]:
-    """One gradient or None per input. An input none of whose tangents is defined gets None, as in eager."""
-    result: list[Any] = []
-    for place, needs in zip(plan.gradients, plan.needs, strict=True):
-        if place is None or (missing and needs <= missing):
-            result.append(None)
-        elif isinstance(place, tuple):
-            result.append(tangents[place[1]])
-        else:
-            result.append(found[place])
-    return result
-
-
-def _replay(ctx: Any, plan: TrainingPlan, kept: Sequence[torch.Tensor], gradients: Sequence[Any]) -> list[Any]:
+def _replay(held: Sequence[Any] | None, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
     """Backward with create_graph=True: the captured graph runs again in eager, so that autograd can differentiate its backward."""
-    if plan.replay_outputs is None:
-        raise UserError(
-            "U006",
-            function="backward",
-            reason=f"create_graph=True through graph {plan.name}, which writes inputs, draws random numbers or returns views",
-        )
-    by_index = {index: tensor for (kind, index), tensor in zip(plan.kept, kept, strict=True) if kind == "input"}
-    inputs = [reference() if reference is not None else by_index[i] for i, reference in enumerate(ctx.inputs)]
+    if held is None or plan.replay_outputs is None:
+        raise _cannot_replay(plan, "which writes inputs, draws random numbers or returns views")
+    inputs = [x() if isinstance(x, weakref.ref) else x for x in held]
     if any(x is None for x in inputs):
-        raise UserError("U006", function="backward", reason=f"create_graph=True through graph {plan.name}, an input of which is gone")
-    wanted = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+        raise _cannot_replay(plan, "an input of which is gone")
+    wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad}
     with torch.enable_grad():
         outputs = plan.captured(*inputs)
     pairs = [(outputs[place], gradients[index]) for place, index in zip(plan.replay_outputs, plan.differentiable, strict=True)]
     pairs = [(output, gradient) for output, gradient in pairs if gradient is not None]
-    found = torch.autograd.grad(
-        [o for o, _ in pairs], [inputs[i] for i in wanted], [g for _, g in pairs], create_graph=True, allow_unused=True
-    )
+    found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=True, allow_unused=True)
     by_input = dict(zip(wanted, found, strict=True))
     return [by_input.get(i) for i in range(len(inputs))]
+
+
+def _cannot_replay(plan: TrainingPlan, why: str) -> UserError:
+    return UserError("U006", function="backward", reason=f"create_graph=True through graph {plan.name}, {why}")

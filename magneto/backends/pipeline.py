@@ -115,7 +115,8 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
         with timer("backend"):
             return compile_backward(graph, name, backward_passes)
 
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, unit.gm.forward)
+    parameters = unit.gm.meta.get("magneto", {}).get("parameter_inputs", ())
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, unit.gm.forward, parameters, not unit.autocast)
     return replace(unit, compiled=training_function(plan))
 
 

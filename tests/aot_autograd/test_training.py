@@ -279,6 +279,13 @@ def splits(x):
     return a * b, c + 1, d
 
 
+@program((3, 4))
+def literals(x):
+    y = x.clone()
+    y[[0, 2]] = torch.zeros(2, 4)
+    return y * torch.tensor([1.0, 2.0, 3.0, 4.0]), x[[1, 1]] + torch.tensor(2.0)
+
+
 @program((3, 4), (3, 4))
 def in_place_chain(x, y):
     z = x.clone()

@@ -53,7 +53,8 @@ class Guards:
 @dataclass(frozen=True)
 class Entry:
     """One compiled region: an entry point (code, offset), the generated Python `source`, its guards, the captured `graph` (None without tensor operations)
-    and what the backend made of it (`compiled`), how often it ran, and why it ends early (`breaks`, empty for a return)."""
+    and what the backend made of it (`compiled`), how often it ran, why it ends early (`breaks`, empty for a return), and the texts of
+    the kernels built for it."""
 
     name: str
     code: CodeType
@@ -64,6 +65,7 @@ class Entry:
     compiled: Any
     hits: int
     breaks: tuple[str, ...]
+    kernels: tuple[str, ...]
 
     @property
     def function(self) -> str:
@@ -76,11 +78,6 @@ class Entry:
     @property
     def line(self) -> int:
         return self.code.co_firstlineno
-
-    @property
-    def kernels(self) -> list[str]:
-        """Texts of the kernels, where the backend generates any."""
-        return list(getattr(self.compiled, "kernels", ()) or ())
 
     def __str__(self) -> str:
         return f"{self.name} ({self.hits} hits)\n{self.guards}\n{self.source}"
@@ -126,4 +123,4 @@ def _entry(region: Any) -> Entry:
     info = region.info
     reason = info["reason"]
     breaks = (reason.reason,) if reason is not None else ()
-    return Entry(info["name"], region.code, region.offset, info["text"], Guards(info["guards"]), info["gm"], info["graph"], region.hits, breaks)
+    return Entry(info["name"], region.code, region.offset, info["text"], Guards(info["guards"]), info["gm"], info["graph"], region.hits, breaks, tuple(info.get("kernels", ())))

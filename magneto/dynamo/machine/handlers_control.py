@@ -369,13 +369,13 @@ def match_class(m: M, f: SymFrame, i: Instruction) -> None:
     if not m.truth(m.apply(isinstance, subject, cls)):
         f.push(m.const(None))
         return
-    real = cls.try_const()
-    if real is None:
+    if not isinstance(cls, trackers.ClassTracker):
         m.graph_break("B002", name="MATCH_CLASS", reason="class pattern on an unknown class")
-    if i.arg and real.value in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple):
+    real = cls.obj
+    if i.arg and real in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple):
         values = [subject]
     else:
-        positional = tuple(getattr(real.value, "__match_args__", ()))[: i.arg]
+        positional = tuple(getattr(real, "__match_args__", ()))[: i.arg]
         if len(positional) < i.arg:
             m.graph_break("B002", name="MATCH_CLASS", reason="positional patterns without __match_args__")
         values = []

@@ -169,8 +169,9 @@ def _call_backend(context: Context, plan: RegionPlan) -> Callable[..., Any]:
     assert plan.gm is not None
     gm = plan.gm
     try:
-        with events.timer("backend"):
+        with events.timer("backend"), events.recording("kernel") as kernels:
             compiled = context.backend(gm, list(plan.example_inputs))
+        plan.info["kernels"] = [event.fields["source"] for event in kernels if "source" in event.fields]
     except Exception as error:
         if context.nopython:
             raise _BackendFailed(error) from error

@@ -1,5 +1,7 @@
 """Classes and instances: attributes, properties, descriptors, inheritance, special methods, dataclasses, enumerations, instances made inside and outside."""
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import dataclasses

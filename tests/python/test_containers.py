@@ -1,5 +1,7 @@
 """Lists, tuples, dictionaries, sets, deques: reading, building, changing, and changes to what the caller owns."""
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import collections

@@ -1,5 +1,7 @@
 """Exceptions, with-blocks, match statements, assertions."""
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,7 @@
 """Functions: arguments of every kind, closures, lambdas, recursion, decorators, partials, generators."""
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,7 @@
 """Loops and iterators."""
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import itertools

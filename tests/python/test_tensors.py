@@ -1,5 +1,7 @@
 """Tensors as Python values: attributes, methods, operators, indexing, in-place changes, factories, parameters and modules."""
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,7 @@
 """Numbers, strings, formatting, builtins on constants."""
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import math

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magneto.dynamo.trackers import rules_builtin, rules_container, rules_operator, rules_torch, tensor_attrs
+from magneto.dynamo.trackers import rules_builtin, rules_container, rules_iterate, rules_operator, rules_tensor, rules_torch
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
 from magneto.dynamo.trackers.build import from_value, wrap
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -15,13 +15,14 @@ from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker, PyModuleTracker
+from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
-RULES = (rules_builtin, rules_container, rules_operator, rules_torch, tensor_attrs)
+RULES = (rules_builtin, rules_container, rules_iterate, rules_operator, rules_tensor, rules_torch)
 
 __all__ = [
     "MISSING",

@@ -16,13 +16,12 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.function import FUNCTION_SLOTS, BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
-from magneto.dynamo.trackers.module import ModuleTracker, is_module_hook
 from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
-_TUPLE_FIELD = type(collections.namedtuple("Probe", "field").field)  # type: ignore[attr-defined]
+_TUPLE_FIELD = type(collections.namedtuple("Probe", "field").field)  # type: ignore[attr-defined]  # noqa: PYI024
 _BUILTIN_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -47,8 +46,9 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
             return found
     if hasattr(cls, "__getattr__"):
         hook = find_in_type(m, cls, "__getattr__")
-        if isinstance(v, ModuleTracker) and is_module_hook(hook, "__getattr__"):
-            return v.registered(m, name)
+        known = v.hooked_attr(m, hook, name)
+        if known is not NotImplemented:
+            return known  # type: ignore[no-any-return]
         if isinstance(hook, types.FunctionType):
             return m.call(held(m, hook, "__getattr__"), [v, ConstTracker(name)], {})
     return None
@@ -120,10 +120,8 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
     """A C attribute: answered from the value where it is constant or immutable."""
     const = v.try_const()
     if const is not None:
-        from magneto.dynamo.trackers.build import from_value
-
         try:
-            return from_value(m, getattr(const.value, name))
+            return m.const(getattr(const.value, name))
         except AttributeError:
             return None
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, _TRANSPARENT):
@@ -153,9 +151,9 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
     cls = v.cls
     method = "__setattr__" if value is not None else "__delattr__"
     hook = find_in_type(m, cls, method)
-    if isinstance(v, ModuleTracker) and value is not None and is_module_hook(hook, "__setattr__"):
-        v.set_registered(m, name, value)
-    elif hook in (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__):
+    if v.hooked_set(m, hook, name, value):
+        return
+    if hook in (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__):
         generic_set(m, v, name, value)
     else:
         bound = find_special(m, v, method)

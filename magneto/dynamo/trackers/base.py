@@ -91,6 +91,14 @@ class Tracker:
         """The entry of the instance dictionary, read under guards; None: not there."""
         return None
 
+    def hooked_attr(self, m: Machine, hook: Any, name: str) -> Any:
+        """What the class's own __getattr__ `hook` gives, for kinds that know without running it; NotImplemented: run it."""
+        return NotImplemented
+
+    def hooked_set(self, m: Machine, hook: Any, name: str, value: Tracker | None) -> bool:
+        """Set (None: delete) an attribute in place of the class's own __setattr__ or __delattr__ `hook`; False: run it."""
+        return False
+
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         """The result of calling the value; None: this kind is not called by itself (its type's __call__ decides)."""
         return None

@@ -22,10 +22,11 @@ from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
+from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, PyModuleTracker, instance_dict
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, instance_dict
+from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
 from magneto.graph.meta import TensorMeta
@@ -94,7 +95,11 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
 
 def wrap_tuple(m: Machine, obj: tuple[Any, ...], source: Source) -> Tracker:
     if is_constant(obj):
-        return wrap_const(m, obj, source) if not obj or not isinstance(source, Held) else TupleTracker([ConstTracker(i) for i in obj], type(obj))
+        return (
+            wrap_const(m, obj, source)
+            if not obj or not isinstance(source, Held)
+            else TupleTracker([ConstTracker(i) for i in obj], type(obj))
+        )
     _typed(m, obj, source)
     held = isinstance(source, Held)
     return TupleTracker(later_items(obj, source), type(obj), source, obj, None if held else m)

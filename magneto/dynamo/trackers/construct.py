@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import builtin_base
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -18,7 +19,7 @@ from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker
+from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -160,9 +161,6 @@ def call_value(m: Machine, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping
     result = fn.call(m, args, kwargs)
     if result is not None:
         return result
-    from magneto.dynamo.trackers.attributes import find_special
-    from magneto.dynamo.trackers.object import OpaqueTracker
-
     if isinstance(fn, OpaqueTracker):
         if has_rows(fn.obj):
             return m.apply(fn.pin(m), *args, **kwargs)

@@ -114,7 +114,7 @@ class TupleTracker(SequenceTracker):
         return em.assign("t", f"{em.const(self.cls, self.cls.__name__)}({text})")
 
 
-def NamedTupleTracker(cls: type, items: Sequence[Entry]) -> TupleTracker:  # noqa: N802 - reads as a constructor
+def NamedTupleTracker(cls: type, items: Sequence[Entry]) -> TupleTracker:
     """A named tuple or a torch.return_types structure."""
     return TupleTracker(items, cls)
 

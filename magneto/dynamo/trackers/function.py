@@ -29,7 +29,9 @@ class CellTracker(Tracker):
 
     __slots__ = ("_contents", "_machine", "_shell", "obj")
 
-    def __init__(self, contents: Tracker | None = None, source: Source | None = None, obj: Any = MISSING, machine: Machine | None = None) -> None:
+    def __init__(
+        self, contents: Tracker | None = None, source: Source | None = None, obj: Any = MISSING, machine: Machine | None = None
+    ) -> None:
         super().__init__(source)
         self._contents = contents
         self._machine = machine  # set until the existing contents have been read
@@ -241,7 +243,9 @@ class FunctionTracker(Tracker):
             slots.extend(self.closure)
         return slots
 
-    def _bind_keywords(self, m: Machine, slots: list[Tracker | None], kwargs: Mapping[str, Tracker], extra: dict[str, Tracker] | None) -> None:
+    def _bind_keywords(
+        self, m: Machine, slots: list[Tracker | None], kwargs: Mapping[str, Tracker], extra: dict[str, Tracker] | None
+    ) -> None:
         code = self.code
         names = code.co_varnames
         end = code.co_argcount + code.co_kwonlyargcount

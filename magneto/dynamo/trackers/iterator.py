@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import operator
+import types
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
@@ -336,8 +339,6 @@ class CallableIterator(IteratorTracker):
         return type(iter(int, 1))
 
     def step(self, m: Machine) -> Tracker | None:
-        import operator
-
         if self.done:
             return None
         item = m.call(self.fn, [], {})
@@ -366,8 +367,6 @@ class GeneratorTracker(IteratorTracker):
         self.result: Tracker | None = None
 
     def python_type(self) -> type:
-        import types
-
         return types.GeneratorType
 
     def step(self, m: Machine) -> Tracker | None:
@@ -409,8 +408,6 @@ def next_or_none(m: Machine, it: Tracker) -> Tracker | None:
     if isinstance(it, IteratorTracker):
         return it.step(m)
     if isinstance(it, ObjectTracker):
-        from magneto.dynamo.trackers.attributes import find_special
-
         method = find_special(m, it, "__next__")
         if method is not None:
             try:

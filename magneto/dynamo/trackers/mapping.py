@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Item, KeyAt, Source
+from magneto.dynamo.guards.source import Held, Item, KeyAt, Source
 from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker, read
 from magneto.dynamo.trackers.constant import ConstTracker, is_constant
 from magneto.dynamo.trackers.container import TupleTracker
@@ -264,9 +264,7 @@ class DictTracker(Tracker):
         if self.owner is self:
             m.effect(plain, self, *operands)
         else:
-            from magneto.dynamo.trackers.klass import ClassTracker
-
-            m.effect(unbound, self.owner, *operands, ClassTracker(self.cls))
+            m.effect(unbound, self.owner, *operands, m.wrap(self.cls, Held(self.cls.__name__, self.cls)))
 
     # -- leaving
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +46,15 @@ class ModuleTracker(ObjectTracker):
                 if found is not None:
                     return found
         return None
+
+    def hooked_attr(self, m: Machine, hook: Any, name: str) -> Any:
+        return self.registered(m, name) if hook is torch.nn.Module.__getattr__ else NotImplemented
+
+    def hooked_set(self, m: Machine, hook: Any, name: str, value: Tracker | None) -> bool:
+        if hook is not torch.nn.Module.__setattr__ or value is None:
+            return False
+        self.set_registered(m, name, value)
+        return True
 
     # -- calls
 
@@ -118,14 +126,7 @@ class ModuleTracker(ObjectTracker):
                     m.effect(f"{{0}}.{name} = {{1}}", self, value)
                     return
                 m.graph_break("B107", value=self.show(), reason=f"{name!r} replaces a parameter or submodule")
-        from magneto.dynamo.trackers.attributes import generic_set
-
-        generic_set(m, self, name, value)
+        m.apply(object.__setattr__, self, m.const(name), value)
 
     def show(self) -> str:
         return f"{self.cls.__name__} {self.source.text() if self.source else ''}".rstrip()
-
-
-def is_module_hook(fn: Any, name: str) -> bool:
-    """Whether a special method is nn.Module's own."""
-    return isinstance(fn, types.FunctionType) and fn is getattr(torch.nn.Module, name)

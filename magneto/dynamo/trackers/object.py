@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -149,13 +148,10 @@ class ExceptionTracker(ObjectTracker):
     @classmethod
     def of(cls, m: Machine, exc: BaseException) -> ExceptionTracker:
         """Tracker of an exception that a rule met while computing for the program."""
-        from magneto.dynamo.trackers.build import from_value
-
-        made = cls(type(exc), [from_value(m, arg) for arg in exc.args], exc)
-        for name in ("name", "obj", "value"):
-            extra = getattr(exc, name, None)
-            if extra is not None and name != "obj" and isinstance(extra, str):
-                made.slots[name] = ConstTracker(extra)
+        made = cls(type(exc), [m.const(arg) for arg in exc.args], exc)
+        name = getattr(exc, "name", None)  # of AttributeError and NameError
+        if isinstance(name, str):
+            made.slots["name"] = ConstTracker(name)
         return made
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
@@ -226,27 +222,3 @@ class OpaqueTracker(Tracker):
 
     def show(self) -> str:
         return f"{type(self.obj).__name__} object {self.source.text() if self.source else ''}".rstrip()
-
-
-class PyModuleTracker(Tracker):
-    """A Python module."""
-
-    __slots__ = ("obj",)
-
-    def __init__(self, obj: types.ModuleType, source: Source) -> None:
-        super().__init__(source)
-        self.obj = obj
-
-    def python_type(self) -> type:
-        return type(self.obj)
-
-    def special_attr(self, m: Machine, name: str) -> Tracker | None:
-        from magneto.dynamo.trackers.pymodule import module_attr
-
-        return module_attr(m, self, name)
-
-    def emit(self, em: Emitter) -> str:
-        return em.const(self.obj, self.obj.__name__.rpartition(".")[2])
-
-    def show(self) -> str:
-        return f"module {self.obj.__name__}"

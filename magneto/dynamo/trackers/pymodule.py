@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import types
 from typing import TYPE_CHECKING
 
-from magneto.dynamo.guards.source import Held, InstanceDict, Item
+from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import is_constant
 from magneto.dynamo.trackers.klass import held
-from magneto.dynamo.trackers.object import PyModuleTracker
 
 if TYPE_CHECKING:
-    from magneto.dynamo.machine.protocol import Machine
+    from magneto.dynamo.machine.protocol import Emitter, Machine
 
-_UNGUARDED = frozenset({"torch", "math", "operator", "functools", "itertools", "builtins", "collections", "typing", "types", "contextlib", "copy", "inspect"})
+_UNGUARDED = frozenset(
+    {"torch", "math", "operator", "functools", "itertools", "builtins", "collections", "typing", "types", "contextlib", "copy", "inspect"}
+)
 
 
 def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | None:
@@ -27,3 +29,25 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
         return m.wrap(value, Item(InstanceDict(Held(obj.__name__, obj)), name))
     value = getattr(obj, name, MISSING)
     return None if value is MISSING else held(m, value, f"{obj.__name__}.{name}")
+
+
+class PyModuleTracker(Tracker):
+    """A Python module."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: types.ModuleType, source: Source) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        return module_attr(m, self, name)
+
+    def emit(self, em: Emitter) -> str:
+        return em.const(self.obj, self.obj.__name__.rpartition(".")[2])
+
+    def show(self) -> str:
+        return f"module {self.obj.__name__}"

@@ -9,15 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
-from magneto.dynamo.trackers.iterator import IteratorTracker, ItemsIterator, SequenceIterator, iterate
+from magneto.dynamo.trackers.iterator import (
+    CallableIterator,
+    ItemsIterator,
+    IteratorTracker,
+    RangeIterator,
+    SequenceIterator,
+    iterate,
+    known_items,
+)
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, key_token
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.rules_operator import payload_of, same, set_algebra
+from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -470,9 +480,6 @@ def isdisjoint(m: Machine, v: Tracker, other: Tracker) -> Any:
 
 @rule(iter, Tracker)
 def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
-    from magneto.dynamo.trackers.attributes import find_special
-    from magneto.dynamo.trackers.iterator import CallableIterator, RangeIterator, known_items
-
     if sentinel:
         return CallableIterator(v, sentinel[0])
     if isinstance(v, IteratorTracker) or hasattr(v, "next_or_none"):
@@ -498,9 +505,6 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
 
 @rule(len, Tracker)
 def len_(m: Machine, v: Tracker) -> Any:
-    from magneto.dynamo.trackers.attributes import find_special
-    from magneto.dynamo.trackers.tensor import TensorTracker
-
     if isinstance(v, (SequenceTracker, DictTracker, SetTracker)):
         return m.const(v.length())
     if isinstance(v, DictViewTracker):

@@ -53,7 +53,11 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
 }
 _NUMBERS = (int, float, bool, complex)
 
-pure(fn for name, fn in vars(operator).items() if callable(fn) and not name.startswith("_") and name not in ("setitem", "delitem", "itemgetter"))
+pure(
+    fn
+    for name, fn in vars(operator).items()
+    if callable(fn) and not name.startswith("_") and name not in ("setitem", "delitem", "itemgetter")
+)
 pure(getattr(operator, f"__{name}__", None) for name in ("index", "not_"))
 
 
@@ -65,9 +69,7 @@ def tensor_operand(v: Tracker) -> bool:
 
 
 def _unsupported(m: Machine, symbol: str, a: Tracker, b: Tracker) -> None:
-    m.raise_exception(
-        TypeError(f"unsupported operand type(s) for {symbol}: '{a.python_type().__name__}' and '{b.python_type().__name__}'")
-    )
+    m.raise_exception(TypeError(f"unsupported operand type(s) for {symbol}: '{a.python_type().__name__}' and '{b.python_type().__name__}'"))
 
 
 def _dunder(m: Machine, name: str, a: Tracker, b: Tracker) -> Tracker | None:
@@ -240,13 +242,13 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
             return False
         pairs = [(left.get_token(m, token), right.get_token(m, token)) for token in list(left.entries)]
         return all(x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in pairs if x is not None and y is not None)
-    if issubclass(left.python_type(), tuple) and issubclass(right.python_type(), tuple) or (
-        isinstance(left, ListTracker) and isinstance(right, ListTracker)
+    if (
+        issubclass(left.python_type(), tuple)
+        and issubclass(right.python_type(), tuple)
+        or (isinstance(left, ListTracker) and isinstance(right, ListTracker))
     ):
         items, others = iterate(m, left), iterate(m, right)
-        return len(items) == len(others) and all(
-            x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in zip(items, others, strict=True)
-        )
+        return len(items) == len(others) and all(x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in zip(items, others, strict=True))
     folded = fold(m, operator.eq, (a, b), {})
     if folded is not NotImplemented:
         return bool(folded.try_const().value)
@@ -289,8 +291,6 @@ for _name, (_fn, _swapped, _symbol) in COMPARISONS.items():
 
 
 # -- unary
-
-
 
 
 def _unary(fn: Callable[..., Any], dunder: str, symbol: str) -> Callable[..., Any]:
@@ -530,9 +530,7 @@ def class_getitem(m: Machine, v: ClassTracker, key: Tracker) -> Any:
     value = const.value if const is not None else key.obj
     if value is MISSING:
         return NotImplemented
-    from magneto.dynamo.trackers.build import from_value
-
-    return from_value(m, v.obj[value])  # type: ignore[index]
+    return m.const(v.obj[value])  # type: ignore[index]
 
 
 @rule(operator.getitem, ObjectTracker, Tracker)

@@ -10,14 +10,16 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
+from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.tensor import TensorTracker
-from magneto.dynamo.trackers.tensor_attrs import METHODS, size_of
+from magneto.dynamo.trackers.module import ModuleTracker
+from magneto.dynamo.trackers.rules_tensor import METHODS
+from magneto.dynamo.trackers.tensor import TensorTracker, size_of
 from magneto.dynamo.trackers.torch_calls import lower, record
 
 if TYPE_CHECKING:
@@ -238,9 +240,6 @@ def parameter(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
 
 @rule(torch.nn.Module.__getattr__, Tracker, ConstTracker)
 def module_getattr(m: Machine, v: Tracker, name: ConstTracker) -> Any:
-    from magneto.dynamo.trackers.attributes import no_attribute
-    from magneto.dynamo.trackers.module import ModuleTracker
-
     if not isinstance(v, ModuleTracker):
         return NotImplemented
     found = v.registered(m, name.read())
@@ -252,8 +251,6 @@ def module_getattr(m: Machine, v: Tracker, name: ConstTracker) -> Any:
 @rule(torch.nn.Module.__call__, Tracker)
 def module_call(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
     """super().__call__(...) in a subclass with its own __call__."""
-    from magneto.dynamo.trackers.module import ModuleTracker
-
     if not isinstance(v, ModuleTracker):
         return NotImplemented
     resolved = v.resolve_forward(m)

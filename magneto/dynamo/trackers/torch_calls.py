@@ -33,7 +33,7 @@ PYTHON_METHODS = frozenset(
 """Tensor methods written in Python that are recorded as one node."""
 
 DATA_DEPENDENT = frozenset(
-    "nonzero nonzero_numpy argwhere unique unique_consecutive unique_dim masked_select bincount histogramdd equal allclose is_nonzero item tolist numpy "
+    "equal allclose is_nonzero item tolist numpy "
     "__bool__ __int__ __float__ __index__ __complex__ __contains__ is_set_to isin_ data_ptr storage untyped_storage numpy_T __array__ __dlpack__ "
     "__dlpack_device__ __reduce_ex__ __deepcopy__ backward register_hook register_post_accumulate_grad_hook retain_grad cpu_ share_memory_ is_shared "
     "set_ resize_ resize_as_ apply_ map_ map2_ requires_grad_ pin_memory is_pinned to_sparse to_dense _values _indices coalesce tensor_split_ "
@@ -144,7 +144,13 @@ def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str
     if named.get("inplace") is True and lowered and isinstance(lowered[0], TensorTracker) and isinstance(result, TensorTracker):
         return _updated(lowered[0], result)
     name = _name(target)
-    if name.endswith("_") and not name.endswith("__") and lowered and isinstance(lowered[0], TensorTracker) and isinstance(result, TensorTracker):
+    if (
+        name.endswith("_")
+        and not name.endswith("__")
+        and lowered
+        and isinstance(lowered[0], TensorTracker)
+        and isinstance(result, TensorTracker)
+    ):
         return _updated(lowered[0], result)
     return result
 

@@ -1,4 +1,4 @@
-"""Attributes and methods of tensors that are answered from metadata."""
+"""Rows of tensor methods that are answered from metadata, and of tensors' special methods."""
 
 from __future__ import annotations
 
@@ -8,107 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, InstanceDict, Item
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
-from magneto.dynamo.trackers.klass import ClassTracker, held
-from magneto.dynamo.trackers.tensor import TensorTracker
-from magneto.dynamo.trackers.torch_calls import DATA_DEPENDENT, TENSOR_BASE
+from magneto.dynamo.trackers.tensor import TensorTracker, size_of
+from magneto.dynamo.trackers.torch_calls import TENSOR_BASE
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
-
-META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {
-    "ndim": lambda t: len(t.shape),
-    "dtype": lambda t: t.dtype,
-    "device": lambda t: t.device,
-    "requires_grad": lambda t: t.requires_grad,
-    "is_leaf": lambda t: t.is_leaf,
-    "layout": lambda t: torch.strided,
-    "itemsize": lambda t: t.dtype.itemsize,
-    "nbytes": lambda t: t.nbytes,
-    "is_sparse": lambda t: False,
-    "is_sparse_csr": lambda t: False,
-    "is_quantized": lambda t: False,
-    "is_nested": lambda t: False,
-    "is_mkldnn": lambda t: False,
-    "names": lambda t: (None,) * len(t.shape),
-    **{f"is_{kind}": (lambda t, kind=kind: t.device.type == kind) for kind in ("cpu", "cuda", "meta", "mps", "xla", "xpu", "ipu", "maia", "mtia", "vulkan")},  # type: ignore[misc]
-}
-"""Attributes that are constants of the metadata."""
-
-
-def size_of(m: Machine, shape: tuple[int, ...]) -> TupleTracker:
-    """A torch.Size."""
-    return TupleTracker([m.const(n) for n in shape], torch.Size)
-
-
-def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
-    """`v.name`, None for what the tensor does not have."""
-    if name == "shape":
-        return size_of(m, v.meta.shape)
-    computed = META_ATTRS.get(name)
-    if computed is not None:
-        return m.const(computed(v.meta))
-    graph = _GRAPH_ATTRS.get(name)
-    if graph is not None:
-        return graph(m, v)
-    if name == "__class__":
-        return ClassTracker(v.cls)
-    if name == "grad":
-        return _grad(m, v)
-    raw = getattr(v.cls, name, MISSING)
-    if isinstance(raw, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return BoundMethodTracker(BuiltinTracker(raw), v)
-    if isinstance(raw, types.FunctionType):
-        return BoundMethodTracker(held(m, raw, f"Tensor.{name}"), v)
-    if raw is MISSING:
-        return _own_attr(m, v, name)
-    m.graph_break("B103", attribute=name, value=v.show())
-
-
-def _own_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
-    """An attribute that the program set on an existing tensor."""
-    if v.obj is MISSING or v.source is None:
-        return None
-    namespace = v.obj.__dict__
-    if name in namespace:
-        return m.wrap(namespace[name], Item(InstanceDict(v.source), name))
-    m.guard(Kind.KEY_ABSENT, InstanceDict(v.source), name)
-    return None
-
-
-def _grad(m: Machine, v: TensorTracker) -> Tracker | None:
-    if v.obj is MISSING or v.source is None:
-        return m.const(None)
-    return m.wrap(v.obj.grad, Attr(v.source, "grad"))
-
-
-def _transposed(m: Machine, v: TensorTracker) -> Tracker:
-    n = len(v.meta.shape)
-    if n == 2:
-        return m.node("t", [v], {}, method=True)
-    return m.node("permute", [v, *range(n - 1, -1, -1)], {}, method=True) if n else v
-
-
-def _by_torch(fn: Callable[..., Any]) -> Callable[[Machine, TensorTracker], Tracker]:
-    return lambda m, v: m.node(fn, [v], {})
-
-
-_GRAPH_ATTRS: dict[str, Callable[[Any, TensorTracker], Tracker]] = {
-    "T": _transposed,
-    "mT": lambda m, v: m.node("transpose", [v, -2, -1], {}, method=True),
-    "H": lambda m, v: m.node("adjoint", [v], {}, method=True),
-    "mH": lambda m, v: m.node("adjoint", [v], {}, method=True),
-    "real": lambda m, v: m.node(torch.real, [v], {}) if v.meta.dtype.is_complex else v,
-    "imag": _by_torch(torch.imag),
-    "data": lambda m, v: m.node("detach", [v], {}, method=True),
-}
 
 
 def _const_int(m: Machine, v: Tracker) -> int:
@@ -222,7 +131,11 @@ def new_tensor(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) 
 
 
 def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
-    raw = getattr(TENSOR_BASE, name, None) if not isinstance(torch.Tensor.__dict__.get(name), types.FunctionType) else torch.Tensor.__dict__[name]
+    raw = (
+        getattr(TENSOR_BASE, name, None)
+        if not isinstance(torch.Tensor.__dict__.get(name), types.FunctionType)
+        else torch.Tensor.__dict__[name]
+    )
     if raw is None:
         return
 
@@ -250,6 +163,3 @@ _register_dunders()
 @rule(torch.Tensor.__contains__, TensorTracker, Tracker)
 def tensor_contains(m: Machine, v: TensorTracker, item: Tracker) -> Any:
     m.graph_break("B102", operation="in")
-
-
-__all__ = ["DATA_DEPENDENT", "METHODS", "META_ATTRS", "size_of", "tensor_attr"]

@@ -1,0 +1,380 @@
+"""Rows of iteration: the built-in iterators, itertools, functools, and the functions that consume an iterable."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import fold, rule
+from magneto.dynamo.trackers.function import PartialTracker
+from magneto.dynamo.trackers.getter import GetterTracker
+from magneto.dynamo.trackers.iterator import (
+    ChainIterator,
+    CountIterator,
+    CycleIterator,
+    EnumerateIterator,
+    FilterIterator,
+    GeneratorTracker,
+    ItemsIterator,
+    MapIterator,
+    RepeatIterator,
+    SequenceIterator,
+    SteppedIterator,
+    ZipIterator,
+    iterate,
+    next_or_none,
+    remaining,
+)
+from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker
+from magneto.dynamo.trackers.rules_container import sort_items
+from magneto.dynamo.trackers.tensor import TensorTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from magneto.dynamo.machine.protocol import Machine
+
+# -- numbers
+
+
+def _extreme(fn: Any, better: Any) -> Any:
+    def body(m: Machine, *args: Tracker, key: Tracker | None = None, default: Tracker | None = None) -> Any:
+        items = iterate(m, args[0]) if len(args) == 1 else list(args)
+        if not items:
+            if default is not None:
+                return default
+            m.raise_exception(ValueError(f"{fn.__name__}() iterable argument is empty"))
+        keyed = (lambda x: x) if key is None or (isinstance(key, ConstTracker) and key.read() is None) else (lambda x: m.call(key, [x], {}))
+        best, best_key = items[0], keyed(items[0])
+        for item in items[1:]:
+            item_key = keyed(item)
+            if m.truth(m.apply(better, item_key, best_key)):
+                best, best_key = item, item_key
+        return best
+
+    return body
+
+
+rule(min, Tracker)(_extreme(min, operator.lt))
+rule(max, Tracker)(_extreme(max, operator.gt))
+
+
+@rule(sum, Tracker)
+def sum_(m: Machine, items: Tracker, start: Tracker | None = None) -> Any:
+    total = start if start is not None else m.const(0)
+    for item in iterate(m, items):
+        total = m.apply(operator.add, total, item)
+    return total
+
+
+@rule(math.prod, Tracker)
+def prod(m: Machine, items: Tracker, *, start: Tracker | None = None) -> Any:
+    total = start if start is not None else m.const(1)
+    for item in iterate(m, items):
+        total = m.apply(operator.mul, total, item)
+    return total
+
+
+def _search(found: bool) -> Any:
+    def body(m: Machine, items: Tracker) -> Any:
+        iterator = m.apply(iter, items)
+        while (item := next_or_none(m, iterator)) is not None:
+            if m.truth(item) is found:
+                return m.const(found)
+        return m.const(not found)
+
+    return body
+
+
+rule(any, Tracker)(_search(True))
+rule(all, Tracker)(_search(False))
+
+
+@rule(round, Tracker)
+def round_(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    if isinstance(v, TensorTracker):
+        named = {"decimals": args[0].try_const().value} if args else {}  # type: ignore[union-attr]
+        return m.node(torch.round, [v], named)
+    return fold(m, round, (v, *args), kwargs)
+
+
+@rule(pow, Tracker, Tracker)
+def pow_(m: Machine, a: Tracker, b: Tracker, *args: Tracker) -> Any:
+    return m.apply(operator.pow, a, b) if not args else fold(m, pow, (a, b, *args), {})
+
+
+@rule((math.floor, math.ceil, math.trunc), TensorTracker)
+def math_of_tensor(m: Machine, v: TensorTracker) -> Any:
+    m.graph_break("B102", operation="math function of a tensor")
+
+
+# -- iterators
+
+
+@rule(next, Tracker)
+def next_(m: Machine, it: Tracker, *default: Tracker) -> Tracker:
+    item = next_or_none(m, it)
+    if item is not None:
+        return item
+    if default:
+        return default[0]
+    result = it.result if isinstance(it, GeneratorTracker) else None
+    const = result.try_const() if result is not None else None
+    if result is None or (const is not None and const.value is None):
+        m.raise_exception(StopIteration())
+    m.raise_exception(ExceptionTracker(StopIteration, [result]))
+
+
+@rule(range)
+def range_(m: Machine, *args: Tracker) -> Any:
+    values = []
+    for arg in args:
+        if isinstance(arg, TensorTracker):
+            m.graph_break("B102", operation="range() of a tensor")
+        values.append(m.apply(operator.index, arg))
+    return fold(m, range, values, {})
+
+
+@rule(enumerate, Tracker)
+def enumerate_(m: Machine, items: Tracker, start: Tracker | None = None) -> Any:
+    const = start.try_const() if start is not None else None
+    return EnumerateIterator(m.apply(iter, items), const.value if const is not None else 0)
+
+
+@rule(zip)
+def zip_(m: Machine, *items: Tracker, strict: Tracker | None = None) -> Any:
+    return ZipIterator([m.apply(iter, item) for item in items], strict is not None and m.truth(strict))
+
+
+@rule(map, Tracker, Tracker)
+def map_(m: Machine, fn: Tracker, *items: Tracker) -> Any:
+    return MapIterator(fn, [m.apply(iter, item) for item in items])
+
+
+@rule((filter, itertools.filterfalse), Tracker, Tracker)
+def filter_(m: Machine, fn: Tracker, items: Tracker) -> Any:
+    none = isinstance(fn, ConstTracker) and fn.read() is None
+    return FilterIterator(None if none else fn, m.apply(iter, items))
+
+
+@rule(reversed, Tracker)
+def reversed_(m: Machine, v: Tracker) -> Any:
+    if isinstance(v, TensorTracker):
+        return m.apply(torch.flip, v, m.const((0,)))
+    method = find_special(m, v, "__reversed__") if isinstance(v, ObjectTracker) else None
+    if method is not None:
+        return m.call(method, [], {})
+    if isinstance(v, SequenceTracker):
+        return SequenceIterator(ListTracker(v.items(m)[::-1]))
+    if isinstance(v, ObjectTracker):
+        length = m.apply(len, v).try_const()
+        assert length is not None
+        return ItemsIterator([m.apply(operator.getitem, v, m.const(i)) for i in range(length.value - 1, -1, -1)])
+    return ItemsIterator(iterate(m, v)[::-1])
+
+
+@rule(sorted, Tracker)
+def sorted_(m: Machine, items: Tracker, **kwargs: Tracker) -> Any:
+    return ListTracker(sort_items(m, iterate(m, items), kwargs))
+
+
+@rule(itertools.chain)
+def chain(m: Machine, *items: Tracker) -> Any:
+    return ChainIterator(SequenceIterator(TupleTracker(items)))
+
+
+@rule(itertools.chain.from_iterable, Tracker)
+def chain_from(m: Machine, items: Tracker) -> Any:
+    return ChainIterator(m.apply(iter, items))
+
+
+@rule(itertools.count)
+def count(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    start = args[0] if args else kwargs.get("start", m.const(0))
+    step = args[1] if len(args) > 1 else kwargs.get("step", m.const(1))
+    first, increment = start.try_const(), step.try_const()
+    if first is None or increment is None:
+        return NotImplemented
+    return CountIterator(first.value, increment.value)
+
+
+@rule(itertools.repeat, Tracker)
+def repeat(m: Machine, v: Tracker, times: Tracker | None = None) -> Any:
+    const = times.try_const() if times is not None else None
+    return RepeatIterator(v, const.value if const is not None else None)
+
+
+@rule(itertools.cycle, Tracker)
+def cycle(m: Machine, items: Tracker) -> Any:
+    return CycleIterator(iterate(m, items))
+
+
+@rule(itertools.islice, Tracker, Tracker)
+def islice(m: Machine, items: Tracker, *bounds: Tracker) -> Any:
+    consts = [bound.try_const() for bound in bounds]
+    if any(const is None for const in consts):
+        return NotImplemented
+    wanted = slice(*(const.value for const in consts if const is not None))
+    iterator = m.apply(iter, items)
+    found: list[Tracker] = []
+    position = 0
+    following = wanted.start or 0
+    while wanted.stop is None or following < wanted.stop:
+        item = next_or_none(m, iterator)
+        if item is None:
+            break
+        if position == following:
+            found.append(item)
+            following += wanted.step or 1
+        position += 1
+    return ItemsIterator(found)
+
+
+def _combined(fn: Any) -> None:
+    @rule(fn, Tracker)
+    def body(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+        named = {name: value.try_const().value for name, value in kwargs.items()}  # type: ignore[union-attr]
+        if fn in (itertools.product, itertools.pairwise):
+            pools = [iterate(m, arg) for arg in args]
+            rows = fn(*pools, **named)
+        else:
+            sizes = [arg.try_const().value for arg in args[1:]]  # type: ignore[union-attr]
+            rows = fn(iterate(m, args[0]), *sizes, **named)
+        return ItemsIterator([TupleTracker(row) for row in rows])
+
+
+for _fn in (itertools.product, itertools.combinations, itertools.permutations, itertools.pairwise, itertools.combinations_with_replacement):
+    _combined(_fn)
+
+
+@rule(itertools.zip_longest)
+def zip_longest(m: Machine, *items: Tracker, fillvalue: Tracker | None = None) -> Any:
+    filler = fillvalue if fillvalue is not None else m.const(None)
+    rows = itertools.zip_longest(*(iterate(m, item) for item in items), fillvalue=filler)
+    return ItemsIterator([TupleTracker(row) for row in rows])
+
+
+@rule(itertools.accumulate, Tracker)
+def accumulate(m: Machine, items: Tracker, fn: Tracker | None = None, *, initial: Tracker | None = None) -> Any:
+    found: list[Tracker] = [] if initial is None else [initial]
+    for item in iterate(m, items):
+        if not found:
+            found.append(item)
+        elif fn is None or (isinstance(fn, ConstTracker) and fn.read() is None):
+            found.append(m.apply(operator.add, found[-1], item))
+        else:
+            found.append(m.call(fn, [found[-1], item], {}))
+    return ItemsIterator(found)
+
+
+@rule(itertools.starmap, Tracker, Tracker)
+def starmap(m: Machine, fn: Tracker, items: Tracker) -> Any:
+    source = remaining(m, m.apply(iter, items))
+    return SteppedIterator(m, itertools.starmap, (m.call(fn, iterate(m, item), {}) for item in source))
+
+
+@rule(itertools.takewhile, Tracker, Tracker)
+def takewhile(m: Machine, fn: Tracker, items: Tracker) -> Any:
+    source = remaining(m, m.apply(iter, items))
+    return SteppedIterator(m, itertools.takewhile, itertools.takewhile(lambda item: m.truth(m.call(fn, [item], {})), source))
+
+
+@rule(itertools.dropwhile, Tracker, Tracker)
+def dropwhile(m: Machine, fn: Tracker, items: Tracker) -> Any:
+    source = remaining(m, m.apply(iter, items))
+    return SteppedIterator(m, itertools.dropwhile, itertools.dropwhile(lambda item: m.truth(m.call(fn, [item], {})), source))
+
+
+@rule(itertools.compress, Tracker, Tracker)
+def compress(m: Machine, items: Tracker, selectors: Tracker) -> Any:
+    pairs = zip(remaining(m, m.apply(iter, items)), remaining(m, m.apply(iter, selectors)), strict=False)
+    return SteppedIterator(m, itertools.compress, (item for item, selector in pairs if m.truth(selector)))
+
+
+@rule(itertools.groupby, Tracker)
+def groupby(m: Machine, items: Tracker, key: Tracker | None = None) -> Any:
+    """Groups are gathered as they are asked for; equal neighbours by their keys' equality."""
+
+    def groups() -> Iterator[Tracker]:
+        found: list[Tracker] = []
+        current: Tracker | None = None
+        for item in remaining(m, m.apply(iter, items)):
+            mark = item if key is None or (isinstance(key, ConstTracker) and key.read() is None) else m.call(key, [item], {})
+            if current is not None and not m.truth(m.apply(operator.eq, current, mark)):
+                yield TupleTracker([current, ItemsIterator(found)])
+                found = []
+            current = mark
+            found.append(item)
+        if current is not None:
+            yield TupleTracker([current, ItemsIterator(found)])
+
+    return SteppedIterator(m, itertools.groupby, groups())
+
+
+@rule(itertools.tee, Tracker)
+def tee(m: Machine, items: Tracker, n: Tracker | None = None) -> Any:
+    known = iterate(m, items)
+    const = n.try_const() if n is not None else None
+    return TupleTracker([ItemsIterator(known) for _ in range(const.value if const is not None else 2)])
+
+
+@rule(operator.itemgetter, Tracker)
+def itemgetter(m: Machine, *keys: Tracker) -> Any:
+    return GetterTracker(operator.itemgetter, keys, {})
+
+
+@rule(operator.attrgetter, Tracker)
+def attrgetter(m: Machine, *names: Tracker) -> Any:
+    return GetterTracker(operator.attrgetter, names, {})
+
+
+@rule(operator.methodcaller, Tracker)
+def methodcaller(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    return GetterTracker(operator.methodcaller, args, kwargs)
+
+
+@rule(functools.reduce, Tracker, Tracker)
+def reduce(m: Machine, fn: Tracker, items: Tracker, *initial: Tracker) -> Any:
+    found = [*initial, *iterate(m, items)]
+    if not found:
+        m.raise_exception(TypeError("reduce() of empty iterable with no initial value"))
+    total = found[0]
+    for item in found[1:]:
+        total = m.call(fn, [total, item], {})
+    return total
+
+
+@rule(functools.partial, Tracker)
+def partial(m: Machine, fn: Tracker, *args: Tracker, **kwargs: Tracker) -> Tracker:
+    if isinstance(fn, PartialTracker):
+        return PartialTracker(fn.fn, [*fn.args, *args], {**fn.kwargs, **kwargs})
+    return PartialTracker(fn, args, kwargs)
+
+
+# -- generators
+
+
+@rule(types.GeneratorType.send, GeneratorTracker, Tracker)
+def generator_send(m: Machine, v: GeneratorTracker, value: Tracker) -> Any:
+    item = m.generator_next(v, value)  # type: ignore[attr-defined]
+    if item is None:
+        m.raise_exception(ExceptionTracker(StopIteration, [v.result] if v.result is not None else []))
+    return item
+
+
+@rule(types.GeneratorType.close, GeneratorTracker)
+def generator_close(m: Machine, v: GeneratorTracker) -> Any:
+    if v.finished or not v.started:
+        v.finished = True
+        return None
+    m.graph_break("B108", value=v.show())

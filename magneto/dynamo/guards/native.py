@@ -52,22 +52,29 @@ class Builder:
         self.modes: list[Instruction] = []
         self.body: list[Instruction] = []
         self.python: list[Instruction] = []
-        self.registers: dict[Any, int] = {}
+        self.places: dict[Any, int] = {}  # what a load reads -> its register
+        self.known: dict[int, int] = {}  # id of a source -> its register
+        self.sources: list[Source] = []  # keeps those ids valid
         self.steady = True
 
     def load(self, source: Source, row: int, maybe: bool = False) -> int:
-        """Register of a source."""
-        key = _register_key(source)
-        found = self.registers.get(key)
+        """Register of a source. Two sources are one register when they read the same place of the same register."""
+        found = self.known.get(id(source))
         if found is not None:
             return found
         base = source.base()
         src = -1 if base is None else self.load(base, row)
-        name, payload = LOADS[type(source)]
+        name, payload_of = LOADS[type(source)]
+        payload = payload_of(source)
         if name == "ATTR" and "torch" in sys.modules:  # it may be the attribute of a tensor
             _know_tensors()
-        dst = self.registers[key] = len(self.registers)
-        self.body.append((OPS[name], dst, src, row, maybe, payload(source)))
+        place = (name, src, id(payload)) if name == "HELD" else (name, src, type(payload), payload)
+        dst = self.places.get(place)
+        if dst is None:
+            dst = self.places[place] = len(self.places)
+            self.body.append((OPS[name], dst, src, row, maybe, payload))
+        self.known[id(source)] = dst
+        self.sources.append(source)
         return dst
 
     def check(self, op: str, src: int, row: int, payload: Any) -> None:
@@ -156,23 +163,13 @@ class Builder:
     def build(self, exports: Sequence[Source]) -> Any:
         registers = tuple(self.load(source, NO_ROW) for source in exports)
         instructions = (*_merged(self.modes), *self.body, *self.python)
-        return _C.GuardProgram(instructions, len(self.registers), registers, self.steady)
+        return _C.GuardProgram(instructions, len(self.places), registers, self.steady)
 
 
 def _know_tensors() -> None:
     from magneto.dynamo.guards.tensors import tensor_api
 
     tensor_api()
-
-
-def _register_key(source: Source) -> Any:
-    """Sources that differ in the type of a constant key only (1, True, 1.0) are different places in a list."""
-    chain: list[Any] = []
-    at: Source | None = source
-    while isinstance(at, Item):
-        chain.append(type(at.key))
-        at = at.base()
-    return source, tuple(chain)
 
 
 def _merged(modes: list[Instruction]) -> list[Instruction]:

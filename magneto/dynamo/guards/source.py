@@ -15,12 +15,16 @@ exact built-in containers. `text()` is Python that a person can read; `emit` is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
+
+S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
 class Source:
-    """Base of all sources; frozen and hashable."""
+    """Base of all sources; frozen and hashable. The hash is computed once: paths are deep and are looked up often."""
+
+    __slots__ = ("_hash",)
+    _hash: int
 
     def text(self) -> str:
         raise NotImplementedError
@@ -30,7 +34,25 @@ class Source:
         return getattr(self, "of", None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+def source(cls: type[S]) -> type[S]:
+    """A frozen dataclass with slots whose hash is kept."""
+    made = dataclass(frozen=True, slots=True)(cls)
+    compute = made.__hash__
+
+    def __hash__(self: Any) -> int:
+        try:
+            found: int = self._hash
+        except AttributeError:
+            found = compute(self)
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    made.__hash__ = __hash__  # type: ignore[assignment]
+    return made
+
+
+@source
 class Local(Source):
     """Slot of localsplus (argument, local, cell or free variable; a cell slot yields the cell object, see `Cell`)."""
 
@@ -41,7 +63,7 @@ class Local(Source):
         return f"L[{self.name!r}]"
 
 
-@dataclass(frozen=True, slots=True)
+@source
 class Stack(Source):
     """Entry of the frame's value stack, counted from the bottom."""
 
@@ -51,7 +73,7 @@ class Stack(Source):
         return f"S[{self.index}]"
 
 
-@dataclass(frozen=True, slots=True)
+@source
 class Global(Source):
     """A name in the frame's globals dictionary (not its builtins: those are `Held` after a KEY_ABSENT row)."""
 
@@ -78,7 +100,7 @@ class Held(Source):
         return hash((Held, id(self.obj)))
 
 
-@dataclass(frozen=True, slots=True)
+@source
 class Cell(Source):
     of: Source
 
@@ -86,7 +108,7 @@ class Cell(Source):
         return f"{self.of.text()}.cell_contents"
 
 
-@dataclass(frozen=True, slots=True)
+@source
 class InstanceDict(Source):
     of: Source
 
@@ -94,7 +116,7 @@ class InstanceDict(Source):
         return f"{self.of.text()}.__dict__"
 
 
-@dataclass(frozen=True, slots=True)
+@source
 class Attr(Source):
     of: Source
     name: str
@@ -103,7 +125,7 @@ class Attr(Source):
         return f"{self.of.text()}.{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@source
 class Item(Source):
     of: Source
     key: Any
@@ -112,7 +134,7 @@ class Item(Source):
         return f"{self.of.text()}[{self.key!r}]"
 
 
-@dataclass(frozen=True, slots=True)
+@source
 class KeyAt(Source):
     of: Source
     index: int

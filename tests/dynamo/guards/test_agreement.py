@@ -34,6 +34,14 @@ class Slotted:
     __slots__ = ("a", "b", "c")
 
 
+FITTING = {
+    (int,): [Kind.INT_RANGE, Kind.EQUALS],
+    (dict,): [Kind.KEYS, Kind.KEY_ABSENT, Kind.LENGTH, Kind.SAME],
+    (list, tuple, collections.deque): [Kind.LENGTH, Kind.SAME, Kind.DISTINCT],
+    (Node, Slotted): [Kind.ABSENT, Kind.ID_IS, Kind.TYPE_IS, Kind.SAME],
+}
+
+
 class World:
     """A graph of objects that refer to each other, and the frame that sees it."""
 
@@ -128,16 +136,26 @@ class World:
 
     def row(self):
         rng, source = self.rng, self.source()
-        kind = rng.choice([kind for kind in Kind if kind not in (Kind.TENSOR, Kind.STATE)])
         try:
             value = reading.read(source, self.frame())
         except (reading.Absent, reading.Unreadable):
             value = self.value()
             if rng.random() < 0.5:
                 return Row(Kind.ABSENT, source, None)
+        kinds = [kind for kind in Kind if kind not in (Kind.TENSOR, Kind.STATE)]
+        for types_, fitting in FITTING.items():
+            if isinstance(value, types_) and rng.random() < 0.7:
+                kinds = fitting
+        kind = rng.choice(kinds)
         if rng.random() < 0.15:
             value = self.value()
         return Row(kind, *self.payload(kind, source, value))
+
+    def found(self, source):
+        try:
+            return source, reading.read(source, self.frame())
+        except (reading.Absent, reading.Unreadable):
+            return source, reading
 
     def payload(self, kind, source, value):
         rng = self.rng
@@ -148,13 +166,14 @@ class World:
         if kind is Kind.LENGTH:
             return source, len(value) if hasattr(value, "__len__") else 1
         if kind is Kind.KEYS:
-            return source, tuple(value) if isinstance(value, dict) else ("a",)
+            return source, tuple(reading.keys(value)) if isinstance(value, dict) else ("a",)
         if kind is Kind.KEY_ABSENT:
             return source, rng.choice(NAMES)
         if kind is Kind.ABSENT:
             return source, rng.choice([None, *NAMES])
         if kind is Kind.SAME:
-            return source, self.source()
+            twin = next((other for other in map(self.found, [self.source() for _ in range(20)]) if other[1] is value), None)
+            return source, twin[0] if twin else self.source()
         if kind is Kind.DISTINCT:
             return source, (self.source(), self.source())
         if kind is Kind.TYPE_VERSION:

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, Local
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local
 from tests.dynamo.guards.oracle import Both
 
 pytestmark = pytest.mark.torchfree
@@ -268,12 +268,16 @@ def test_what_cannot_be_watched_is_read_each_time():
     slotted.items = [1]
     holder = Node()
     holder.slotted, holder.cell, holder.order = slotted, types.CellType(1), collections.OrderedDict(a=1, b=2)
+    holder.nested, holder.set = (1, [2]), {1}
     both = Both(
         (Kind.ID_IS, SELF, holder),
         (Kind.EQUALS, Item(Attr(attribute(SELF, "slotted"), "items"), 0), 1),
         (Kind.EQUALS, Cell(attribute(SELF, "cell")), 1),
         (Kind.EQUALS, Item(attribute(SELF, "sizes"), 1), 2),
         (Kind.KEYS, attribute(SELF, "order"), ("a", "b")),
+        (Kind.EQUALS, KeyAt(attribute(SELF, "order"), 0), "a"),
+        (Kind.EQUALS, attribute(SELF, "nested"), (1, [2])),
+        (Kind.EQUALS, attribute(SELF, "set"), {1}),
     )
     assert both.holds(holder)
     for change, undo in [
@@ -282,11 +286,24 @@ def test_what_cannot_be_watched_is_read_each_time():
         (lambda: setattr(holder.cell, "cell_contents", 2), lambda: setattr(holder.cell, "cell_contents", 1)),
         (lambda: holder.sizes.__setitem__(1, 3), lambda: holder.sizes.__setitem__(1, 2)),
         (lambda: holder.order.move_to_end("a"), lambda: holder.order.move_to_end("b")),
+        (lambda: holder.nested[1].append(3), lambda: holder.nested[1].pop()),
+        (lambda: holder.set.add(3), lambda: holder.set.discard(3)),
     ]:
         change()
         assert not both.holds(holder)
         undo()
         assert both.holds(holder)
+
+
+def test_order_alone():
+    """An OrderedDict keeps its order outside the dictionary's version."""
+    order = collections.OrderedDict(a=1, b=2)
+    keys, key = Both((Kind.KEYS, Held("order", order), ("a", "b"))), Both((Kind.EQUALS, KeyAt(Held("order", order), 0), "a"))
+    for _ in range(2):
+        assert keys.holds() and key.holds()
+        order.move_to_end("a")
+        assert not keys.holds() and not key.holds()
+        order.move_to_end("b")
 
 
 def test_a_counter_in_the_way_does_not_stop_it():
@@ -408,3 +425,26 @@ def test_threads():
     stop.set()
     threads[0].join()
     assert not wrong
+
+
+def test_nothing_leaks(tree):
+    import sys
+
+    both = Both(*node_rows(SELF, tree), exports=[attribute(SELF, "sizes")])
+    watched = [tree, tree.__dict__, leaf(tree), leaf(tree).__dict__, leaf(tree)._parameters, leaf(tree)._parameters["w"], tree.sizes]
+
+    def counts():
+        gc.collect()
+        return [sys.getrefcount(obj) for obj in watched]
+
+    assert both.program.check((tree,), ())
+    before = counts()
+    for i in range(2000):
+        if i % 10 == 0:
+            leaf(tree).scale = 0.5
+        if i % 100 == 0:
+            leaf(tree).training = False
+            assert not both.program.check((tree,), ())
+            leaf(tree).training = True
+        assert both.program.check((tree,), (), values=True) == (tree.sizes,)
+    assert counts() == before

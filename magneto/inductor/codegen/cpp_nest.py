@@ -60,7 +60,7 @@ class Nest:
 
 def nest_of(kernel: FusedKernel) -> Nest:
     """The loops of a kernel."""
-    kernel = _merged(_ordered(kernel))
+    kernel = _canonical(_merged(_ordered(kernel)))
     total = prod(d.size for d in (*kernel.rows, *kernel.cols))
     parallel = total >= PARALLEL
     if not any(m.is_reduction for m in kernel.members):
@@ -209,6 +209,18 @@ def _merged(kernel: FusedKernel) -> FusedKernel:
     final = {s: _resolved(e, mapping) for s, e in mapping.items()}
     memo: dict[Value, Value] = {}
     return replace(kernel, rows=rows, cols=cols, members=tuple(m.mapped(final, memo) for m in kernel.members))
+
+
+def _canonical(kernel: FusedKernel) -> FusedKernel:
+    """Symbols named by position: the order of terms, and so the text, must not depend on where they came from."""
+    names: dict[Expr, Expr] = {d.sym: Sym(f"{kind}{i}", 0, d.size - 1) for kind in "xy" for i, d in enumerate(kernel.rows if kind == "x" else kernel.cols)}
+
+    def renamed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        return tuple(Dim(names[d.sym], d.size) for d in dims)  # type: ignore[arg-type]
+
+    memo: dict[Value, Value] = {}
+    members = tuple(m.mapped(names, memo) for m in kernel.members)
+    return replace(kernel, rows=renamed(kernel.rows), cols=renamed(kernel.cols), members=members)
 
 
 def _resolved(e: Expr, mapping: dict[Expr, Expr]) -> Expr:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from magneto.inductor.loops.ir import Buffer, Load, Value
-from magneto.inductor.schedule.domain import Alignment, align, replaced, row_major, strided_terms
+from magneto.inductor.schedule.domain import Alignment, Form, align, fresh_symbol, replaced, row_major, strided_terms
 from magneto.inductor.schedule.group import Group
 from magneto.inductor.schedule.kernel import Dim, Member, member_loads
 from magneto.symbolic import Expr, Sym, substitute
@@ -100,11 +100,18 @@ def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]]) -> tup
         forms = strided_terms(host_index, host.sizes), strided_terms(guest_index, guest.sizes)
         if forms[0] is None or forms[1] is None or not forms[0][0]:
             continue
-        alignment = align(forms[0][0], forms[1][0])
+        guest_form = forms[1][0]
+        if len(guest_form) < len(guest.sizes):  # more will be aligned later: the guest's symbols must not look like the host's
+            guest_form = tuple((stride, size, renamed) for (stride, size, sym), renamed in zip(guest_form, _rename(g, guest_form), strict=True))
+        alignment = align(forms[0][0], guest_form)
         if alignment is not None and _same_roles(h, g, alignment):
             _refine(h, g, alignment)
             break
-    for host_dims, guest_dims in _remaining(h, g):
+    parts = _remaining(h, g)
+    if not g.mapping and len(parts) > 1:
+        _rename(g, ())
+        parts = _remaining(h, g)
+    for host_dims, guest_dims in parts:
         if not guest_dims:
             continue
         alignment = align(row_major(host_dims), row_major(guest_dims))
@@ -112,6 +119,15 @@ def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]]) -> tup
             return No("the dimensions cannot be cut into common pieces")
         _refine(h, g, alignment)
     return h, g
+
+
+def _rename(side: _Side, form: Form) -> list[Sym]:
+    """Give a side symbols that occur nowhere else; returns those of the form's terms."""
+    names = {d.sym: fresh_symbol(d.size) for d in (*side.rows, *side.cols)} if not side.mapping else {}
+    if names:
+        side.rows, side.cols = (tuple(Dim(names[d.sym], d.size) for d in dims) for dims in (side.rows, side.cols))
+        side.mapping = dict(names)
+    return [side.mapping[sym] for _, _, sym in form]  # type: ignore[misc]
 
 
 def _refine(h: _Side, g: _Side, alignment: Alignment) -> None:

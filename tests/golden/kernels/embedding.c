@@ -10,7 +10,7 @@ int SYMBOL(void *const *p) {
         i64 ix2 = (u64)(i64)t1 >= (u64)10 ? 0 : (i64)t1;
 #pragma omp simd
         for (i64 j0 = 0; j0 < 64; j0++) {
-            f32 t3 = p1[j0 + 64 * ix2];
+            f32 t3 = p1[64 * ix2 + j0];
             f32 t4 = t3 * 2.0f;
             p2[64 * i0 + j0] = t4;
         }

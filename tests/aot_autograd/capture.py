@@ -82,7 +82,7 @@ class Recorder(TorchFunctionMode):
                 self._remember(result, self.graph.call_function(getattr, (node_args[0], func.__self__.__name__)))
         elif name == "__setitem__":
             self.graph.call_function(operator.setitem, node_args)
-        elif _has_tensor(result) or name.endswith("_"):
+        elif _has_tensor(result) or (name.endswith("_") and not name.endswith("__")):
             if getattr(torch.Tensor, name, None) is func:
                 node = self.graph.call_method(name, node_args, node_kwargs)
             else:

@@ -413,3 +413,25 @@ def test_less_is_kept_than_eager_keeps() -> None:
     gm, _ = capture(f, x, w)
     cut = partition(trace_joint(gm, [x, w]))
     assert [kept.kind for kept in cut.kept].count("extra") == 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_two_forwards_then_two_backwards(backend: str) -> None:
+    """What a call keeps for its backward survives the next call."""
+
+    def f(x, w):
+        return torch.tanh(x @ w).exp().sum(1)
+
+    w = torch.randn(4, 5, requires_grad=True)
+    first, second = torch.randn(3, 4), torch.randn(3, 4)
+    gm, _ = capture(f, first, w)
+    compiled = lookup_backend(backend)(gm, [first, w])
+    for call in (lambda x: f(x, w), lambda x: compiled(x, w)[0]):
+        one, two = call(first), call(second)
+        one.sum().backward()
+        two.sum().backward()
+    grad = w.grad / 2
+    w.grad = None
+    f(first, w).sum().backward()
+    f(second, w).sum().backward()
+    torch.testing.assert_close(grad, w.grad)

@@ -1,0 +1,68 @@
+"""The minimum cut, and the text of wrappers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import torch
+from torch import fx
+
+from magneto.aot_autograd.mincut import min_cut
+from magneto.aot_autograd.trace import trace
+from magneto.aot_autograd.wrap import Writer
+from tests.aot_autograd.capture import capture
+
+
+def had(nodes: list[fx.Node], kept: set[fx.Node], recomputable: set[fx.Node]) -> set[fx.Node]:
+    result = set(kept)
+    for node in nodes:
+        if node in recomputable and all(source in result for source in node.all_input_nodes):
+            result.add(node)
+    return result
+
+
+def test_cut_is_the_cheapest() -> None:
+    """Against all subsets, on small random graphs."""
+    for seed in range(150):
+        r = random.Random(seed)
+        graph = fx.Graph()
+        nodes: list[fx.Node] = []
+        for i in range(r.randrange(2, 9)):
+            sources = tuple(r.sample(nodes, min(len(nodes), r.randrange(1, 3)))) if i else ()
+            nodes.append(graph.call_function(max, sources))
+        price = {node: r.randrange(1, 20) for node in nodes}
+        recomputable = {node for node in nodes if node.all_input_nodes and r.random() < 0.7}
+        read = r.sample(nodes, r.randrange(1, len(nodes) + 1))
+        cut = min_cut(read, price.__getitem__, recomputable.__contains__)
+        assert set(read) <= had(nodes, set(cut), recomputable)
+        subsets = itertools.chain.from_iterable(itertools.combinations(nodes, k) for k in range(len(nodes) + 1))
+        best = min(sum(map(price.__getitem__, s)) for s in subsets if set(read) <= had(nodes, set(s), recomputable))
+        assert sum(map(price.__getitem__, cut)) == best
+
+
+def test_wrapper_reads_well() -> None:
+    def f(x, y):
+        x.add_(1)
+        z = y.exp()
+        return z, z[0], x.t(), None
+
+    gm, _ = capture(f, torch.randn(2, 3), torch.randn(2, 3))
+    signature = trace(gm, [torch.randn(2, 3), torch.randn(2, 3)]).signature
+    assert Writer(signature).text()[0] == (
+        "def wrapper(a0, a1):\n"
+        "    p0 = a0.data_ptr()\n"
+        "    p1 = a1.data_ptr()\n"
+        "    if -24 < p1 - p0 < 24:\n"
+        "        return fallback(a0, a1)\n"
+        "    r0, r1, = graph(a0, a1)\n"
+        "    a0.copy_(r1)\n"
+        "    v0 = r0.select(0, 0)\n"
+        "    v1 = a0.t()\n"
+        "    return (r0, v0, v1, None, )\n"
+    )
+
+
+def test_nothing_to_do_is_no_wrapper() -> None:
+    gm, _ = capture(lambda x: (x + 1, x * 2), torch.randn(3))
+    assert trace(gm, [torch.randn(3)]).signature.trivial

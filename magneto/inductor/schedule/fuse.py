@@ -108,7 +108,7 @@ def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]]) -> tup
             _refine(h, g, alignment)
             break
     parts = _remaining(h, g)
-    if not g.mapping and len(parts) > 1:
+    if not g.matched and len(parts) > 1:
         _rename(g, ())
         parts = _remaining(h, g)
     for host_dims, guest_dims in parts:

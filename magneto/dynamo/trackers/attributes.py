@@ -41,7 +41,12 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
             if not raised.matches(AttributeError) or not hasattr(cls, "__getattr__"):
                 raise
     else:
-        found = generic_get(m, v, cls, name)
+        try:
+            found = generic_get(m, v, cls, name)
+        except Raised as raised:  # by a property or descriptor
+            if not raised.matches(AttributeError) or not hasattr(cls, "__getattr__"):
+                raise
+            found = None
         if found is not None:
             return found
     if hasattr(cls, "__getattr__"):
@@ -124,6 +129,8 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
             return m.const(getattr(const.value, name))
         except AttributeError:
             return None
+    if isinstance(v, OpaqueTracker) and isinstance(v.obj, torch.Tensor):
+        m.graph_break("B109", value=v.show())
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, _TRANSPARENT):
         found = getattr(v.pin(m), name, MISSING)
         return None if found is MISSING else held(m, found, name)

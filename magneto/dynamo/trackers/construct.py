@@ -15,7 +15,7 @@ from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import builtin_base
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
-from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows, rule
+from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, has_rows, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker
@@ -29,12 +29,12 @@ def construct(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: 
     """`klass(*args, **kwargs)`."""
     cls = klass.obj
     if has_rows(cls):
-        return m.apply(cls, *args, **kwargs)
+        return apply(m, cls, args, kwargs)
     if isinstance(cls, enum.EnumType):
         return _enum_member(m, cls, args)
     meta_call = find_in_type(m, type(cls), "__call__")
     if meta_call is dict:  # typed dictionaries
-        return m.apply(dict, *args, **kwargs)
+        return apply(m, dict, args, kwargs)
     if isinstance(meta_call, types.FunctionType):
         return m.call(held(m, meta_call, f"{type(cls).__name__}.__call__"), [klass, *args], kwargs)
     return type_call(m, klass, args, kwargs)
@@ -77,7 +77,7 @@ def _initialise(m: Machine, klass: ClassTracker, new: Any, made: Tracker, args: 
         if const is None or const.value is not None:
             m.raise_exception(TypeError(f"__init__() should return None, not '{result.python_type().__name__}'"))
     elif init is not object.__init__:
-        m.apply(init, made, *args, **kwargs)
+        apply(m, init, [made, *args], kwargs)
     elif (args or kwargs) and new is object.__new__:
         m.raise_exception(TypeError(f"{klass.obj.__name__}() takes no arguments"))
 
@@ -109,7 +109,7 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
 
 
 @rule((object.__new__, dict.__new__, list.__new__, tuple.__new__, collections.OrderedDict.__new__, BaseException.__new__), ClassTracker)
-def new(m: Machine, klass: ClassTracker, *args: Tracker, **kwargs: Tracker) -> Tracker:
+def new(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     cls = klass.obj
     if cls is object:
         return ObjectTracker(object)
@@ -120,7 +120,7 @@ def new(m: Machine, klass: ClassTracker, *args: Tracker, **kwargs: Tracker) -> T
 
 
 @rule(object.__init__, Tracker)
-def object_init(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> None:
+def object_init(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> None:
     """Nothing to do; superfluous arguments are an error only where __init__ is not overridden, which `_initialise` has seen."""
 
 
@@ -137,9 +137,9 @@ FALLBACKS.append(exception_methods)
 
 
 @rule((dict.__init__, collections.OrderedDict.__init__), ObjectTracker)
-def dict_init(m: Machine, v: ObjectTracker, *args: Tracker, **kwargs: Tracker) -> None:
+def dict_init(m: Machine, v: ObjectTracker, /, *args: Tracker, **kwargs: Tracker) -> None:
     if args or kwargs:
-        m.apply(dict.update, v, *args, **kwargs)
+        apply(m, dict.update, [v, *args], kwargs)
 
 
 @rule(list.__init__, ObjectTracker)
@@ -150,7 +150,7 @@ def list_init(m: Machine, v: ObjectTracker, *args: Tracker) -> None:
 
 
 @rule(type.__call__, ClassTracker)
-def call_type(m: Machine, klass: ClassTracker, *args: Tracker, **kwargs: Tracker) -> Tracker:
+def call_type(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     return type_call(m, klass, args, kwargs)
 
 
@@ -163,7 +163,7 @@ def call_value(m: Machine, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping
         return result
     if isinstance(fn, OpaqueTracker):
         if has_rows(fn.obj):
-            return m.apply(fn.pin(m), *args, **kwargs)
+            return apply(m, fn.pin(m), args, kwargs)
         m.graph_break("B101", callee=fn.show(), reason="it is not Python code")
     method = find_special(m, fn, "__call__")
     if method is None:

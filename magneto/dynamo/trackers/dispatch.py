@@ -58,7 +58,7 @@ def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tra
     count = len(args)
     for kinds, body in rows:
         if len(kinds) <= count and all(map(isinstance, args, kinds)):
-            result = body(m, *args, **kwargs)
+            result = run_rule(m, fn, body, args, kwargs)
             if result is not NotImplemented:
                 return m.const(None) if result is None else result  # type: ignore[no-any-return]
     for fallback in FALLBACKS:
@@ -67,6 +67,17 @@ def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tra
             return m.const(None) if result is None else result  # type: ignore[no-any-return]
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
     m.graph_break("B101", callee=name, reason=f"no rule for ({', '.join(arg.show() for arg in args)})")
+
+
+def run_rule(m: Machine, fn: Any, body: Rule, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """Call a rule; arguments that it does not take are a break (CPython will say what is wrong with them, or take them)."""
+    try:
+        return body(m, *args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise
+    name = getattr(fn, "__qualname__", None) or repr(fn)
+    m.graph_break("B101", callee=name, reason="arguments that its rule does not describe")
 
 
 def fold(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

@@ -13,6 +13,7 @@ from magneto.dynamo.guards.source import Attr, Cell, Held, Item, Local, Source, 
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
+from magneto.dynamo.trackers.dispatch import apply
 from magneto.dynamo.trackers.mapping import DictTracker
 
 if TYPE_CHECKING:
@@ -377,7 +378,7 @@ class BoundMethodTracker(Tracker):
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         if isinstance(self.fn, BuiltinTracker):
-            return m.apply(self.fn.obj, self.owner, *args, **kwargs)
+            return apply(m, self.fn.obj, [self.owner, *args], kwargs)
         return m.call(self.fn, [self.owner, *args], kwargs)
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
@@ -411,7 +412,7 @@ class BuiltinTracker(Tracker):
         return type(self.obj)
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
-        return m.apply(self.obj, *args, **kwargs)
+        return apply(m, self.obj, args, kwargs)
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         if name in _CONST_ATTRS:

@@ -22,6 +22,9 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
     """The module's global; missing names ask the module's __getattr__ (executed: it imports)."""
     obj = module.obj
     namespace = obj.__dict__
+    overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
+    if (id(namespace), name) in overlay:  # a `global` statement of the region
+        return overlay[(id(namespace), name)]
     if name in namespace:
         value = namespace[name]
         if obj.__name__.partition(".")[0] in _UNGUARDED and not (is_constant(value) or isinstance(value, (list, dict, set))):

@@ -18,7 +18,7 @@ from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, pure, rule
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
 from magneto.dynamo.trackers.iterator import (
     IteratorTracker,
     iterate,
@@ -112,6 +112,42 @@ def object_delattr(m: Machine, v: ObjectTracker, name: Tracker) -> None:
 @rule(vars, Tracker)
 def vars_(m: Machine, v: Tracker) -> Tracker:
     return m.apply(getattr, v, m.const("__dict__"))
+
+
+def _frame_names(m: Machine) -> DictTracker:
+    """locals() of the frame that runs."""
+    frame = m.frames[-1]  # type: ignore[attr-defined]
+    found = []
+    for name, value in zip(frame.decoded.slots, frame.locals, strict=True):
+        inner = value.load(m) if isinstance(value, CellTracker) else value
+        if inner is not None and name.isidentifier():
+            found.append((name, inner))
+    return DictTracker.of(m, found)
+
+
+@rule(locals)
+def locals_(m: Machine) -> Tracker:
+    return _frame_names(m)
+
+
+@rule(vars)
+def vars_of_frame(m: Machine, *args: Tracker) -> Any:
+    return NotImplemented if args else _frame_names(m)
+
+
+@rule(dir)
+def dir_(m: Machine, *args: Tracker) -> Any:
+    if args:
+        return NotImplemented
+    return ListTracker(sorted(_frame_names(m).keys(m), key=lambda name: name.try_const().value))  # type: ignore[union-attr]
+
+
+@rule(globals)
+def globals_(m: Machine) -> Any:
+    frame = m.frames[-1]  # type: ignore[attr-defined]
+    if any(owner == id(frame.globals) for owner, _ in m.overlay):  # type: ignore[attr-defined]
+        return NotImplemented
+    return m.wrap(frame.globals, frame.globals_source)
 
 
 @rule(super)
@@ -304,7 +340,7 @@ def format_(m: Machine, v: Tracker, spec: Tracker | None = None) -> Any:
 
 
 @rule(str.format, Tracker)
-def str_format(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def str_format(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     folded = fold(m, str.format, (v, *args), kwargs)
     if folded is not NotImplemented:
         return folded
@@ -322,7 +358,7 @@ def str_join(m: Machine, v: ConstTracker, items: Tracker) -> Any:
 
 
 @rule(print)
-def print_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+def print_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """Texts that capture knows are printed when the region's effects are replayed."""
     texts = [text_of(m, arg, str) for arg in args]
     if any(value.try_const() is None for value in kwargs.values()):
@@ -368,7 +404,7 @@ def real_callable(v: Tracker) -> Any:
 
 
 @rule(inspect.signature, Tracker)
-def signature(m: Machine, v: Tracker, **kwargs: Tracker) -> Any:
+def signature(m: Machine, v: Tracker, /, **kwargs: Tracker) -> Any:
     """Of an existing callable, known by identity or by its code: the real signature."""
     real = real_callable(v)
     if real is MISSING or kwargs:

@@ -13,7 +13,7 @@ from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
-from magneto.dynamo.trackers.dispatch import fold, pure, rule
+from magneto.dynamo.trackers.dispatch import apply, fold, pure, rule
 from magneto.dynamo.trackers.iterator import (
     CallableIterator,
     ItemsIterator,
@@ -95,21 +95,21 @@ def pairs_of(m: Machine, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) 
 
 
 @rule(dict)
-def dict_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
+def dict_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     made = DictTracker()
     _fill(m, made, args, kwargs)
     return made
 
 
 @rule(ODict)
-def odict(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
+def odict(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     made = DictTracker(None, ODict)
     _fill(m, made, args, kwargs)
     return made
 
 
 @rule(collections.defaultdict)
-def defaultdict_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
+def defaultdict_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     made = DictTracker(None, collections.defaultdict)
     made.default_factory = args[0] if args else m.const(None)
     _fill(m, made, args[1:], kwargs)
@@ -117,7 +117,7 @@ def defaultdict_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
 
 
 @rule(collections.deque)
-def deque_(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+def deque_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     limit = kwargs.get("maxlen") or (args[1] if len(args) > 1 else m.const(None))
     const = limit.try_const()
     if const is None:
@@ -233,7 +233,7 @@ def list_reverse(m: Machine, v: ListTracker) -> None:
 
 
 @rule(list.sort, ListTracker)
-def list_sort(m: Machine, v: ListTracker, **kwargs: Tracker) -> None:
+def list_sort(m: Machine, v: ListTracker, /, **kwargs: Tracker) -> None:
     v.entries = list(sort_items(m, v.items(m), kwargs))
     if v.source is not None:
         m.effect("{0}[:] = {1}", v, ListTracker(v.entries))
@@ -339,12 +339,12 @@ def setdefault(m: Machine, v: DictTracker, key: Tracker, default: Tracker | None
 
 
 @rule((dict.update, ODict.update), DictTracker)
-def dict_update(m: Machine, v: DictTracker, *args: Tracker, **kwargs: Tracker) -> None:
+def dict_update(m: Machine, v: DictTracker, /, *args: Tracker, **kwargs: Tracker) -> None:
     _fill(m, v, args, kwargs)
 
 
 @rule((dict.update, ODict.update), ObjectTracker)
-def object_update(m: Machine, v: ObjectTracker, *args: Tracker, **kwargs: Tracker) -> None:
+def object_update(m: Machine, v: ObjectTracker, /, *args: Tracker, **kwargs: Tracker) -> None:
     for key, value in pairs_of(m, args, kwargs):
         m.apply(operator.setitem, v.payload, key, value)  # type: ignore[arg-type]
 
@@ -549,13 +549,13 @@ def _through(fn: Any, target: Any) -> None:
     """Calls of a container's C method mean the operator `target` on the container itself, past overrides of the subclass."""
 
     @rule(fn, Tracker)
-    def body(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+    def body(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
         inner = payload_of(v)
         if inner is v and isinstance(v, ObjectTracker):
             return NotImplemented
         if inner is v and target is fn:
             return NotImplemented
-        return m.apply(target, inner, *args, **kwargs)
+        return apply(m, target, [inner, *args], kwargs)
 
 
 for _cls in (list, tuple, dict, ODict, set, frozenset, collections.deque, collections.defaultdict):

@@ -101,7 +101,7 @@ rule(all, Tracker)(_search(False))
 
 
 @rule(round, Tracker)
-def round_(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def round_(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if isinstance(v, TensorTracker):
         named = {"decimals": args[0].try_const().value} if args else {}  # type: ignore[union-attr]
         return m.node(torch.round, [v], named)
@@ -184,7 +184,7 @@ def reversed_(m: Machine, v: Tracker) -> Any:
 
 
 @rule(sorted, Tracker)
-def sorted_(m: Machine, items: Tracker, **kwargs: Tracker) -> Any:
+def sorted_(m: Machine, items: Tracker, /, **kwargs: Tracker) -> Any:
     return ListTracker(sort_items(m, iterate(m, items), kwargs))
 
 
@@ -199,7 +199,7 @@ def chain_from(m: Machine, items: Tracker) -> Any:
 
 
 @rule(itertools.count)
-def count(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+def count(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     start = args[0] if args else kwargs.get("start", m.const(0))
     step = args[1] if len(args) > 1 else kwargs.get("step", m.const(1))
     first, increment = start.try_const(), step.try_const()
@@ -242,7 +242,7 @@ def islice(m: Machine, items: Tracker, *bounds: Tracker) -> Any:
 
 def _combined(fn: Any) -> None:
     @rule(fn, Tracker)
-    def body(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    def body(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
         named = {name: value.try_const().value for name, value in kwargs.items()}  # type: ignore[union-attr]
         if fn in (itertools.product, itertools.pairwise):
             pools = [iterate(m, arg) for arg in args]
@@ -339,7 +339,7 @@ def attrgetter(m: Machine, *names: Tracker) -> Any:
 
 
 @rule(operator.methodcaller, Tracker)
-def methodcaller(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+def methodcaller(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     return GetterTracker(operator.methodcaller, args, kwargs)
 
 
@@ -355,7 +355,7 @@ def reduce(m: Machine, fn: Tracker, items: Tracker, *initial: Tracker) -> Any:
 
 
 @rule(functools.partial, Tracker)
-def partial(m: Machine, fn: Tracker, *args: Tracker, **kwargs: Tracker) -> Tracker:
+def partial(m: Machine, fn: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     if isinstance(fn, PartialTracker):
         return PartialTracker(fn.fn, [*fn.args, *args], {**fn.kwargs, **kwargs})
     return PartialTracker(fn, args, kwargs)

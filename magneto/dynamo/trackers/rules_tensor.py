@@ -111,7 +111,7 @@ def tensor_hash(m: Machine, v: TensorTracker) -> Any:
 
 
 @method("type")
-def type_(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def type_(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if args or kwargs:
         consts = [arg.try_const() for arg in args]
         if len(args) == 1 and not kwargs and consts[0] is not None and isinstance(consts[0].value, torch.dtype):
@@ -126,7 +126,7 @@ def type_as(m: Machine, v: TensorTracker, other: TensorTracker) -> Any:
 
 
 @method("new_tensor")
-def new_tensor(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def new_tensor(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     m.graph_break("B102", operation="Tensor.new_tensor")
 
 

@@ -129,7 +129,7 @@ if torch.distributed.is_available():
 
 
 @rule(torch.tensor, Tracker)
-def tensor(m: Machine, data: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def tensor(m: Machine, data: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """From numbers only: a tensor inside the data would have to be read."""
     if isinstance(data, TensorTracker):
         m.graph_break("B102", operation="torch.tensor of a tensor")
@@ -145,21 +145,21 @@ def _holds_tensor(m: Machine, v: Tracker) -> bool:
 
 
 @rule((torch.where, torch.Tensor.where), TensorTracker)
-def where(m: Machine, condition: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def where(m: Machine, condition: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if not args and not kwargs:
         m.graph_break("B105", operation="torch.where(condition)")
     return NotImplemented
 
 
 @rule((torch.repeat_interleave, torch.Tensor.repeat_interleave), TensorTracker, TensorTracker)
-def repeat_interleave(m: Machine, v: Tracker, repeats: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def repeat_interleave(m: Machine, v: Tracker, repeats: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if "output_size" not in kwargs:
         m.graph_break("B105", operation="torch.repeat_interleave with a tensor of counts")
     return NotImplemented
 
 
 @rule((torch.Tensor.to,), TensorTracker)
-def to(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def to(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """A conversion that changes nothing gives the tensor itself."""
     dtype, device, rest = v.meta.dtype, v.meta.device, []
     named = {name: arg for name, arg in kwargs.items() if name in ("dtype", "device")}
@@ -187,7 +187,7 @@ def to(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
 
 
 @rule(torch.Tensor.contiguous, TensorTracker)
-def contiguous(m: Machine, v: TensorTracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def contiguous(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if not args and not kwargs and v.meta.is_contiguous():
         return v
     return NotImplemented
@@ -226,7 +226,7 @@ def broadcast_shapes(m: Machine, *shapes: Tracker) -> Any:
 
 
 @rule(torch.device)
-def device(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+def device(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     return NotImplemented
 
 
@@ -234,7 +234,7 @@ PURE.add(torch.device)
 
 
 @rule(torch.nn.Parameter)
-def parameter(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+def parameter(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     m.graph_break("B101", callee="nn.Parameter", reason="parameters are created by Python")
 
 
@@ -249,7 +249,7 @@ def module_getattr(m: Machine, v: Tracker, name: ConstTracker) -> Any:
 
 
 @rule(torch.nn.Module.__call__, Tracker)
-def module_call(m: Machine, v: Tracker, *args: Tracker, **kwargs: Tracker) -> Any:
+def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """super().__call__(...) in a subclass with its own __call__."""
     if not isinstance(v, ModuleTracker):
         return NotImplemented

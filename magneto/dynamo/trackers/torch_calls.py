@@ -107,6 +107,8 @@ def lower(m: Machine, v: Tracker) -> Any:
         return v.obj
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, (torch.Generator, torch.Stream)):
         return v.pin(m)
+    if isinstance(v.obj, torch.Tensor):
+        m.graph_break("B109", value=v.show())
     m.graph_break("B104", operation="a tensor operation", value=v.show())
 
 

@@ -31,12 +31,6 @@ class ErrorEntry:
 ROWS: tuple[ErrorEntry, ...] = (
     # ---- B0xx: control flow and bytecode (machine) -------------------------------------------------------------------
     ErrorEntry(
-        "B001",
-        "explicit graph break",
-        "The program called graph_break().",
-        "Remove the call to capture both parts as one graph.",
-    ),
-    ErrorEntry(
         "B002",
         "unsupported instruction {name}: {reason}",
         "The symbolic interpreter has no rule for this bytecode instruction; CPython executes it between two graphs.",
@@ -77,18 +71,6 @@ ROWS: tuple[ErrorEntry, ...] = (
         "data-dependent assertion on {value}",
         "An assert statement reads a tensor's value.",
         "Use torch._assert_async, or check outside of the optimised function.",
-    ),
-    ErrorEntry(
-        "B015",
-        "with-block of an unsupported context manager: {value}",
-        "Entering and leaving this object cannot be captured; the block's body is compiled separately.",
-        "",
-    ),
-    ErrorEntry(
-        "B016",
-        "exception handling that cannot be followed: {reason}",
-        "Which handler runs is decided while the program runs.",
-        "",
     ),
     ErrorEntry(
         "B020",
@@ -178,12 +160,6 @@ ROWS: tuple[ErrorEntry, ...] = (
         "magneto.list_backends() shows the names; a callable (GraphModule, example_inputs) -> callable is accepted too.",
     ),
     ErrorEntry("U003", "unknown {what} {name!r}{suggestion}", "", ""),
-    ErrorEntry(
-        "U004",
-        "export needs one graph, but {function} breaks: {reason}",
-        "export, like fullgraph=True, cannot leave anything to Python.",
-        "See the reason's own id for the edit that mends it.",
-    ),
     ErrorEntry("U005", "backend {name} returned {got}, which is not callable", "", "Return gm.forward, or another callable on the inputs."),
     ErrorEntry("U006", "{function}(): {reason}", "", ""),
     # ---- U1xx: flags -------------------------------------------------------------------------------------------------
@@ -209,12 +185,6 @@ ROWS: tuple[ErrorEntry, ...] = (
         "the C++ compiler failed on a kernel, its operations run in eager: {error}",
         "",
         "MAGNETO_DUMP=dir keeps the source of the kernel; please report it.",
-    ),
-    ErrorEntry(
-        "W004",
-        "the extension magneto._C cannot be loaded ({error}): programs run in eager",
-        "",
-        "Reinstall with pip install . in the environment's own Python.",
     ),
     ErrorEntry(
         "W010",
@@ -252,9 +222,7 @@ ROWS: tuple[ErrorEntry, ...] = (
     ErrorEntry("I001", "{what}", "An invariant of magneto itself does not hold.", "Please report it."),
     ErrorEntry("I002", "pass {name} produced an invalid program: {error}", "", "Please report it."),
     # ---- I1xx: capture -----------------------------------------------------------------------------------------------
-    ErrorEntry("I101", "the symbolic machine lost track at {where}: {what}", "", "Please report it."),
     # ---- I2xx: graphs ------------------------------------------------------------------------------------------------
-    ErrorEntry("I201", "malformed graph: {what}", "", "Please report it."),
     ErrorEntry(
         "I202",
         "the graph is not compiled as a whole: {reason}",
@@ -262,7 +230,6 @@ ROWS: tuple[ErrorEntry, ...] = (
         "",
     ),
     # ---- I3xx: inductor ----------------------------------------------------------------------------------------------
-    ErrorEntry("I301", "{stage} cannot handle {what}", "", "Please report it."),
 )
 
 CATALOGUE: dict[str, ErrorEntry] = {row.id: row for row in ROWS}

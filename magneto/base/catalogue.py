@@ -9,8 +9,7 @@ never renumber, never reuse. `docs/errors.md` is generated from this table (`mak
 - hint: the edit that mends it; may be empty.
 
 Ranges: B0xx control flow and bytecode (machine), B1xx calls and values (trackers); U0xx public functions,
-U1xx flags, U2xx backends; W00x environment and compilers, W01x capture, W1xx graphs, W2xx stores; I0xx base, I1xx capture, I2xx graphs,
-I3xx inductor.
+U1xx flags, U2xx backends; W00x environment and compilers, W01x capture, W1xx graphs, W2xx stores; I0xx base, I2xx graphs.
 """
 
 from __future__ import annotations
@@ -176,13 +175,13 @@ ROWS: tuple[ErrorEntry, ...] = (
     ),
     ErrorEntry(
         "W002",
-        "no C++ compiler found: graphs run in eager",
-        "Kernels for the CPU are compiled with the system's C++ compiler.",
+        "no C compiler found: graphs run in eager",
+        "Kernels for the CPU are compiled with the system's C compiler.",
         "Install gcc or clang, or point the flag `compiler` (MAGNETO_COMPILER) to one.",
     ),
     ErrorEntry(
         "W003",
-        "the C++ compiler failed on a kernel, its operations run in eager: {error}",
+        "the C compiler failed on a kernel, its operations run in eager: {error}",
         "",
         "MAGNETO_DUMP=dir keeps the source of the kernel; please report it.",
     ),
@@ -221,7 +220,6 @@ ROWS: tuple[ErrorEntry, ...] = (
     # ---- I0xx: base --------------------------------------------------------------------------------------------------
     ErrorEntry("I001", "{what}", "An invariant of magneto itself does not hold.", "Please report it."),
     ErrorEntry("I002", "pass {name} produced an invalid program: {error}", "", "Please report it."),
-    # ---- I1xx: capture -----------------------------------------------------------------------------------------------
     # ---- I2xx: graphs ------------------------------------------------------------------------------------------------
     ErrorEntry(
         "I202",
@@ -229,7 +227,6 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Something in it has no functional form; its operations run as in eager, results are the same.",
         "",
     ),
-    # ---- I3xx: inductor ----------------------------------------------------------------------------------------------
 )
 
 CATALOGUE: dict[str, ErrorEntry] = {row.id: row for row in ROWS}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from magneto.base.errors import UserError
-from magneto.base.flags import BY_NAME, FLAGS, Config, Flag, config
+from magneto.base.flags import BY_NAME, FLAGS, Config, Flag, checked, config, parsed
 
 pytestmark = pytest.mark.torchfree
+PACKAGE = Path(__file__).resolve().parents[2] / "magneto"
 
 
 def test_at_most_forty_flags_with_unique_names():
@@ -31,18 +35,29 @@ def test_each_row_is_sound(flag: Flag):
         ("trace", "off", False),
         ("dump", "out", "out"),
         ("compile_timeout", "5", 5.0),
-        ("dynamic", "on", "on"),
     ],
 )
 def test_environment(name, text, value):
     assert getattr(Config({f"MAGNETO_{name.upper()}": text}), name) == value
 
 
-@pytest.mark.parametrize(("name", "text"), [("log", "much"), ("trace", "perhaps"), ("dynamic", "sometimes"), ("recompile_limit", "0")])
+@pytest.mark.parametrize(("name", "text"), [("log", "much"), ("trace", "perhaps"), ("compile_timeout", "soon"), ("recompile_limit", "0")])
 def test_bad_environment_names_the_variable(name, text):
     with pytest.raises(UserError) as caught:
         Config({f"MAGNETO_{name.upper()}": text})
     assert caught.value.id == "U102"
+
+
+def test_choices():
+    flag = Flag("weather", str, "dry", "an example", choices=("dry", "wet"))
+    assert checked(flag, "wet") == parsed(flag, " wet ") == "wet"
+    with pytest.raises(UserError, match="one of dry, wet"):
+        checked(flag, "cold")
+
+
+def test_every_flag_does_something():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if path.name != "flags.py")
+    assert [flag.name for flag in FLAGS if not re.search(rf"\bconfig\.{flag.name}\b", text)] == []
 
 
 def test_empty_variable_is_the_default():
@@ -60,9 +75,7 @@ def test_unknown_names_raise_with_a_suggestion():
     assert not hasattr(config, "recompile_limt")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("log", "3"), ("log", True), ("trace", 1), ("dynamic", "x"), ("recompile_limit", 0), ("dump", None)]
-)
+@pytest.mark.parametrize(("name", "value"), [("log", "3"), ("log", True), ("trace", 1), ("recompile_limit", 0), ("dump", None)])
 def test_wrong_values_raise(name, value):
     before = getattr(config, name)
     with pytest.raises(UserError) as caught:

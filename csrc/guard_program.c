@@ -234,11 +234,11 @@ verify(mg_program *p)
 static PyObject *
 program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"instructions", "n_registers", "exports", "steady", NULL};
-    PyObject *items, *exports = NULL;
+    static char *names[] = {"instructions", "n_registers", "exports", "steady", "globals", NULL};
+    PyObject *items, *exports = NULL, *globals = Py_None;
     int n_registers, steady = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!i|O!p:GuardProgram", names, &PyTuple_Type, &items, &n_registers, &PyTuple_Type, &exports,
-                                     &steady)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!i|O!pO:GuardProgram", names, &PyTuple_Type, &items, &n_registers, &PyTuple_Type, &exports,
+                                     &steady, &globals)) {
         return NULL;
     }
     if (n_registers < 0) {
@@ -253,6 +253,7 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     p->n_registers = n_registers;
     p->n_exports = exports ? (int)PyTuple_GET_SIZE(exports) : 0;
     p->failed_row = -1;
+    p->globals = globals == Py_None ? NULL : Py_NewRef(globals);
 #if MG_DICT_VERSIONS
     p->steady = (unsigned char)steady;
 #else
@@ -281,6 +282,7 @@ program_traverse(PyObject *self, visitproc visit, void *arg)
 {
     mg_program *p = (mg_program *)self;
     Py_VISIT(Py_TYPE(self));
+    Py_VISIT(p->globals);
     for (int i = 0; i < p->n_instructions; i++) {
         Py_VISIT(p->instructions[i].obj);
         if (p->instructions[i].op == MG_G_TYPE_VERSION && p->instructions[i].data != NULL) {
@@ -306,6 +308,7 @@ program_clear(PyObject *self)
     int n = p->n_instructions;
     p->n_instructions = 0;
     p->steady = 0;
+    Py_CLEAR(p->globals);
     p->cleared = 1; /* an emptied program must not hit */
     for (int i = 0; i < n; i++) {
         mg_instruction *in = &p->instructions[i];
@@ -461,7 +464,7 @@ static PyGetSetDef program_getset[] = {
 };
 
 static PyType_Slot program_slots[] = {
-    {Py_tp_doc, "GuardProgram(instructions, n_registers, exports=(), steady=True)\n\nSee magneto/dynamo/guards/native.py."},
+    {Py_tp_doc, "GuardProgram(instructions, n_registers, exports=(), steady=True, globals=None)\n\nSee magneto/dynamo/guards/native.py."},
     {Py_tp_new, program_new},
     {Py_tp_dealloc, program_dealloc},
     {Py_tp_traverse, program_traverse},

@@ -608,7 +608,7 @@ static int
 check_with(mg_program *p, const mg_frame_view *view, work *w)
 {
     p->failed_row = -1;
-    if (MG_UNLIKELY(p->cleared)) {
+    if (MG_UNLIKELY(p->cleared || (p->globals != NULL && p->globals != view->globals))) {
         return 0;
     }
     if (MG_UNLIKELY(p->busy)) { /* user code inside a check came back here: leave the recording alone */

@@ -93,6 +93,7 @@ typedef struct {
     mg_instruction *instructions;
     int *exports; /* registers */
     PyObject **export_values;
+    PyObject *globals; /* the only globals for which the program may hold (owned), or NULL */
     /* the recording */
     unsigned char steady, recorded, dirty, busy, cleared;
     int n_fast, n_entries, n_watched;

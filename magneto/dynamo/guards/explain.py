@@ -12,7 +12,7 @@ from magneto.dynamo.guards.text import HOLD, check_function, show_row, show_tens
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """`row` None: every row holds now (what failed has changed back, or a class was modified)."""
+    """`row` None: every row holds now (what failed has changed back, or another function with the same code has other globals)."""
 
     row: Row | None
     index: int
@@ -89,7 +89,9 @@ def describe_tensor(value: Any) -> str:
         return f"a {type(value).__qualname__}"
     try:
         plain = is_plain(value, value.is_inference())
-        row = TensorRow(type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_inference())
+        row = TensorRow(
+            type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_inference()
+        )
     except (RuntimeError, NotImplementedError):
         return f"{type(value).__name__} {str(value.layout).removeprefix('torch.')}"
     return show_tensor(row) + ("" if plain else ", with a conj or neg bit, a sparse layout or a subclass's dispatch")

@@ -160,10 +160,10 @@ class Builder:
         payload = (row.cls, dtype_key, row.dtype if ambiguous else None, keys, device_type, device_index, tuple(row.shape), strides, grad)
         self.check("TENSOR", src, index, payload)
 
-    def build(self, exports: Sequence[Source]) -> Any:
+    def build(self, exports: Sequence[Source], frame_globals: dict[str, Any] | None) -> Any:
         registers = tuple(self.load(source, NO_ROW) for source in exports)
         instructions = (*_merged(self.modes), *self.body, *self.python)
-        return _C.GuardProgram(instructions, len(self.places), registers, self.steady)
+        return _C.GuardProgram(instructions, len(self.places), registers, self.steady, frame_globals)
 
 
 def _know_tensors() -> None:
@@ -179,7 +179,7 @@ def _merged(modes: list[Instruction]) -> list[Instruction]:
     merged: list[Instruction] = []
     places: dict[tuple[int, int], int] = {}
     for instruction in modes:
-        op, dst, src, row, maybe, payload = instruction
+        op, dst, src, _, maybe, payload = instruction
         if op == OPS["PROBE"] and payload[0] == BYTE_MASK:
             place = (payload[1], payload[2] >> 8)  # function, offset of the byte
             if place in places:
@@ -192,18 +192,19 @@ def _merged(modes: list[Instruction]) -> list[Instruction]:
     return merged
 
 
-def build_guards(guards: GuardSet, exports: Sequence[Source] = ()) -> Any:
-    """The GuardProgram of a guard set; after a hit it hands out the values of `exports`."""
+def build_guards(guards: GuardSet, exports: Sequence[Source] = (), frame_globals: dict[str, Any] | None = None) -> Any:
+    """The GuardProgram of a guard set; after a hit it hands out the values of `exports`. It only holds for frames with `frame_globals`, if
+    given: functions with the same code may have different globals."""
     builder = Builder()
     for index, row in enumerate(guards):
         builder.add(index, row)
-    return builder.build(exports)
+    return builder.build(exports, frame_globals)
 
 
 def build_program(guards: GuardSet, exports: Sequence[Source], state: Any) -> Any:
     """As `build_guards`; the frame that was captured (a FrameState) makes the first check, so that stable values are known from the start.
     The rows of `guards` then hold the objects whose identity they check weakly."""
-    program = build_guards(guards, exports)
+    program = build_guards(guards, exports, state.globals)
     if not check_state(program, state):
         log(GUARDS, lambda: f"guards do not hold for the frame they were made for: row {program.failed_row}")
     guards.weaken()

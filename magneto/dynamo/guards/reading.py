@@ -17,6 +17,7 @@ from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict,
 
 _HEAPTYPE = 1 << 9
 _NOTHING: Any = object()
+_SIZED: tuple[Any, ...] = (dict, list, tuple, set, frozenset)
 
 
 class Absent(Exception):
@@ -76,7 +77,7 @@ def cell(obj: Any) -> Any:
 def instance_dict(obj: Any) -> Any:
     """The instance dictionary itself (for a class: a view of it)."""
     for cls in type(obj).__mro__:
-        getter = vars(cls).get("__dict__")
+        getter: Any = vars(cls).get("__dict__")
         if type(getter) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             try:
                 found = getter.__get__(obj)
@@ -192,9 +193,9 @@ def key_at(obj: Any, index: int) -> Any:
 
 
 def length(obj: Any) -> int:
-    for cls in (dict, list, tuple, set, frozenset):
+    for cls in _SIZED:
         if isinstance(obj, cls):
-            return cls.__len__(obj)
+            return int(cls.__len__(obj))
     if type(obj) in (collections.deque, types.MappingProxyType):
         return len(obj)
     raise Unreadable
@@ -250,7 +251,9 @@ def class_unchanged(cls: type, snapshot: list[tuple[type, dict[str, Any] | None]
         now = vars(base)
         if base is not was:
             return False
-        if contents is not None and not (len(now) == len(contents) and all(now.get(key, _NOTHING) is value for key, value in contents.items())):
+        if contents is not None and not (
+            len(now) == len(contents) and all(now.get(key, _NOTHING) is value for key, value in contents.items())
+        ):
             return False
     return True
 

@@ -24,7 +24,9 @@ class Kind(Enum):
     KEY_ABSENT = "payload: key; the dict does not hold it"
     ABSENT = "payload: None; the slot or cell is unbound, or the attribute (payload: name) is not set"
     SAME = "payload: Source; both sources give the identical object"
-    DISTINCT = "payload: tuple[Source, ...]; source and all of these give pairwise different objects (tensors: also not overlapping in memory)"
+    DISTINCT = (
+        "payload: tuple[Source, ...]; source and all of these give pairwise different objects (tensors: also not overlapping in memory)"
+    )
     TYPE_VERSION = "payload: type; the class (and its bases) has not been modified since capture; source is Held(type)"
     STATE = "payload: (name, callable, args, expected); callable(*args) == expected: grad mode, autocast, default dtype...; source None"
     INT_RANGE = "payload: (low, high); value is an exact int within the closed range (None = open): dynamic sizes and ints"

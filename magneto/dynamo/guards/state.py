@@ -51,12 +51,21 @@ STATE_TABLE: tuple[StateRow, ...] = (
     StateRow("autocast cpu", "is_autocast_enabled", ("cpu",), Probe("torch_cpu", AUTOCAST, BOOL_INT8, 0)),
     StateRow("autocast cuda", "is_autocast_enabled", ("cuda",), Probe("torch_cpu", AUTOCAST, BOOL_INT8, 1)),
     StateRow("autocast dtype cpu", "get_autocast_dtype", ("cpu",), Probe("torch_cpu", AUTOCAST_DTYPE, BOOL_INT8, 0), when="autocast cpu"),
-    StateRow("autocast dtype cuda", "get_autocast_dtype", ("cuda",), Probe("torch_cpu", AUTOCAST_DTYPE, BOOL_INT8, 1), when="autocast cuda"),
+    StateRow(
+        "autocast dtype cuda", "get_autocast_dtype", ("cuda",), Probe("torch_cpu", AUTOCAST_DTYPE, BOOL_INT8, 1), when="autocast cuda"
+    ),
     StateRow("default dtype", "get_default_dtype", (), Probe("c10", "_ZN3c1031get_default_dtype_as_scalartypeEv", INT8_VOID)),
     StateRow("torch function modes", "_C._len_torch_function_stack", (), Probe("torch_cpu", TORCH_FUNCTION + "9stack_lenEv", INT64_VOID)),
-    StateRow("torch function enabled", "_C._is_torch_function_enabled", (), Probe("torch_cpu", TORCH_FUNCTION + "18get_disabled_stateEv", INT8_VOID)),
+    StateRow(
+        "torch function enabled",
+        "_C._is_torch_function_enabled",
+        (),
+        Probe("torch_cpu", TORCH_FUNCTION + "18get_disabled_stateEv", INT8_VOID),
+    ),
     StateRow("default device", "get_default_device", when="torch function modes"),
-    StateRow("dispatch modes", "_C._len_torch_dispatch_stack", (), Probe("c10", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", INT64_VOID)),
+    StateRow(
+        "dispatch modes", "_C._len_torch_dispatch_stack", (), Probe("c10", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", INT64_VOID)
+    ),
     StateRow("function transforms", "_C._functorch.maybe_current_level"),
     StateRow("deterministic algorithms", "_C._get_deterministic_algorithms"),
 )
@@ -133,9 +142,18 @@ def _autograd_probes() -> dict[str, tuple[int, int, int]]:
     address = symbol("c10", AUTOGRAD_STATE)
     if address is None:
         return {}
-    names: dict[str, Callable[[], bool]] = {"inference mode": torch.is_inference_mode_enabled, "forward gradients": torch._C._is_fwd_grad_enabled}
+    names: dict[str, Callable[[], bool]] = {
+        "inference mode": torch.is_inference_mode_enabled,
+        "forward gradients": torch._C._is_fwd_grad_enabled,
+    }
     candidates = {name: [offset << 8 | 1 << bit for offset in range(AUTOGRAD_BYTES) for bit in range(8)] for name in names}
-    modes = (torch.no_grad, torch.enable_grad, torch.inference_mode, lambda: torch.inference_mode(False), lambda: _set_fwd_grad_enabled(False))
+    modes = (
+        torch.no_grad,
+        torch.enable_grad,
+        torch.inference_mode,
+        lambda: torch.inference_mode(False),
+        lambda: _set_fwd_grad_enabled(False),
+    )
     for mode in modes:
         with mode():
             for name, read in names.items():

@@ -3,6 +3,7 @@ oracle of the native program, and what `explain` runs after a miss."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -166,7 +167,7 @@ def _all_distinct(*values: Any) -> bool:
             if low != high:
                 ranges.append((str(device), low, high))
     ranges.sort()
-    return all(before[0] != after[0] or before[2] <= after[1] for before, after in zip(ranges, ranges[1:]))
+    return all(before[0] != after[0] or before[2] <= after[1] for before, after in itertools.pairwise(ranges))
 
 
 def _tensor_holds(row: Any, value: Any) -> bool:
@@ -176,7 +177,10 @@ def _tensor_holds(row: Any, value: Any) -> bool:
 
 
 _NAMES: dict[str, Any] = {
-    **{name: getattr(reading, name) for name in ("slot", "stack", "global_name", "cell", "instance_dict", "attr", "item", "key_at", "keys", "length")},
+    **{
+        name: getattr(reading, name)
+        for name in ("slot", "stack", "global_name", "cell", "instance_dict", "attr", "item", "key_at", "keys", "length")
+    },
     **{name: getattr(reading, name) for name in ("same_constant", "class_unchanged", "in_range", "Absent", "Unreadable")},
     "present": _present,
     "is_absent": _is_absent,

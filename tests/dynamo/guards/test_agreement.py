@@ -19,7 +19,29 @@ from tests.dynamo.guards.oracle import UNBOUND, Both
 pytestmark = pytest.mark.torchfree
 
 NAMES = ["a", "b", "c"]
-ATOMS = [0, 1, -1, 2**70, True, False, None, 0.0, -0.0, 1.5, math.inf, "a", "b", b"a", (), (1, 2), (1, (2.0,)), frozenset({1}), 1j, range(3), ...]
+ATOMS = [
+    0,
+    1,
+    -1,
+    2**70,
+    True,
+    False,
+    None,
+    0.0,
+    -0.0,
+    1.5,
+    math.inf,
+    "a",
+    "b",
+    b"a",
+    (),
+    (1, 2),
+    (1, (2.0,)),
+    frozenset({1}),
+    1j,
+    range(3),
+    ...,
+]
 
 
 class Node:
@@ -47,7 +69,11 @@ class World:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.containers = [make() for make in (Node, Node, Child, Slotted, dict, dict, list, collections.OrderedDict, collections.deque, types.CellType) for _ in range(2)]
+        self.containers = [
+            make()
+            for make in (Node, Node, Child, Slotted, dict, dict, list, collections.OrderedDict, collections.deque, types.CellType)
+            for _ in range(2)
+        ]
         for _ in range(60):
             self.mutate()
         self.globals = {name: self.value() for name in NAMES}
@@ -109,7 +135,14 @@ class World:
 
     def source(self):
         rng = self.rng
-        source = rng.choice([lambda: Local(rng.randrange(5), "v"), lambda: Stack(rng.randrange(3)), lambda: Global(rng.choice(NAMES)), lambda: Held("h", rng.choice(self.containers))])()
+        source = rng.choice(
+            [
+                lambda: Local(rng.randrange(5), "v"),
+                lambda: Stack(rng.randrange(3)),
+                lambda: Global(rng.choice(NAMES)),
+                lambda: Held("h", rng.choice(self.containers)),
+            ]
+        )()
         for _ in range(rng.randrange(5)):
             source = self.step(source)
         return source
@@ -185,7 +218,7 @@ def hold(both, world):
     return both.holds(*world.locals, stack=tuple(world.stack), globals=world.globals)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_native_and_text_agree(seed):
     rng = random.Random(seed)

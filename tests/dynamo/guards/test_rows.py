@@ -89,7 +89,29 @@ def test_id_is_does_not_keep_the_object():
     assert not program.check((Plain(),), ())
 
 
-EQUAL = [1, 0, -5, 2**80, 1.5, -0.0, math.inf, NAN, True, None, ..., "a", b"a", (), (1, (2.0, "x")), frozenset({1, "a"}), {1, 2}, slice(1, None, 2), range(3), 1j, Colour.RED]
+EQUAL = [
+    1,
+    0,
+    -5,
+    2**80,
+    1.5,
+    -0.0,
+    math.inf,
+    NAN,
+    True,
+    None,
+    ...,
+    "a",
+    b"a",
+    (),
+    (1, (2.0, "x")),
+    frozenset({1, "a"}),
+    {1, 2},
+    slice(1, None, 2),
+    range(3),
+    1j,
+    Colour.RED,
+]
 
 
 @pytest.mark.parametrize("i", range(len(EQUAL)))
@@ -106,7 +128,8 @@ def test_equals(i):
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [(0.0, -0.0), (1, True), (1, 1.0), ((1,), (True,)), ((0.0,), (-0.0,)), (frozenset({1}), frozenset({1.0})), ("a", "b"), ([1], [1.0])]
+    ("a", "b"),
+    [(0.0, -0.0), (1, True), (1, 1.0), ((1,), (True,)), ((0.0,), (-0.0,)), (frozenset({1}), frozenset({1.0})), ("a", "b"), ([1], [1.0])],
 )
 def test_equals_is_strict(a, b):
     assert holds((Kind.EQUALS, X, a), a)
@@ -126,7 +149,16 @@ def test_equals_runs_no_user_code():
 
 
 def test_length():
-    for value in ([1, 2], (1, 2), {1: 1, 2: 2}, {1, 2}, frozenset({1, 2}), collections.deque([1, 2]), collections.OrderedDict(a=1, b=2), Point(1, 2)):
+    for value in (
+        [1, 2],
+        (1, 2),
+        {1: 1, 2: 2},
+        {1, 2},
+        frozenset({1, 2}),
+        collections.deque([1, 2]),
+        collections.OrderedDict(a=1, b=2),
+        Point(1, 2),
+    ):
         assert holds((Kind.LENGTH, X, 2), value)
         assert not holds((Kind.LENGTH, X, 3), value)
     assert holds((Kind.LENGTH, X, 1), Shouting(a=1))
@@ -188,7 +220,11 @@ def test_same_and_distinct():
 
 
 def test_int_range():
-    for low, high, inside, outside in [(2, None, (2, 10**30), (1, -(10**30), 2.0, True)), (None, 5, (5, -(10**30)), (6, 10**30)), (2, 4, (2, 3, 4), (1, 5))]:
+    for low, high, inside, outside in [
+        (2, None, (2, 10**30), (1, -(10**30), 2.0, True)),
+        (None, 5, (5, -(10**30)), (6, 10**30)),
+        (2, 4, (2, 3, 4), (1, 5)),
+    ]:
         both = Both((Kind.INT_RANGE, X, (low, high)))
         assert all(both.holds(value) for value in inside)
         assert not any(both.holds(value) for value in outside)

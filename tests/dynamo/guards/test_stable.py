@@ -9,9 +9,10 @@ import weakref
 
 import pytest
 
+from magneto.dynamo.guards.native import build_guards
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local
-from tests.dynamo.guards.oracle import Both
+from tests.dynamo.guards.oracle import Both, guard_set
 
 pytestmark = pytest.mark.torchfree
 
@@ -228,6 +229,14 @@ def test_globals():
     assert both.holds(globals=other)
     del other["n"]
     assert not both.holds(globals=other)
+
+
+def test_functions_with_the_same_code_and_other_globals():
+    one, other = {"n": 1}, {"n": 1}
+    program = build_guards(guard_set((Kind.EQUALS, Item(Held("globals()", one), "n"), 1)), (), one)
+    for _ in range(2):
+        assert program.check((), (), one)
+        assert not program.check((), (), other)
 
 
 def test_global_that_appears():

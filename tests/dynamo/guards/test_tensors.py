@@ -137,7 +137,9 @@ def test_transformed_tensors_never_hit():
     seen = []
 
     def inside(t):
-        seen.append(Both((Kind.TENSOR, X, TensorRow(torch.Tensor, torch.float32, torch.device("cpu"), (3,), (1,), None))).program.check((t,), ()))
+        seen.append(
+            Both((Kind.TENSOR, X, TensorRow(torch.Tensor, torch.float32, torch.device("cpu"), (3,), (1,), None))).program.check((t,), ())
+        )
         return t.sum()
 
     torch.func.vmap(inside)(torch.ones(2, 3))
@@ -169,7 +171,10 @@ def test_codes():
     assert dlpack_code(torch.int8, cpu)[2] and dlpack_code(torch.uint8, cpu)[2]
     assert not dlpack_code(torch.bool, cpu)[2]
     assert dlpack_code(torch.float32, torch.device("meta")) is None
-    keys = {dlpack_code(dtype, cpu)[0] for dtype in (torch.float16, torch.bfloat16, torch.int16, torch.uint16, torch.int64, torch.float64, torch.complex64)}
+    keys = {
+        dlpack_code(dtype, cpu)[0]
+        for dtype in (torch.float16, torch.bfloat16, torch.int16, torch.uint16, torch.int64, torch.float64, torch.complex64)
+    }
     assert len(keys) == 7
 
 

@@ -25,6 +25,50 @@ holds_operand(int opcode)
     return opcode == EXTENDED_ARG;
 }
 
+/* One number of the exception table: big-endian groups of six bits, 0x40 = more follow (0x80 marks an entry's first byte). */
+static const unsigned char *
+read_varint(const unsigned char *p, int *value)
+{
+    int v = *p & 63;
+    while (*p & 64) {
+        p++;
+        v = v << 6 | (*p & 63);
+    }
+    *value = v;
+    return p + 1;
+}
+
+typedef struct {
+    int start, length, depth; /* code units; how many stack values the handler keeps */
+} handler;
+
+/* Reads one entry of the exception table; the one behind it. */
+static const unsigned char *
+read_handler(const unsigned char *p, handler *entry)
+{
+    int target, depth_lasti;
+    p = read_varint(p, &entry->start);
+    p = read_varint(p, &entry->length);
+    p = read_varint(p, &target);
+    p = read_varint(p, &depth_lasti);
+    entry->depth = depth_lasti >> 1;
+    return p;
+}
+
+static void
+note_handlers(PyCodeObject *code, mg_layout *layout)
+{
+    const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
+    const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
+    while (p < end) {
+        handler entry;
+        p = read_handler(p, &entry);
+        for (int unit = entry.start; unit < entry.start + entry.length && unit < layout->n_units; unit++) {
+            layout->units[unit] |= (unsigned short)(entry.depth << MG_UNIT_DEPTH_SHIFT);
+        }
+    }
+}
+
 mg_layout *
 mg_layout_of(PyCodeObject *code)
 {
@@ -35,7 +79,7 @@ mg_layout_of(PyCodeObject *code)
     }
     const unsigned char *raw = (const unsigned char *)PyBytes_AS_STRING(bytes);
     int n = (int)(PyBytes_GET_SIZE(bytes) / 2);
-    size_t cells_at = (sizeof(mg_layout) + n + sizeof(int) - 1) / sizeof(int) * sizeof(int);
+    size_t cells_at = (sizeof(mg_layout) + n * sizeof(layout->units[0]) + sizeof(int) - 1) / sizeof(int) * sizeof(int);
     layout = PyMem_Calloc(1, cells_at + sizeof(int) * (code->co_nlocalsplus + 1));
     if (layout == NULL) {
         PyErr_NoMemory();
@@ -47,7 +91,7 @@ mg_layout_of(PyCodeObject *code)
     int held = 0, oparg = 0;
     for (int unit = 0; unit < n;) {
         int opcode = raw[2 * unit];
-        layout->flags[unit] = MG_UNIT_STARTS | (held ? 0 : MG_UNIT_CONTINUES);
+        layout->units[unit] = MG_UNIT_STARTS | (held ? 0 : MG_UNIT_CONTINUES);
         oparg = oparg << 8 | raw[2 * unit + 1];
         if (opcode == MAKE_CELL && unit < layout->first_traceable && layout->n_cells < code->co_nlocalsplus) {
             layout->cells[layout->n_cells++] = oparg;
@@ -62,43 +106,29 @@ mg_layout_of(PyCodeObject *code)
         }
         unit += 1 + _PyOpcode_Caches[opcode];
     }
+    note_handlers(code, layout);
 done:
     Py_DECREF(bytes);
     return layout;
 }
 
-/* One number of the exception table: big-endian groups of six bits, 0x40 = more follow (0x80 marks an entry's first byte). */
-static const unsigned char *
-read_varint(const unsigned char *p, int *value)
-{
-    int v = *p & 63;
-    while (*p & 64) {
-        p++;
-        v = v << 6 | (*p & 63);
-    }
-    *value = v;
-    return p + 1;
-}
-
-int
-mg_handler_at(PyCodeObject *code, int unit, int *depth)
+#if !MG_BEFORE_3_13
+/* Where the exception table's entry that covers the unit starts, or -1. */
+static int
+covering_entry(PyCodeObject *code, int unit)
 {
     const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
     const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
-    for (int i = 0; p < end; i++) {
-        int start, length, target, depth_lasti;
-        p = read_varint(p, &start);
-        p = read_varint(p, &length);
-        p = read_varint(p, &target);
-        p = read_varint(p, &depth_lasti);
-        if (start <= unit && unit < start + length) {
-            *depth = depth_lasti >> 1;
-            return i;
+    while (p < end) {
+        handler entry;
+        p = read_handler(p, &entry);
+        if (entry.start <= unit && unit < entry.start + entry.length) {
+            return entry.start;
         }
     }
-    *depth = 0;
     return -1;
 }
+#endif
 
 void
 mg_frame_raise_at(mg_frame *f, int unit)
@@ -110,7 +140,7 @@ mg_frame_raise_at(mg_frame *f, int unit)
     /* 3.13 takes the traceback's line from instr_ptr but looks the handler up at instr_ptr - 1. Where both units have the
      * same handler the instruction itself is exact. Otherwise the handler decides, and one unit further is nearly always still
      * the instruction (its inline cache) or an instruction of the same line. */
-    int depth, shift = unit > 0 && mg_handler_at(code, unit - 1, &depth) != mg_handler_at(code, unit, &depth);
+    int shift = unit > 0 && covering_entry(code, unit - 1) != covering_entry(code, unit);
     f->instr_ptr = _PyCode_CODE(code) + unit + shift;
 #endif
 }

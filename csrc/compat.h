@@ -30,12 +30,13 @@ typedef struct {
     int first_traceable;   /* unit of the first RESUME: what stands before is the prologue */
     int n_cells;           /* cells made by the prologue ... */
     int *cells;            /* ... their localsplus slots */
-    unsigned char flags[]; /* one byte per unit: MG_UNIT_* */
+    unsigned short units[]; /* per unit: MG_UNIT_* flags, and above them how many stack values its handler keeps */
 } mg_layout;
 
 enum {
     MG_UNIT_STARTS = 1,    /* an instruction starts here: an exception may be attributed to it */
     MG_UNIT_CONTINUES = 2, /* execution may continue here: no EXTENDED_ARG or KW_NAMES before it belongs to it */
+    MG_UNIT_DEPTH_SHIFT = 2,
 };
 
 /* New layout (PyMem_Free it), or NULL with an exception set. */
@@ -88,9 +89,6 @@ mg_frame_continue_at(mg_frame *f, int unit)
     f->instr_ptr = _PyCode_CODE(mg_frame_code(f)) + unit;
 #endif
 }
-
-/* Ordinal of the exception table's entry whose handler serves the unit, and how many stack values that handler keeps; -1 and 0. */
-int mg_handler_at(PyCodeObject *code, int unit, int *depth);
 
 /* The exception being raised belongs to the instruction at unit `unit` (compat.c). */
 void mg_frame_raise_at(mg_frame *f, int unit);

@@ -58,14 +58,13 @@ check_resume(PyCodeObject *code, const mg_layout *layout, const Resume *resume)
     if (unit < layout->first_traceable || unit >= layout->n_units) {
         return refuse(code, resume, "outside the body of the code");
     }
-    if (!(layout->flags[unit] & (resume->exc != NULL ? MG_UNIT_STARTS : MG_UNIT_CONTINUES))) {
+    if (!(layout->units[unit] & (resume->exc != NULL ? MG_UNIT_STARTS : MG_UNIT_CONTINUES))) {
         return refuse(code, resume, "no instruction can be entered there");
     }
     if (PyTuple_GET_SIZE(resume->locals) != code->co_nlocalsplus) {
         return refuse(code, resume, "locals do not match the slots of the code");
     }
-    int kept;
-    mg_handler_at(code, unit, &kept);
+    int kept = layout->units[unit] >> MG_UNIT_DEPTH_SHIFT; /* by the handler */
     if (PyTuple_GET_SIZE(resume->stack) > code->co_stacksize || PyTuple_GET_SIZE(resume->stack) < kept) {
         return refuse(code, resume, "the stack does not fit the code");
     }

@@ -35,7 +35,7 @@ for python in ${PYTHONS:-$(candidates)}; do
         exit 1
     }
     echo "== Python $version"
-    MAGNETO_EXTENSION="$out/magneto/_C.*.so" timeout 600 "$venv/bin/python" -m pytest tests/frame --confcutdir=tests/frame "$@" || status=1
+    MAGNETO_EXTENSION="$out/magneto/_C.*.so" timeout 300 "$venv/bin/python" -m pytest tests/frame --timeout=60 --confcutdir=tests/frame "$@" || status=1
     ran=$((ran + 1))
 done
 echo "$ran versions, status $status"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import copy
 import gc
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.frame.harness import C, Frames, line
+from tests.frame.harness import C, Frames, at, line
 
 
 def test_nesting_of_policies() -> None:
@@ -335,3 +336,55 @@ def test_a_chosen_policy_stays_alive_while_it_may_come_back() -> None:
     policy = C.set_active_policy(None)
     assert policy.payload == "chosen"
     assert C.set_active_policy(None) is None
+
+
+def test_deep_recursion_through_regions() -> None:
+    def depth(n: int) -> int:
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    def compiler(policy: Any, state: Any, missed: Any) -> Any:
+        return C.Region(region, (0,)) if state.code is depth.__code__ else C.SKIP_CODE
+
+    def region(n: int) -> Any:
+        if n == 0:
+            return 0
+        try:
+            return 1 + C.call_active(depth, n - 1)
+        except BaseException as error:  # what the program's own call raised is never re-run
+            return C.Resume(call, (n, *(C.KEEP for _ in depth.__code__.co_freevars)), (1,), error)
+
+    call = at(depth.__code__, "CALL")
+
+    C.set_compiler(compiler)
+    g = C.Optimized(depth, C.Policy())
+    limit = sys.getrecursionlimit()
+    with pytest.raises(RecursionError):
+        g(10**6)
+    sys.setrecursionlimit(100_000)
+    try:
+        assert g(40_000) == 40_000
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_interrupts(frames: Frames) -> None:
+    def f(log: list[Any]) -> Any:
+        try:
+            log.append("body")
+        finally:
+            log.append("finally")
+        return log
+
+    body = line(f.__code__, 2)
+
+    def region(log: Any) -> Any:
+        _thread.interrupt_main()
+        return C.Resume(body, (log,), (), KeyError("not reached")) if sum(range(10)) else None
+
+    frames.region(f)(lambda log: C.Resume(body, (log,)))
+    frames.region(f, body)(region)
+    log: list[Any] = []
+    with pytest.raises((KeyboardInterrupt, KeyError)):
+        frames.optimized(f)(log)
+        raise AssertionError
+    assert log == ["finally"]

@@ -199,7 +199,7 @@ def wrap_nn_module(m: Machine, obj: torch.nn.Module, source: Source) -> Tracker:
     _same(m, obj, source)
     if type(obj).__getattribute__ is not object.__getattribute__ or isinstance(obj, torch.jit.ScriptModule):
         return OpaqueTracker(obj, source, m)
-    return ModuleTracker(obj, source)
+    return ModuleTracker(type(obj), source, obj)
 
 
 def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Tracker:

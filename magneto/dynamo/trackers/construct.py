@@ -19,6 +19,7 @@ from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, has_rows, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def _enum_member(m: Machine, cls: type[enum.Enum], args: Sequence[Tracker]) -> T
 def type_call(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
     """type.__call__: allocate, initialise."""
     cls = klass.obj
-    if issubclass(cls, (torch.nn.Module, torch.Tensor)):
-        m.graph_break("B101", callee=cls.__qualname__, reason="modules and tensor subclasses are constructed by Python")
+    if issubclass(cls, torch.Tensor):
+        m.graph_break("B101", callee=cls.__qualname__, reason="parameters and tensor subclasses are constructed by Python")
     if getattr(cls, "__abstractmethods__", None):
         m.graph_break("B101", callee=cls.__qualname__, reason="the class is abstract")
     new = find_in_type(m, cls, "__new__")
@@ -91,7 +92,7 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
     base = builtin_base(cls)
     if base is None:
         m.graph_break("B101", callee=cls.__qualname__, reason="its instances are laid out by C code")
-    made = ObjectTracker(cls)
+    made = ModuleTracker(cls) if issubclass(cls, torch.nn.Module) else ObjectTracker(cls)
     if issubclass(base, dict):
         payload = DictTracker(None, base)
         payload.owner = made

@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, InstanceDict, Item
+from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, FunctionTracker
@@ -27,12 +27,12 @@ GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_b
 
 
 class ModuleTracker(ObjectTracker):
-    """An existing nn.Module."""
+    """An nn.Module: existing, or made inside the region (containers and modules without parameters)."""
 
     __slots__ = ("_forward",)
 
-    def __init__(self, obj: torch.nn.Module, source: Any) -> None:
-        super().__init__(type(obj), source, obj)
+    def __init__(self, cls: type, source: Source | None = None, obj: Any = MISSING) -> None:
+        super().__init__(cls, source, obj)
         self._forward: tuple[FunctionTracker, list[Tracker]] | None = None
 
     def registered(self, m: Machine, name: str) -> Tracker | None:
@@ -51,7 +51,7 @@ class ModuleTracker(ObjectTracker):
         return self.registered(m, name) if hook is torch.nn.Module.__getattr__ else NotImplemented
 
     def hooked_set(self, m: Machine, hook: Any, name: str, value: Tracker | None) -> bool:
-        if hook is not torch.nn.Module.__setattr__ or value is None:
+        if hook is not torch.nn.Module.__setattr__ or value is None or self.obj is MISSING:
             return False
         self.set_registered(m, name, value)
         return True
@@ -97,17 +97,16 @@ class ModuleTracker(ObjectTracker):
             if table:
                 return True
             m.guard(Kind.LENGTH, Held(name, table), 0)
-        real = self.obj.__dict__
-        assert self.source is not None
         attrs = self.attrs(m)
         for name in HOOKS:
             if attrs is not None and attrs._whole:
                 entry = attrs.get_token(m, name)
                 if isinstance(entry, DictTracker) and entry.length():
                     return True
-            elif real.get(name):
+            elif self.obj.__dict__.get(name):
                 return True
             else:
+                assert self.source is not None
                 m.guard(Kind.LENGTH, Item(InstanceDict(self.source), name), 0)
         return False
 

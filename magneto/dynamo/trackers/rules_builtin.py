@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import copy
 import functools
 import inspect
 import math
@@ -372,27 +371,6 @@ def print_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
 @rule(typing.cast, Tracker, Tracker)
 def cast(m: Machine, cls: Tracker, v: Tracker) -> Tracker:
     return v
-
-
-@rule(copy.copy, Tracker)
-def copy_(m: Machine, v: Tracker) -> Any:
-    if v.try_const() is not None:
-        return v
-    if isinstance(v, ListTracker):
-        return ListTracker(v.items(m))
-    if isinstance(v, DictTracker) and v.owner is v:
-        made = DictTracker.of(m, v.pairs(m), v.cls)
-        made.default_factory = v.default_factory
-        return made
-    if isinstance(v, TupleTracker):
-        return v
-    if isinstance(v, ObjectTracker) and not isinstance(v, ModuleTracker) and v.payload is None and not hasattr(v.cls, "__copy__"):
-        attrs = v.attrs(m)
-        if attrs is not None and v.cls.__reduce_ex__ is object.__reduce_ex__:
-            made_object = ObjectTracker(v.cls)
-            made_object._attrs = DictTracker.of(m, attrs.pairs(m))
-            return made_object
-    return NotImplemented
 
 
 def real_callable(v: Tracker) -> Any:

@@ -18,6 +18,7 @@ from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.module import ModuleTracker
+from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.rules_tensor import METHODS
 from magneto.dynamo.trackers.tensor import TensorTracker, size_of
 from magneto.dynamo.trackers.torch_calls import lower, record
@@ -258,6 +259,20 @@ def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
         return NotImplemented
     function, prefix = resolved
     return m.inline(function, [*prefix, *args], kwargs)
+
+
+@rule(torch.autograd.Function.apply.__func__, ClassTracker)  # type: ignore[attr-defined]
+def autograd_function(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    """Where no gradient is asked for, a custom function is its forward."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, TensorTracker)]
+    if m.grad_enabled() and any(tensor.meta.requires_grad for tensor in tensors):  # type: ignore[attr-defined]
+        m.graph_break("B101", callee=f"{klass.obj.__qualname__}.apply", reason="a custom autograd function that needs gradients")
+    forward = m.apply(getattr, klass, m.const("forward"))
+    if klass.obj.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
+        return m.call(forward, args, kwargs)
+    context = ObjectTracker(torch.autograd.function.FunctionCtx)
+    m.apply(setattr, context, m.const("needs_input_grad"), m.const((False,) * len(args)))
+    return m.call(forward, [context, *args], kwargs)
 
 
 @rule(torch._C._get_cudnn_enabled)

@@ -264,6 +264,13 @@ class SymbolicMachine:
             self.raise_exception(RuntimeError("super(): __class__ cell not found" if cls is None else "super(): no arguments"))
         return cls, first
 
+    def enter_autocast(self, device_type: str, dtype: Any, enabled: bool, cache_enabled: bool) -> None:
+        """Autocast for what follows. What is still entered at the region's end is left in the graph and entered again for real (`contexts`)."""
+        self.recorder.enter_autocast(device_type, dtype, enabled, cache_enabled)
+
+    def exit_autocast(self) -> None:
+        self.recorder.exit_autocast()
+
     def truth(self, value: Tracker) -> bool:
         known = trackers.truth(self, value)
         if known is None:

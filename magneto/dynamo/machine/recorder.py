@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ class Recorder:
         self.n_calls = 0
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
+        self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
         self._modes_guarded = False
         self._last_placeholder: fx.Node | None = None
 
@@ -68,7 +70,8 @@ class Recorder:
         fake_kwargs = {name: _fake(arg) for name, arg in fx_kwargs.items()}
         fn = getattr(tensors[0].cls if tensors else torch.Tensor, target) if method else target
         try:
-            result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
+            with self._autocast():
+                result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
         except DataDependent as problem:
             machine.graph_break("B011", name=_name(target), reason=str(problem))
         except (UnsupportedFake, NotImplementedError) as problem:
@@ -96,13 +99,17 @@ class Recorder:
                 self.machine.guard(Kind.STATE, None, payload)
 
     def mode_node(self, fn: Callable[..., Any], *consts: Any) -> None:
-        """A call that changes torch's modes for the operations after it (grad mode, autocast)."""
+        """A call that changes torch's modes for the operations after it."""
+        self._mode_call(fn, *consts)
+
+    def _mode_call(self, fn: Callable[..., Any], *args: Any) -> fx.Node:
         self.guard_modes()
-        node = self.graph.call_function(fn, consts)
+        node = self.graph.call_function(fn, args)
         node.meta["val"] = None
         node.meta["stack"] = self.machine.user_stack()
         self.keep.add(node)
         self.mode_changed = True
+        return node
 
     def set_grad_mode(self, flag: bool) -> None:
         """Grad mode for the operations recorded from now on."""
@@ -110,6 +117,22 @@ class Recorder:
         if flag != self.grad_mode:
             self.grad_mode = flag
             self.mode_node(torch._C._set_grad_enabled, flag)
+
+    def enter_autocast(self, device_type: str, dtype: torch.dtype, enabled: bool, cache_enabled: bool) -> None:
+        """Autocast for the operations recorded from now on (nested)."""
+        state = (device_type, dtype, enabled, cache_enabled)
+        self.autocasts.append((self._mode_call(torch.amp.autocast_mode._enter_autocast, *state), state))
+
+    def exit_autocast(self) -> None:
+        """Leave the innermost autocast of this region."""
+        node, _ = self.autocasts.pop()
+        self._mode_call(torch.amp.autocast_mode._exit_autocast, node)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if not self.autocasts:
+            return contextlib.nullcontext()
+        device_type, dtype, enabled, _ = self.autocasts[-1][1]
+        return torch.autocast(device_type, dtype, enabled, cache_enabled=False)
 
     def argument(self, value: Any, tensors: list[trackers.TensorTracker]) -> Any:
         """FX argument of a tracker or of a nested structure of trackers."""

@@ -39,7 +39,7 @@ _BASE = {
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
 }
-_RESERVED = {"r", "e", "s", "graph"}
+_RESERVED = {"r", "e", "s", "graph", "before", "modes"}
 
 
 @dataclass(slots=True)
@@ -122,6 +122,8 @@ class _Builder:
         calls = [node for node in recorder.graph.nodes if node.op in ("call_function", "call_method")]
         if not calls:
             return [], None, []
+        while recorder.autocasts:
+            recorder.exit_autocast()
         if recorder.grad_mode != recorder.initial_grad_mode:
             recorder.mode_node(torch._C._set_grad_enabled, recorder.initial_grad_mode)
         recorder.graph.output(tuple(outputs))
@@ -137,7 +139,8 @@ class _Builder:
         targets = "".join(f"{name}, " for _, name in em.outputs).rstrip()
         line = f"{targets} = {call}" if targets else call
         if recorder.mode_changed:
-            head = ["try:", f"    {line}", "except BaseException:", f"    set_grad({recorder.initial_grad_mode})", "    raise"]
+            em.namespace["modes"] = runtime.modes
+            head = ["before = modes()", "try:", f"    {line}", "except BaseException:", "    before.restore()", "    raise"]
         else:
             head = [line]
         return head, gm, [tracker.obj for _, tracker in recorder.inputs]

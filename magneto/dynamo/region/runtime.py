@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 END = type("End", (), {"__repr__": lambda self: "<end of iteration>"})()
 """Default of `next` in generated loops: the iterator is exhausted."""
@@ -27,3 +30,24 @@ def enter(manager: Any) -> tuple[Any, Any]:
         raise TypeError(text + (" (missed __exit__ method)" if missing == "__exit__" else "")) from None
     leave = exit_method.__get__(manager, cls)
     return leave, enter_method.__get__(manager, cls)()
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """torch's modes before a graph that switches them; put back when the graph fails half-way."""
+
+    grad: bool
+    autocast: bool
+    dtype: torch.dtype
+    cache: bool
+
+    def restore(self) -> None:
+        torch._C._set_grad_enabled(self.grad)
+        torch.set_autocast_enabled("cpu", self.autocast)
+        torch.set_autocast_dtype("cpu", self.dtype)
+        torch.set_autocast_cache_enabled(self.cache)
+
+
+def modes() -> Modes:
+    """The modes now."""
+    return Modes(torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())

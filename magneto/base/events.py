@@ -7,8 +7,8 @@ event nobody listens to costs one append to a bounded queue. Fields hold plain d
 - `graph`: name, operations, function, file, line -- one graph went to a backend
 - `break`: id, reason, hint, stack, function -- why a region ends early; stack is ((file, line, function), ...), innermost last
 - `recompile`: function, file, line, reason, variants -- no compiled variant fitted; reason is the first guard that failed
-- `kernel`: name, source (where known), compiled -- kernels were built
-- `fallback`: what, reason -- something runs in eager instead
+- `kernel`: name, source, graph -- one distinct kernel of a graph
+- `fallback`: what (or graph), reason -- something runs in eager instead
 - `warning`: id, message, fields -- `warn_once`, also when not said again
 - `artifact`, `pass`, `error`: for whoever needs them
 """

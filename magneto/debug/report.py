@@ -58,7 +58,7 @@ def sections() -> list[Section]:
         Section(
             "Runs in eager",
             ("what", "reason"),
-            [(event.fields.get("what"), event.fields.get("reason")) for event in events.events("fallback")],
+            [(event.fields.get("what") or event.fields.get("graph"), event.fields.get("reason")) for event in events.events("fallback")],
             "nothing: every graph was compiled",
         ),
         Section(

@@ -64,7 +64,7 @@ def an_import_of_what_is_not_loaded(x):
     return y * colorsys.ONE_THIRD
 
 
-@breaks_with("B102")
+@breaks_with("B011")
 def a_result_whose_shape_is_data(x):
     return x.sin().nonzero() + 1
 

@@ -17,4 +17,4 @@ cc -shared -fPIC -g -O1 -Wall -UNDEBUG -fvisibility=hidden -fno-omit-frame-point
 LD_PRELOAD="$(cc -print-file-name=libasan.so) $(cc -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
     PYTHONMALLOC=malloc MAGNETO_EXTENSION="$out/_C.*.so" MAGNETO_SANITIZER=1 \
-    timeout 900 "$PYTHON" -m pytest tests/frame --confcutdir=tests/frame "$@"
+    timeout 550 "$PYTHON" -m pytest tests/frame --timeout=120 --confcutdir=tests/frame "$@"

@@ -39,9 +39,13 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self._magneto_call(*args, **kwargs)
 
 
+def _original(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
 def _reduce(self: Any, protocol: int) -> Any:
-    """Pickling and copying give the original module: a policy does not travel."""
-    return self._magneto_original.__reduce_ex__(protocol)
+    """Pickling gives the original module: a policy does not travel."""
+    return _original, (self._magneto_original,)
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:

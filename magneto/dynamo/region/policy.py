@@ -64,7 +64,7 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     if missed and not _may_recompile(context, state, missed):
         return _C.SKIP_ENTRY
     started = time.perf_counter()
-    with events.timer("compile"):
+    with events.timer("compile"), torch.autograd.graph.saved_tensors_hooks(_as_is, _as_is):  # hooks of a checkpoint must not see our tracing
         try:
             region = _compile(context, state)
         except (GraphBreak, UserError):
@@ -77,6 +77,10 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     seconds = time.perf_counter() - started
     events.emit("compile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, offset=state.offset, seconds=seconds)
     return region
+
+
+def _as_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class _BackendFailed(Exception):

@@ -274,6 +274,7 @@ class Methods:
     def method(self, x: int) -> Any:
         return self, x, C.active_policy()
 
+
 POLICY = C.Policy("methods")
 
 

@@ -216,7 +216,9 @@ def test_compiling_keeps_nothing() -> None:
         scope: dict[str, Any] = {}
         exec("def f(x):\n    y = x\n    return y", scope)
         f = scope["f"]
-        C.set_compiler(lambda policy, state, missed: None if state.offset else C.Region(lambda x: C.Resume(line(f.__code__, 2), (x, 5)), (0,)))
+        C.set_compiler(
+            lambda policy, state, missed: None if state.offset else C.Region(lambda x: C.Resume(line(f.__code__, 2), (x, 5)), (0,))
+        )
         policies = [C.Policy() for _ in range(5)]
         for policy in policies:
             assert C.Optimized(f, policy)(1) == 5

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_OBJECT_WORDS = 16
-IMPL_WORDS = 24
+IMPL_WORDS = 22  # 176 bytes: the size of a c10::TensorImpl, nothing beyond it is read
 AMBIGUOUS_BITS = 8  # torch.int1 ... int7 and uint1 ... uint7 have the codes of int8 and uint8
 REQUIRES_GRAD_SYMBOL = "_ZNK3c1010TensorImpl13requires_gradEv"  # c10::TensorImpl::requires_grad() const
 MODE_SYMBOL = "_ZN2at4impl27torch_function_mode_enabledEv"  # at::impl::torch_function_mode_enabled()

@@ -11,6 +11,7 @@
  *   ("CALL",   dst, callable, registers, kwnames)    the last len(kwnames) registers are keyword arguments; dst -1 drops the result
  *   ("LIST",   dst, registers)
  *   ("UNPACK", src, dsts)                            dst -1 skips an element
+ *   ("LAYOUT", register, callable, sizes, strides)   callable(tensor, sizes, strides) in place of a tensor that is laid out otherwise
  *   ("FREE",   registers)
  *
  * `keep` marks what survives the call. A kept ALLOC belongs to a *workspace*: a set of registers that one call at a time
@@ -27,7 +28,7 @@
 #include <string.h>
 #include "dlpack.h"
 
-typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_CALL, OP_LIST, OP_UNPACK, OP_FREE } PlanOp;
+typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE } PlanOp;
 typedef int (*PlanKernel)(void *const *data);
 
 typedef struct {
@@ -37,6 +38,7 @@ typedef struct {
     int flag;          /* keep, or release_gil */
     int slot;          /* kept VIEW: index into the workspace's remembered sources */
     int *regs;         /* owned */
+    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides */
     PlanKernel kernel;
     PyObject *callable, *args, *kwargs; /* owned; kwargs is a dict (ALLOC) or a tuple of names (CALL) */
 } PlanInstr;
@@ -315,6 +317,38 @@ run_unpack(const PlanInstr *in, Workspace *ws)
     return 0;
 }
 
+/* Does the tensor have these sizes and strides (where more than one element makes a stride matter)? 1, 0, or -1 with an exception. */
+static int
+plan_laid_out(const PlanInstr *in, PyObject *tensor)
+{
+    mg_dltensor view;
+    if (dlpack == NULL) return 0; /* the callable looks for itself */
+    if (dlpack->view_of(tensor, &view) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (view.ndim != in->n) return 0;
+    int empty = 0;
+    for (int d = 0; d < in->n; d++) {
+        if (view.shape[d] != in->layout[d]) return 0;
+        if (view.shape[d] == 0) empty = 1;
+    }
+    for (int d = 0; d < in->n && !empty; d++)
+        if (view.shape[d] != 1 && view.strides[d] != in->layout[in->n + d]) return 0;
+    return 1;
+}
+
+static int
+run_layout(const PlanInstr *in, Workspace *ws)
+{
+    PyObject *tensor = ws->regs[in->dst];
+    if (plan_laid_out(in, tensor)) return 0;
+    PyObject *value = PyObject_CallFunctionObjArgs(in->callable, tensor, in->args, in->kwargs, NULL);
+    if (value == NULL) return -1;
+    plan_set(ws, in->dst, value);
+    return 0;
+}
+
 static void
 run_free(const PlanInstr *in, Workspace *ws)
 {
@@ -338,6 +372,7 @@ plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
         case OP_VIEW: failed = run_view(in, ws); break;
         case OP_FREE: run_free(in, ws); break;
         case OP_UNPACK: failed = run_unpack(in, ws); break;
+        case OP_LAYOUT: failed = run_layout(in, ws); break;
         case OP_LIST: failed = run_list(in, ws); break;
         }
         if (failed) return -1;
@@ -560,6 +595,30 @@ parse_rest(PlanObject *plan, const char *op, PyObject *t, PlanInstr *in)
             if (check_dst(plan, in->regs[i], 0) < 0) return -1;
         return 0;
     }
+    if (strcmp(op, "LAYOUT") == 0) {
+        PyObject *callable, *sizes, *strides;
+        in->op = OP_LAYOUT;
+        if (!PyArg_ParseTuple(t, "siOO!O!", &ignored, &in->dst, &callable, &PyTuple_Type, &sizes, &PyTuple_Type, &strides)) return -1;
+        if (check_dst(plan, in->dst, 0) < 0) return -1;
+        in->callable = Py_NewRef(callable);
+        in->args = Py_NewRef(sizes);
+        in->kwargs = Py_NewRef(strides);
+        in->n = (int)PyTuple_GET_SIZE(sizes);
+        if (PyTuple_GET_SIZE(strides) != in->n) {
+            PyErr_SetString(PyExc_ValueError, "LAYOUT needs as many strides as sizes");
+            return -1;
+        }
+        in->layout = PyMem_Malloc(sizeof(int64_t) * (size_t)(2 * in->n + 1));
+        if (in->layout == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        for (int i = 0; i < 2 * in->n; i++) {
+            in->layout[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(i < in->n ? sizes : strides, i % in->n));
+            if (in->layout[i] == -1 && PyErr_Occurred()) return -1;
+        }
+        return 0;
+    }
     PyErr_Format(PyExc_ValueError, "unknown plan instruction %s", op);
     return -1;
 }
@@ -597,6 +656,7 @@ plan_verify(PlanObject *plan)
         PlanInstr *in = &plan->code[i];
         int bad = -1, reads = in->op == OP_KERNEL || in->op == OP_CALL || in->op == OP_LIST || in->op == OP_FREE;
         if ((in->op == OP_VIEW || in->op == OP_UNPACK) && !defined[in->src]) bad = in->src;
+        if (in->op == OP_LAYOUT && !defined[in->dst]) bad = in->dst;
         for (int k = 0; reads && k < in->n; k++) {
             if (!defined[in->regs[k]] || (in->op == OP_FREE && plan->kind[in->regs[k]] == REG_KEPT)) bad = in->regs[k];
             if (in->op == OP_FREE) defined[in->regs[k]] = 0;
@@ -697,6 +757,7 @@ plan_dealloc(PyObject *self)
     for (Py_ssize_t i = 0; i < plan->n_code; i++) {
         PlanInstr *in = &plan->code[i];
         PyMem_Free(in->regs);
+        PyMem_Free(in->layout);
         Py_XDECREF(in->callable);
         Py_XDECREF(in->args);
         Py_XDECREF(in->kwargs);

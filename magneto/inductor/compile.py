@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from magneto import _C
+from magneto.aot_autograd.call import as_function, without_grad
 from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit, timer
 from magneto.base.logs import KERNELS, LOOPS, dump, log, logging, trace_kernel
@@ -45,14 +45,15 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
     try:
         with timer("lower"):
             program = lower_graph(graph)
-        return compile_program(program, name)
+        plan: Compiled = compile_program(program, name)
+        return plan
     except (CannotLower, CannotSchedule, CannotEmit) as error:
         emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
         log(LOOPS, f"{name} runs in eager: {error}")
-        return eager_graph(graph)
+        return without_grad(as_function(graph, name))
     except BuildFailed as error:
         emit("fallback", graph=name, reason=str(error))
-        return eager_graph(graph)
+        return without_grad(as_function(graph, name))
 
 
 class BuildFailed(Exception):
@@ -111,6 +112,8 @@ def _built(kernels: list[KernelText]) -> dict[str, int]:
 def _report(name: str, plan: Schedule, kernels: dict[FusedKernel, KernelText], code: PlanCode) -> None:
     calls = sum(isinstance(step, LibraryCall) for step in plan.steps)
     distinct = len({kernel.hash for kernel in kernels.values()})
+    for step, kernel in {kernel.hash: (step, kernel) for step, kernel in kernels.items()}.values():
+        emit("kernel", name=kernel.symbol, source=f"{describe(step)}\n{kernel.source}", graph=name)
     counter("kernels", len(kernels))
     counter("kernels_distinct", distinct)
     counter("library_calls", calls)
@@ -138,19 +141,3 @@ def _remember(plan: _C.Plan, code: PlanCode) -> None:
             if (old := ref()) is not None:
                 old.release_workspace()
             total -= size
-
-
-# ---- the graph itself --------------------------------------------------------------------------------------------------------
-
-
-def eager_graph(graph: fx.Graph) -> Compiled:
-    """The graph run operation by operation."""
-    owner = graph.owning_module if graph.owning_module is not None else torch.nn.Module()
-    module = fx.GraphModule(owner, graph)
-
-    def run(*inputs: Any) -> Sequence[Any]:
-        with torch.no_grad():
-            result = module(*inputs)
-        return tuple(result) if isinstance(result, list | tuple) else (result,)
-
-    return run

@@ -49,4 +49,4 @@ def fast_callable(step: LibraryCall) -> Callable[..., Any]:
 @cache
 def _direct(op: Any) -> Callable[..., Any]:
     """The operation behind an OpOverload, without its Python layer."""
-    return op if not isinstance(op, torch._ops.OpOverload) else getattr(op, "_op", op)  # type: ignore[no-any-return]
+    return op if not isinstance(op, torch._ops.OpOverload) else getattr(op, "_op", op)

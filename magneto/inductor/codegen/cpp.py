@@ -134,6 +134,15 @@ class _Writer:
             found[member.name] = None
         return list(found)
 
+    def points(self, folds: Sequence[Fold], stores: Sequence[Member]) -> list[Value]:
+        """Bodies of the pointwise members that folds and stores need and that are not at hand, in the program's order."""
+        needed: set[str] = set()
+        roots = [f.member for f in folds] + list(stores)
+        for member in reversed(self.kernel.members):
+            if member in roots or member.name in needed:
+                needed.update(load.buffer for load in member_loads(member.body))
+        return [m.body for m in self.kernel.members if m.name in needed and not m.is_reduction and m.name not in self.answers]
+
     def _is_heavy(self, name: str) -> bool:
         """Is computing the member anew more work than writing and reading an array?"""
         found = self.heavy_memo.get(name)
@@ -383,6 +392,8 @@ class Fill:
             if name not in kept_now:
                 writer.answers[name] = (f"{array}[{self._position(lane)}]", depth)
         emitter._depth_memo.clear()
+        for body in writer.points(self.folds, self.stores):  # one after the other: long chains must not become deep recursion
+            emitter.emit(body)
         for member in self.keeps:
             scope.lines.append(f"{writer.arrays[member.name]}[{self._position(lane)}] = {emitter.emit(member.body)};")
         for fold in self.folds:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
-from magneto.inductor.loops.ir import Const, Indirect, IndexValue, Load, Masked, Op, Value
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.symbolic import Expr, Sym, to_c
 
 BAD_INDEX, ZERO_DIVISION = 1, 2
@@ -194,12 +194,8 @@ class Emitter:
 
 
 def _reads_memory(value: Value) -> bool:
-    """Does the value read memory, or use an index that must be checked?"""
-    if isinstance(value, Load):
-        return True
-    if isinstance(value, Op) and value.name in DIVIDING:
-        return True
-    return any(_reads_memory(child) for child in value.children())
+    """Does the value read memory, or divide, so that it must not be computed where its mask is false?"""
+    return any(isinstance(v, Load) or (isinstance(v, Op) and v.name in DIVIDING) for v in walk_values(value))
 
 
 def indent(lines: Sequence[str]) -> list[str]:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from magneto.inductor.loops.ir import Indirect, IndexValue, Load, Value, walk_values
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values
+from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import Dim, FusedKernel
 from magneto.symbolic import ZERO, Add, Expr, Sym
 
@@ -80,8 +81,6 @@ def nest_of(kernel: FusedKernel) -> Nest:
 
 
 def _can_split(kernel: FusedKernel) -> bool:
-    from magneto.inductor.schedule.fuse import member_stages
-
     stages = member_stages(kernel.members)
     simple = all(m.kind in ("sum", "prod", "max", "min", "any", "all", "point") for m in kernel.members)
     stored_again = any(m.full and not m.is_reduction and stages[m.name] > 0 and m.name in kernel.stored for m in kernel.members)
@@ -100,10 +99,9 @@ def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> N
     while split < len(dims) - 1 and prod(d.size for d in dims[:split]) < ROWS_WANTED:
         split += 1
     outer, inner = dims[:split], dims[split:]
-    chunk = 0
-    rest = prod(d.size for d in inner[1:])
-    if parallel and prod(d.size for d in outer) < ROWS_WANTED and inner[0].size * rest > CHUNK:
-        chunk = max(1, CHUNK // rest)
+    chunk, below = 0, prod(d.size for d in inner[1:])
+    if parallel and prod(d.size for d in outer) < ROWS_WANTED and inner[0].size * below > CHUNK:
+        chunk = max(1, CHUNK // below)
     return Nest(kernel, "point", outer, inner, chunk, parallel)
 
 

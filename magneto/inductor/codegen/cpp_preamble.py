@@ -172,7 +172,7 @@ _REDUCTIONS = """\
 
 
 def _prototypes(level: int) -> str:
-    lines = []
+    lines: list[str] = []
     for names, needed, arguments in (
         (VECTOR_1, 1, "f64"), (VECTOR_2, 2, "f64"), (SCALAR, 9, "f64"),
         (VECTOR_BINARY_1, 1, "f64, f64"), (VECTOR_BINARY_2, 2, "f64, f64"), (SCALAR_BINARY, 9, "f64, f64"),

@@ -28,7 +28,7 @@ def write_split(writer: _Writer) -> list[str]:
         folds = [fold_of(m, emitter.fresh("a")) for m in current.folds]
         head, symbols = writer.decode_rows(nest)
         scope = emitter.push(symbols)
-        _answer(writer, results, "row / %d" % nest.portions)
+        _answer(writer, results, f"row / {nest.portions}")
         loop = writer.inner_pass(current, folds, {0: ("lo", "hi")})
         emitter.pop()
         inside = [*head, *scope.lines, *(f.declare() for f in folds), *loop, *(f"{f.name}p[row] = {f.name};" for f in folds)]

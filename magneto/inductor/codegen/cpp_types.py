@@ -78,7 +78,7 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
     return f"({compute_type(target)})({text})"
 
 
-def literal(value: bool | int | float | complex, dtype: torch.dtype) -> str:
+def literal(value: bool | complex, dtype: torch.dtype) -> str:
     """A constant. Exact: floats are printed in hexadecimal."""
     if dtype is torch.bool:
         return "1" if value else "0"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from magneto.base.events import counter
 from magneto.inductor.codegen.calls import fast_callable
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf, iter_views
@@ -42,6 +43,17 @@ def carve(arena: torch.Tensor, offset: int, nbytes: int, dtype: torch.dtype, sha
 def view_at(base: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
     """A strided view whose offset counts from the tensor's first element, not from its storage's."""
     return torch.as_strided(base, shape, strides, base.storage_offset() + offset)
+
+
+def laid_out(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """The result of a library call in the layout that the graph was compiled for. Kernels read memory by that layout, so a call that lays its
+    result out otherwise (a rule of ours is wrong, or the library chose by processor) costs a copy, never a wrong number."""
+    if tuple(tensor.shape) != sizes:
+        raise RuntimeError(f"a library call returned shape {tuple(tensor.shape)}, the graph was compiled for {sizes}")
+    if all(n == 1 or s == t for n, s, t in zip(sizes, tensor.stride(), strides, strict=True)) or 0 in sizes:
+        return tensor
+    counter("results_laid_out_anew")
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 @dataclass(slots=True)
@@ -102,7 +114,7 @@ class _Builder:
         register = self.views[view] = self.fresh()
         keep = base in self.kept or base < self.n_inputs or base in self.constants.values()
         if view.offset == 0:
-            instruction = ("VIEW", register, base, torch.as_strided, (view.shape, view.strides), keep)
+            instruction: tuple[Any, ...] = ("VIEW", register, base, torch.as_strided, (view.shape, view.strides), keep)
         else:
             instruction = ("VIEW", register, base, view_at, (view.shape, view.strides, view.offset), keep)
         self.instructions.append(instruction)
@@ -128,7 +140,7 @@ class _Builder:
 
     def kernel(self, step: FusedKernel, address: int) -> None:
         registers = tuple(self.buffer(name) for name in parameters(step))
-        moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type]
+        moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type,misc]
         self.instructions.append(("KERNEL", address, registers, moved >= RELEASE_GIL))
 
     def call(self, step: LibraryCall) -> None:
@@ -149,6 +161,7 @@ class _Builder:
             assert buffer is not None
             self.registers[buffer.name] = result
             self._dies(buffer.name, result)
+            self._check_layout(buffer, result)
             return
         self.temporaries.setdefault(self.position, []).append(result)
         destinations = []
@@ -160,6 +173,11 @@ class _Builder:
         while destinations and destinations[-1] < 0:
             destinations.pop()
         self.instructions.append(("UNPACK", result, tuple(destinations)))
+        for b in step.buffers:
+            self._check_layout(b, self.registers[b.name])
+
+    def _check_layout(self, buffer: Buffer, register: int) -> None:
+        self.instructions.append(("LAYOUT", register, laid_out, buffer.shape, buffer.strides))
 
     def free(self, position: int, outputs: frozenset[int] = frozenset()) -> None:
         """Drop what dies after a step."""

@@ -63,8 +63,8 @@ class Alignment:
 def align(host: Form, guest: Form) -> Alignment | None:
     """The common refinement of two forms of one walk, None if they are different walks."""
     if len(host) == len(guest) and all(h[:2] == g[:2] for h, g in zip(host, guest, strict=True)):
-        pieces = [(Dim(h[2], h[1]), h[2], g[2]) for h, g in zip(host, guest, strict=True)]
-        return Alignment(pieces, {}, {g[2]: h[2] for h, g in zip(host, guest, strict=True) if h[2] is not g[2]})
+        same = [(Dim(h[2], h[1]), h[2], g[2]) for h, g in zip(host, guest, strict=True)]
+        return Alignment(same, {}, {g[2]: h[2] for h, g in zip(host, guest, strict=True) if h[2] is not g[2]})
     pieces: list[tuple[Dim, Sym, Sym]] = []
     h_left: list[list[Any]] = [list(t) for t in reversed(host)]
     g_left: list[list[Any]] = [list(t) for t in reversed(guest)]
@@ -89,8 +89,8 @@ def _composed(pieces: Sequence[tuple[Dim, Sym, Sym]], side: int) -> dict[Expr, E
     """Each original symbol as the sum of its pieces, the first piece being the fastest."""
     parts: dict[Sym, list[Expr]] = {}
     steps: dict[Sym, int] = {}
-    for piece in pieces:
-        dim, origin = piece[0], piece[side]
+    for dim, host, guest in pieces:
+        origin = host if side == 1 else guest
         step = steps.get(origin, 1)
         parts.setdefault(origin, []).append(mul(dim.sym, step))
         steps[origin] = step * dim.size
@@ -100,8 +100,8 @@ def _composed(pieces: Sequence[tuple[Dim, Sym, Sym]], side: int) -> dict[Expr, E
 def replaced(dims: Sequence[Dim], alignment: Alignment, side: int) -> tuple[Dim, ...]:
     """The dimensions of one side (1 host, 2 guest) with those that were cut replaced by their pieces, slowest first."""
     by_origin: dict[Sym, list[Dim]] = {}
-    for piece in alignment.pieces:
-        by_origin.setdefault(piece[side], []).append(piece[0])
+    for dim, host, guest in alignment.pieces:
+        by_origin.setdefault(host if side == 1 else guest, []).append(dim)
     result: list[Dim] = []
     for dim in dims:
         result.extend(reversed(by_origin[dim.sym]) if dim.sym in by_origin else (dim,))

@@ -1,6 +1,6 @@
 """Which groups become one kernel: `may_fuse(a, b) -> Yes | No(reason)`, and the greedy search over the program.
 
-`a` comes before `b` (b may read what a writes). They fuse when one domain can serve both: the symbols of one are expressed in the other's by
+They fuse when one domain can serve both: the symbols of one are expressed in the other's by
 aligning the memory they share (domain.py), and then every load of a shared buffer must be at the very point where it is computed.
 Vertical fusion saves writing and reading a buffer, horizontal fusion saves reading one twice; the score is the bytes saved.
 """
@@ -57,10 +57,10 @@ class _Side:
 
 
 def may_fuse(a: Group, b: Group, buffers: Mapping[str, Buffer], limit: int = 64) -> Yes | No:
-    """Whether groups a and b (not before a) can be one kernel."""
+    """Whether groups a and b can be one kernel. Data may flow both ways: a group holds nodes from different places of the program."""
     if len(a.members) + len(b.members) > limit:
         return No("too many buffers in one kernel")
-    flow = [name for name in a.writes if name in b.reads]
+    flow = [name for name in a.writes if name in b.reads] + [name for name in b.writes if name in a.reads]
     shared = [name for name in a.reads if name in b.reads]
     if not flow and not shared:
         return No("nothing in common")
@@ -73,7 +73,7 @@ def may_fuse(a: Group, b: Group, buffers: Mapping[str, Buffer], limit: int = 64)
     fused = _joined(a, b, host, guest, *sides)
     if isinstance(fused, No):
         return fused
-    refused = _unsound(flow, fused) or _unprofitable(fused, buffers)
+    refused = _unsound(fused) or _unprofitable(fused, buffers)
     if refused is not None:
         return refused
     saved = sum(2 * _bytes(buffers[n]) for n in flow if n in buffers) + sum(_bytes(buffers[n]) for n in shared if n in buffers)
@@ -86,7 +86,7 @@ def _bytes(buffer: Buffer) -> int:
 
 def _index_pairs(a: Group, b: Group, host_is_a: bool, flow: Sequence[str], shared: Sequence[str]) -> list[tuple[Expr, Expr]]:
     """(host's index, guest's index) of memory that both walk, the most telling first."""
-    pairs = [(a.writes[n].store, b.reads[n][0].index) for n in flow]
+    pairs = [(a.writes[n].store, b.reads[n][0].index) if n in a.writes else (a.reads[n][0].index, b.writes[n].store) for n in flow]
     pairs.sort(key=lambda p: -len(p[0].free))
     common = [(a.reads[n][0].index, b.reads[n][0].index) for n in shared]
     common.sort(key=lambda p: -len(p[0].free))
@@ -123,10 +123,10 @@ def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]]) -> tup
 
 def _rename(side: _Side, form: Form) -> list[Sym]:
     """Give a side symbols that occur nowhere else; returns those of the form's terms."""
-    names = {d.sym: fresh_symbol(d.size) for d in (*side.rows, *side.cols)} if not side.mapping else {}
+    names: dict[Expr, Expr] = {d.sym: fresh_symbol(d.size) for d in (*side.rows, *side.cols)} if not side.mapping else {}
     if names:
-        side.rows, side.cols = (tuple(Dim(names[d.sym], d.size) for d in dims) for dims in (side.rows, side.cols))
-        side.mapping = dict(names)
+        side.rows, side.cols = (tuple(Dim(names[d.sym], d.size) for d in dims) for dims in (side.rows, side.cols))  # type: ignore[arg-type]
+        side.mapping = {**names}
     return [side.mapping[sym] for _, _, sym in form]  # type: ignore[misc]
 
 
@@ -163,7 +163,7 @@ def _count(dims: Sequence[Dim]) -> int:
 
 
 def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side) -> Group | No:
-    """The fused group over the common symbols; members of a come first."""
+    """The fused group over the common symbols; members in the program's order."""
     rows, cols = {d.sym for d in h.rows}, {d.sym for d in h.cols}
     guest_dims = {d.sym for d in (*g.rows, *g.cols)}
     if guest_dims != (rows | cols) and (guest.cols or guest_dims != rows):
@@ -180,10 +180,10 @@ def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side) -
     return Group(h.rows, h.cols, members(a) + members(b), sorted(a.nodes + b.nodes), tuple(dict.fromkeys(a.origins + b.origins)), a.why + b.why)
 
 
-def _unsound(flow: Sequence[str], fused: Group) -> No | None:
+def _unsound(fused: Group) -> No | None:
     """Every load of a buffer computed here must be at the point where it is computed."""
-    for name in flow:
-        if any(load.index is not fused.writes[name].store for load in fused.reads[name]):
+    for name in fused.writes:
+        if any(load.index is not fused.writes[name].store for load in fused.reads.get(name, ())):
             return No(f"{name} is read at other places than it is written")
     full = {m.name: m.full and not m.is_reduction for m in fused.members}
     for member in fused.members:

@@ -6,7 +6,7 @@ follows knows pointwise members and plain folds only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -46,6 +46,7 @@ class Group:
     writes: dict[str, Member] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.members.sort(key=lambda m: m.position)  # the program's order respects data flow; stable for the members of one node
         self.writes = {m.name: m for m in self.members}
         for member in self.members:
             for load in member_loads(member.body):
@@ -85,6 +86,13 @@ def dims_of(symbols: tuple[Expr, ...], sizes: tuple[int, ...]) -> tuple[Dim, ...
 
 def group_of(node: Pointwise | Reduction, position: int) -> Group:
     """The group of one node."""
+    group = _group(node, position)
+    group.members = [replace(m, position=position) for m in group.members]
+    group.writes = {m.name: m for m in group.members}
+    return group
+
+
+def _group(node: Pointwise | Reduction, position: int) -> Group:
     ranges = static_sizes(node.ranges)
     symbols = index_symbols(node.ranges)
     rows = dims_of(symbols, ranges)

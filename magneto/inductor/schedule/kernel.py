@@ -21,8 +21,8 @@ import torch
 
 from magneto.inductor.loops.ir import (
     Buffer,
-    Indirect,
     IndexValue,
+    Indirect,
     LibraryCall,
     Load,
     Masked,
@@ -47,7 +47,7 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class Member:
     """`kind` is POINT or a reduction kind (sum prod max min any all argmax argmin). `store`: element offset in the buffer's memory.
-    `flat`: of argmax and argmin, the index they count. `full`: iterates rows x cols."""
+    `flat`: of argmax and argmin, the index they count. `full`: iterates rows x cols. `position`: of its node in the program."""
 
     kind: str
     buffer: Buffer
@@ -56,6 +56,7 @@ class Member:
     full: bool
     acc_dtype: torch.dtype
     flat: Expr | None = None
+    position: int = 0
 
     @property
     def name(self) -> str:
@@ -75,6 +76,7 @@ class Member:
             self.full if full is None else full,
             self.acc_dtype,
             None if self.flat is None else substitute(self.flat, mapping),
+            self.position,
         )
 
 
@@ -133,5 +135,5 @@ def map_value(value: Value, mapping: Mapping[Expr, Expr], memo: dict[Value, Valu
 
 def map_index(index: Expr, mapping: Mapping[Expr, Expr], memo: dict[Value, Value]) -> Expr:
     """An index over other symbols, computed indices included."""
-    indirect = {s: Indirect(map_value(s.value, mapping, memo), s.extent) for s in index.free if isinstance(s, Indirect)}
+    indirect: dict[Expr, Expr] = {s: Indirect(map_value(s.value, mapping, memo), s.extent) for s in index.free if isinstance(s, Indirect)}
     return substitute(index, {**mapping, **indirect} if indirect else mapping)

@@ -200,7 +200,7 @@ def schedule(program: Program) -> Schedule:
             if kernel.stored:
                 steps.append(kernel)
     computed = {b.name for node in program.nodes for b in node.buffers if not isinstance(node, LibraryCall)}
-    empty = {name for name in computed if prod(buffers[name].shape) == 0}  # type: ignore[arg-type]
+    empty = {name for name in computed if prod(buffers[name].shape) == 0}
     return Schedule(program, tuple(steps), buffers, frozenset(computed - stored - empty))
 
 

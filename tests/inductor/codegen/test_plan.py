@@ -14,7 +14,7 @@ import torch
 
 from magneto import _C
 from magneto.inductor.codegen.calls import FAST
-from magneto.inductor.codegen.plan import plan_code, same_tensor, show_plan
+from magneto.inductor.codegen.plan import laid_out, plan_code, same_tensor, show_plan
 from magneto.inductor.compile import compile_graph, compile_program
 from magneto.inductor.loops.ir import Buffer, ViewOf
 from magneto.inductor.lower import lower_graph
@@ -244,3 +244,23 @@ def test_status_of_a_kernel_becomes_an_exception(status: int, error: type[Except
     plan = _C.Plan((("KERNEL", ctypes.cast(callback, ctypes.c_void_p).value, (0,), False),), 1, 1, (0,))
     with pytest.raises(error):
         plan(torch.ones(1))
+
+
+def test_results_in_another_layout_are_copied() -> None:
+    code = (("CALL", 1, torch.t, (0,), ()), ("LAYOUT", 1, laid_out, (3, 2), (2, 1)))
+    plan = _C.Plan(code, 2, 1, (1,))
+    x = torch.randn(2, 3)
+    (found,) = plan(x)
+    assert torch.equal(found, x.t()) and found.stride() == (2, 1)
+    kept = torch.randn(3, 2).t()
+    assert plan(kept)[0].data_ptr() == kept.data_ptr()
+    with pytest.raises(RuntimeError, match="compiled for"):
+        plan(torch.randn(2, 4))
+
+
+def test_results_of_calls_are_checked() -> None:
+    g = Graph()
+    x = g.input(torch.randn(4, 5))
+    g.output(g.exp(g.call(aten.cumsum.default, x, 1)), g.call(aten.cumprod.default, x, 1))
+    plan = compile_program(lower_graph(g.fx))
+    assert any(i[0] == "LAYOUT" for i in plan.instructions)

@@ -73,6 +73,13 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
     m.graph_break("B104", operation="use as a dictionary key", value=key.show())
 
 
+def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The items in iteration order, past overrides of a subclass."""
+    if isinstance(obj, collections.OrderedDict):
+        return list(collections.OrderedDict.items(obj))
+    return list(dict.items(obj))
+
+
 class DictTracker(Tracker):
     """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
 
@@ -111,7 +118,7 @@ class DictTracker(Tracker):
         source = self.source
         assert source is not None
         read_before, self.entries = self.entries, {}
-        for index, (key, value) in enumerate(self.obj.items()):
+        for index, (key, value) in enumerate(raw_items(self.obj)):
             token = object_token(key)
             if token in read_before:
                 self.entries[token] = read_before[token]
@@ -140,7 +147,7 @@ class DictTracker(Tracker):
         self._listed = True
         m, source = self._machine, self.source or self.owner.source
         assert m is not None
-        keys = list(self.obj)
+        keys = [key for key, _ in raw_items(self.obj)]
         if all(is_constant(key) for key in keys):
             m.guard(Kind.KEYS, source, tuple(keys))
             return
@@ -164,9 +171,9 @@ class DictTracker(Tracker):
         found = self.entries.get(token)
         if found is None and not self._whole:
             real = token.of if type(token) is Identity else token
-            if real in self.obj:
+            if dict.__contains__(self.obj, real):
                 assert self.source is not None
-                value = m.wrap(self.obj[real], Item(self.source, real))
+                value = m.wrap(dict.__getitem__(self.obj, real), Item(self.source, real))
                 self.entries[token] = (key if key is not None else ConstTracker(real), value)
                 return value
         if found is None:
@@ -185,7 +192,7 @@ class DictTracker(Tracker):
         if real is MISSING:
             self.listed()
             return
-        if real in self.obj:
+        if dict.__contains__(self.obj, real):
             return  # present at the start, removed inside the region
         m.guard(Kind.KEY_ABSENT, self.source or self.owner.source, real)
 

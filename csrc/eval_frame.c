@@ -186,7 +186,8 @@ done:
     return status;
 }
 
-/* A region raised an Exception: forget it and tell who wants to know. -1 if that raised. */
+/* A region raised an Exception: forget it and tell who wants to know. -1 with an exception set if that raised, or if the listener
+ * answered True: the exception is then the program's (control flow through a graph), and the frame raises it. */
 static MG_COLD int
 note_rerun(mg_thread *t, Policy *policy, Region *region)
 {
@@ -204,6 +205,11 @@ note_rerun(mg_thread *t, Policy *policy, Region *region)
     PyObject *args[] = {NULL, (PyObject *)region, value};
     result = call_inactive_within(t, policy, callback, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET);
     Py_DECREF(callback);
+    if (result == Py_True) {
+        Py_DECREF(result);
+        PyErr_Restore(type, value, traceback);
+        return -1;
+    }
     Py_XDECREF(result);
 dropped:
     Py_XDECREF(type);

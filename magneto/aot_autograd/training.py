@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from magneto import _C
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Partition, is_random
 from magneto.aot_autograd.signature import Result
@@ -129,7 +130,7 @@ class CompiledGraph(torch.autograd.Function):
             return (None, *_replay(ctx.inputs if plan.replay_outputs is not None else None, plan, gradients))
         tangents = [_tangent(gradients[index], meta) for index, meta in zip(plan.differentiable, plan.tangent_metas, strict=True)]
         if plan.backward is None:
-            plan.backward = plan.build_backward()
+            plan.backward = _C.call_inactive(plan.build_backward)  # a frame hook may be active: our own code is not to be captured
         answer = plan.answer(plan.backward(*kept, *tangents), tangents)
         missing = {k for k, index in enumerate(plan.differentiable) if gradients[index] is None}
         if missing:  # an input none of whose tangents is defined gets None, as in eager

@@ -20,6 +20,7 @@ from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.recorder import Recorder
+from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
 from magneto.dynamo.trackers.base import Tracker
 
@@ -137,6 +138,10 @@ class SymbolicMachine:
         self._finish(frame, forced.reason, forced.interpret)
 
     def _break(self, frame: SymFrame, reason: GraphBreak) -> NoReturn:
+        if calls_reflective(frame):
+            if len(self.frames) > 1:
+                raise Restart(self.frames[0].count, reason, True)
+            self._finish(frame, reason, True)
         self._finish(frame, reason, False)
 
     def _finish(self, frame: SymFrame, reason: GraphBreak | None, interpret: bool) -> NoReturn:

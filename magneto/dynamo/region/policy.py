@@ -49,9 +49,13 @@ def install() -> None:
     _C.set_on_rerun(_on_rerun)
 
 
-def _on_rerun(region: Any, error: BaseException) -> None:
+def _on_rerun(region: Any, error: BaseException) -> bool:
+    """A region raised: the interpreter runs the frame again, unless the exception is control flow that passes through a graph."""
+    if type(error).__name__ == "_StopRecomputationError":  # torch.utils.checkpoint ends a recomputation by raising out of a saved-tensor hook
+        return True
     events.counter("reruns")
     log(1, lambda: f"region {region.info.get('name')} raised {error!r}; the interpreter runs the frame")
+    return False
 
 
 def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
@@ -59,7 +63,7 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     context: Context = policy.payload
     if config.disable:
         return None
-    if skip_reason(state.code) is not None:
+    if skip_reason(state.code, state.globals) is not None:
         return _C.SKIP_CODE
     if missed and not _may_recompile(context, state, missed):
         return _C.SKIP_ENTRY

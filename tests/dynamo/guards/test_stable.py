@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import gc
+import subprocess
+import sys
 import types
 import weakref
 
@@ -437,8 +439,6 @@ def test_threads():
 
 
 def test_nothing_leaks(tree):
-    import sys
-
     both = Both(*node_rows(SELF, tree), exports=[attribute(SELF, "sizes")])
     watched = [tree, tree.__dict__, leaf(tree), leaf(tree).__dict__, leaf(tree)._parameters, leaf(tree)._parameters["w"], tree.sizes]
 
@@ -457,3 +457,27 @@ def test_nothing_leaks(tree):
             leaf(tree).training = True
         assert both.program.check((tree,), (), values=True) == (tree.sizes,)
     assert counts() == before
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="dictionaries have versions, no watchers are needed")
+def test_without_a_free_watcher_every_check_is_complete():
+    """In a process of its own: somebody else has taken all watcher ids before the first program is made."""
+    code = """
+import ctypes
+callback = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.py_object)(lambda *a: 0)
+taken = 0
+try:
+    while ctypes.pythonapi.PyDict_AddWatcher(callback) >= 0:
+        taken += 1
+except RuntimeError:
+    pass
+assert taken
+from tests.dynamo.guards.test_stable import SELF, Both, Kind, Node, attribute
+node = Node()
+both = Both((Kind.EQUALS, attribute(SELF, "scale"), 0.5))
+assert both.holds(node)
+node.scale = 1.0
+assert not both.holds(node)
+assert both.program.n_recorded == 0 and both.program.n_precise == 6, both.program.n_precise
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -14,7 +14,7 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Source
-from magneto.dynamo.marks import mark_of
+from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_constant
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
@@ -153,7 +153,14 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
     if kind is not None:
         _same(m, obj, source)
         return MarkedTracker(obj, kind, source)
+    if obj.__module__ is not None and obj.__module__.startswith(NOT_FOLLOWED):
+        _same(m, obj, source)
+        return MarkedTracker(obj, DISABLE, source)
     return FunctionTracker.existing(m, obj, source)
+
+
+NOT_FOLLOWED = ("torch._functorch", "torch._higher_order_ops", "torch._dynamo", "torch._inductor", "torch.fx", "torch.distributed")
+"""Modules whose functions are called between two graphs: transforms and compilers, not models."""
 
 
 def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:

@@ -524,7 +524,7 @@ def const_getitem(m: Machine, v: ConstTracker, key: Tracker) -> Any:
 
 
 @rule(operator.getitem, ClassTracker, Tracker)
-def class_getitem(m: Machine, v: ClassTracker, key: Tracker) -> Any:
+def class_getitem(m: Machine, v: ClassTracker | ObjectTracker, key: Tracker) -> Any:
     """Generic aliases and enumerations by name."""
     const = key.try_const()
     value = const.value if const is not None else key.obj
@@ -535,6 +535,8 @@ def class_getitem(m: Machine, v: ClassTracker, key: Tracker) -> Any:
 
 @rule(operator.getitem, ObjectTracker, Tracker)
 def object_getitem(m: Machine, v: ObjectTracker, key: Tracker) -> Any:
+    if v.cls.__module__ == "typing" and v.obj is not MISSING:  # List[int]: an object of no consequence
+        return class_getitem(m, v, key)
     if isinstance(find_in_type(m, v.cls, "__getitem__"), types.FunctionType):
         method = find_special(m, v, "__getitem__")
         assert method is not None

@@ -66,6 +66,7 @@ STATE_TABLE: tuple[StateRow, ...] = (
     StateRow(
         "dispatch modes", "_C._len_torch_dispatch_stack", (), Probe("c10", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", INT64_VOID)
     ),
+    StateRow("saved tensor hooks", "_C._autograd._top_saved_tensors_default_hooks", (True,), when="grad mode"),
     StateRow("function transforms", "_C._functorch.maybe_current_level"),
     StateRow("deterministic algorithms", "_C._get_deterministic_algorithms"),
 )

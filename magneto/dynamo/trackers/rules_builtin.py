@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import logging
 import math
 import types
 import typing
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.attributes import find_special, generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -394,6 +396,27 @@ def signature(m: Machine, v: Tracker, /, **kwargs: Tracker) -> Any:
     return held(m, found, "signature")
 
 
+def _log(name: str, level: int) -> None:
+    """A logger's method: nothing where the level is off (guarded), otherwise an effect where capture knows the message."""
+
+    @rule(getattr(logging.Logger, name), ObjectTracker)
+    def body(m: Machine, v: ObjectTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+        if v.obj is MISSING:
+            return NotImplemented
+        enabled = v.obj.isEnabledFor(level)
+        m.guard(Kind.STATE, None, (f"{v.obj.name}.isEnabledFor", v.obj.isEnabledFor, (level,), enabled))
+        if not enabled:
+            return None
+        if kwargs or any(arg.try_const() is None for arg in args):
+            return NotImplemented
+        m.effect(f"{{0}}.{name}({', '.join(f'{{{i}}}' for i in range(1, len(args) + 1))})", v, *args)
+        return None
+
+
+for _name, _level in (("debug", 10), ("info", 20), ("warning", 30), ("error", 40), ("critical", 50)):
+    _log(_name, _level)
+
+
 def call_cached(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
     """Fallback: functools.lru_cache. On constants the cached function itself is asked, as the program would ask it; otherwise the function is inlined."""
     if not isinstance(fn, functools._lru_cache_wrapper):
@@ -406,6 +429,10 @@ def call_cached(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[st
         except Exception as error:
             m.raise_exception(error)
         return held(m, value, getattr(fn, "__name__", "cached"))
+    if isinstance(args[0].obj if args else None, logging.Logger) and not kwargs and all(const is not None for const in consts[1:]):
+        # logger.warning_once(text): the message is said, or not, when the effects are replayed
+        m.effect(f"{{0}}({', '.join(f'{{{i}}}' for i in range(1, len(args) + 1))})", BuiltinTracker(fn), *args)
+        return None
     return m.call(held(m, fn.__wrapped__, fn.__wrapped__.__name__), args, kwargs)
 
 

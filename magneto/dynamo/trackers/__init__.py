@@ -18,7 +18,7 @@ from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import TensorTracker, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
@@ -63,7 +63,9 @@ __all__ = [
     "from_value",
     "graph_argument",
     "iterate",
+    "join_views",
     "next_or_none",
     "truth",
     "wrap",
+    "written",
 ]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class TensorTracker(Tracker):
     """`meta` follows in-place changes; `node` is the FX node (None: an outside tensor not used as input yet); `cls` is Tensor or Parameter."""
 
-    __slots__ = ("cls", "meta", "node", "obj")
+    __slots__ = ("cls", "meta", "node", "obj", "views")
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class TensorTracker(Tracker):
         self.cls = cls
         self.node = node
         self.obj = obj
+        self.views: list[TensorTracker] | None = None  # all tensors that are views of one base, this one included
 
     def python_type(self) -> type:
         return self.cls
@@ -51,6 +52,21 @@ class TensorTracker(Tracker):
         where = self.source.text() if self.source else (self.node.name if self.node is not None else "")
         dtype = str(self.meta.dtype).removeprefix("torch.")
         return f"{self.cls.__name__} {where} {dtype}{list(self.meta.shape)}"
+
+
+def join_views(argument: TensorTracker, result: TensorTracker) -> None:
+    """`result` is a view of `argument` (not a detached one): what autograd learns of one by a write in place holds for both."""
+    group = argument.views if argument.views is not None else [argument]
+    argument.views = result.views = group
+    group.append(result)
+
+
+def written(tensor: TensorTracker) -> None:
+    """After a write in place, `tensor.meta` being up to date: a gradient that flows into one view flows into its base and the other views."""
+    if tensor.meta.requires_grad:
+        for view in tensor.views or ():
+            if not view.meta.requires_grad:
+                view.meta = view.meta.with_(requires_grad=True, is_leaf=False)
 
 
 META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {

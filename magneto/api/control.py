@@ -85,7 +85,10 @@ marks.mark(graph_break, marks.DISALLOW)
 
 def is_compiling() -> bool:
     """True inside captured code, False when the interpreter runs it."""
-    return False
+    return marks.capturing.active
+
+
+marks.mark(is_compiling, marks.CONSTANT)
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...], min: int | None = None, max: int | None = None) -> None:

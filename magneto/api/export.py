@@ -35,6 +35,7 @@ def export(fn: Callable[..., Any], *args: Any, aten_graph: bool = False, **kwarg
             captured.append((plan, _exported(fn, plan, args, kwargs)))
 
     context = Context(lambda gm, inputs: gm.forward, "export", nopython=True, on_plan=on_plan)
+    args, kwargs = _told_apart(args, kwargs)
     make_optimized(fn, context)(*args, **kwargs)
     if not captured:
         raise UserError("U006", function="export", reason=f"{getattr(fn, '__name__', fn)!r} runs no Python code that can be captured")
@@ -42,6 +43,25 @@ def export(fn: Callable[..., Any], *args: Any, aten_graph: bool = False, **kwarg
     if aten_graph:
         gm = _aten(gm, args, kwargs)
     return gm, plan.guards
+
+
+def _told_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor given for two parameters becomes two tensors on the same memory, so that the graph keeps both inputs."""
+    seen: set[int] = set()
+
+    def one(value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(one, value))
+        if type(value) is dict:
+            return {key: one(item) for key, item in value.items()}
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in seen:
+            return torch.ops.aten.alias(value)
+        seen.add(id(value))
+        return value
+
+    return tuple(map(one, args)), {name: one(value) for name, value in kwargs.items()}
 
 
 class _Export:

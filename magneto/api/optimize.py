@@ -81,7 +81,7 @@ def _with_options(backend: Callable[..., Any], values: dict[str, Any]) -> Callab
 def make_optimized(target: Any, context: Context, compile: bool = True) -> Any:
     """The optimised form of a function, bound method, class instance or module, under a policy of its own."""
     if not callable(target):
-        raise UserError("U001", function="optimize(...)", expected="a callable", got=type(target).__name__)
+        raise UserError("U001", function="optimize", expected="a callable", got=type(target).__name__)
     if not _C.SUPPORTED:
         import platform
 
@@ -92,7 +92,7 @@ def make_optimized(target: Any, context: Context, compile: bool = True) -> Any:
     if isinstance(target, torch.nn.Module):
         return optimized_module(target, handle)
     if isinstance(target, type):
-        raise UserError("U001", function="optimize(...)", expected="a function, method or module instance", got=f"the class {target.__name__}")
+        raise UserError("U001", function="optimize", expected="a function, method or module instance", got=f"the class {target.__name__}")
     return _C.Optimized(_as_python(target), handle)
 
 

@@ -6,6 +6,7 @@ Marks are attributes where the object allows it and identities otherwise (C func
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,3 +39,12 @@ def mark_of(fn: Any) -> str | None:
 def forget() -> None:
     """Remove the marks that are kept by identity (for `reset`)."""
     _BY_ID.clear()
+
+
+class Capturing(threading.local):
+    """Whether this thread is capturing: what `is_compiling()`, called at capture as a constant, answers."""
+
+    active = False
+
+
+capturing = Capturing()

@@ -21,6 +21,7 @@ from magneto.base import events
 from magneto.base.errors import GraphBreak, MagnetoError, UserError, warn_once
 from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging
+from magneto.dynamo import marks
 from magneto.dynamo.guards.explain import explain_miss
 from magneto.dynamo.guards.native import build_program
 from magneto.dynamo.machine.machine import SymbolicMachine
@@ -133,6 +134,14 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
 def _capture(state: Any) -> tuple[SymbolicMachine, RegionPlan]:
     """Attempts until one capture needs no further forced break."""
     forced: dict[int, Forced] = {}
+    marks.capturing.active = True
+    try:
+        return _attempt(state, forced)
+    finally:
+        marks.capturing.active = False
+
+
+def _attempt(state: Any, forced: dict[int, Forced]) -> tuple[SymbolicMachine, RegionPlan]:
     for _ in range(MAX_ATTEMPTS):
         machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_)
         try:

@@ -282,3 +282,67 @@ def test_an_uncaught_exception_is_eagers() -> None:
         raise Custom(3, "boom")
 
     check(Program(program, (X, []), None))
+
+
+def autocasting(x):
+    a = x @ x.T
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        b = x @ x.T
+        inside = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        with torch.autocast(device_type="cpu", enabled=False):
+            c = x @ x.T
+        d = torch.nn.functional.linear(x, x) + torch.softmax(b, -1)
+    e = x @ x.T
+    return a, b, c, d, e, inside, torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_autocast(backend: str) -> None:
+    import magneto
+    from tests.compare import assert_equal
+
+    compiled = magneto.optimize(backend, nopython=True)(autocasting)
+    assert_equal(compiled(X), autocasting(X), 1e-2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_equal(compiled(X), autocasting(X), 1e-2)
+    assert_equal(compiled(X), autocasting(X), 1e-2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_autocast_round_a_break(backend: str) -> None:
+    import magneto
+    from tests.compare import assert_equal
+
+    def program(x, log):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ x.T
+            log.append(y.float().sum().item())
+            z = y @ y
+        return y, z, z @ z, x @ x.T
+
+    compiled = magneto.optimize(backend)(program)
+    for _ in range(2):
+        assert_equal(compiled(X, []), program(X, []), 1e-2)
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_grad_modes_round_a_break() -> None:
+    import magneto
+    from tests.compare import assert_equal
+
+    def program(w, log):
+        with torch.no_grad():
+            y = w * 2
+            log.append(y.sum().item())
+            z = y * w
+            with torch.enable_grad():
+                u = w * 3
+                log.append(u.sum().item())
+                v = w * 4
+        return y, z, u.requires_grad, v.requires_grad, (w * 5).requires_grad, torch.is_grad_enabled()
+
+    w = torch.ones(3, requires_grad=True)
+    compiled = magneto.optimize("eager")(program)
+    for _ in range(2):
+        assert_equal(compiled(w, []), program(w, []))
+        assert torch.is_grad_enabled()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,26 +19,64 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
 
-class GradModeTracker(Tracker):
-    """torch.no_grad(), torch.enable_grad(), torch.set_grad_enabled(flag), torch.inference_mode(False)."""
+class ModeTracker(Tracker):
+    """A context manager of torch whose effect the machine follows. One that is still entered at the region's end is entered again for real."""
 
-    __slots__ = ("cls", "flag", "previous")
+    __slots__ = ("cls",)
 
-    def __init__(self, cls: type, flag: bool) -> None:
+    def __init__(self, cls: type) -> None:
         super().__init__()
         self.cls = cls
-        self.flag = flag
-        self.previous: bool | None = None
 
     def python_type(self) -> type:
         return self.cls
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
-        if name in ("__enter__", "__exit__"):
-            return ModeSwitch(self, name == "__enter__")
-        if name == "prev" and self.previous is not None:
-            return m.const(self.previous)
-        return None
+        return ModeSwitch(self, name == "__enter__") if name in ("__enter__", "__exit__") else None
+
+    def enter(self, m: Machine) -> None:
+        raise NotImplementedError
+
+    def exit(self, m: Machine) -> None:
+        raise NotImplementedError
+
+    def show(self) -> str:
+        return f"{self.cls.__name__}()"
+
+
+class AutocastTracker(ModeTracker):
+    """torch.autocast with its arguments resolved."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: tuple[str, torch.dtype, bool, bool]) -> None:
+        super().__init__(torch.autocast)
+        self.state = state
+
+    def enter(self, m: Machine) -> None:
+        m.contexts.append(self)  # type: ignore[attr-defined]
+        m.enter_autocast(*self.state)  # type: ignore[attr-defined]
+
+    def exit(self, m: Machine) -> None:
+        if not m.contexts or m.contexts[-1] is not self:  # type: ignore[attr-defined]
+            m.graph_break("B015", value=self.show())
+        m.contexts.pop()  # type: ignore[attr-defined]
+        m.exit_autocast()  # type: ignore[attr-defined]
+
+    def emit(self, em: Emitter) -> str:
+        device, dtype, enabled, cache = self.state
+        return em.assign("mode", f"{em.const(torch.autocast, 'autocast')}({device!r}, {em.const(dtype)}, {enabled}, {cache})", self)
+
+
+class GradModeTracker(ModeTracker):
+    """torch.no_grad(), torch.enable_grad(), torch.set_grad_enabled(flag)."""
+
+    __slots__ = ("flag", "previous")
+
+    def __init__(self, cls: type, flag: bool) -> None:
+        super().__init__(cls)
+        self.flag = flag
+        self.previous: bool | None = None
 
     def enter(self, m: Machine) -> None:
         if self.cls is not torch.set_grad_enabled:  # whose constructor has switched already
@@ -61,16 +101,13 @@ class GradModeTracker(Tracker):
             made = f"{em.const(self.cls, self.cls.__name__)}({flag})"
         return em.assign("mode", made, self)
 
-    def show(self) -> str:
-        return f"{self.cls.__name__}()"
-
 
 class ModeSwitch(Tracker):
-    """Bound __enter__ or __exit__ of a grad mode."""
+    """Bound __enter__ or __exit__ of a mode."""
 
     __slots__ = ("entering", "mode")
 
-    def __init__(self, mode: GradModeTracker, entering: bool) -> None:
+    def __init__(self, mode: ModeTracker, entering: bool) -> None:
         super().__init__()
         self.mode = mode
         self.entering = entering
@@ -81,8 +118,8 @@ class ModeSwitch(Tracker):
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         if self.entering:
             self.mode.enter(m)
-        else:
-            self.mode.exit(m)
+            return self.mode
+        self.mode.exit(m)
         return m.const(None)
 
     def emit(self, em: Emitter) -> str:
@@ -118,6 +155,87 @@ def is_grad_enabled(m: Machine) -> Tracker:
     return m.const(m.grad_enabled())  # type: ignore[attr-defined]
 
 
+# -- autocast
+
+
+def tracked_autocast(m: Machine, device_type: str | None) -> tuple[str, torch.dtype, bool, bool] | None:
+    """The innermost autocast entered in this region (for a device, or any)."""
+    for _, state in reversed(m.recorder.autocasts):  # type: ignore[attr-defined]
+        if device_type is None or state[0] == device_type:
+            return state  # type: ignore[no-any-return]
+    return None
+
+
+def _constant(m: Machine, v: Tracker) -> Any:
+    const = v.try_const()
+    if const is None:
+        m.graph_break("B015", value="autocast with arguments that are not constant")
+    return const.value
+
+
+def autocast(
+    m: Machine,
+    device_type: Tracker,
+    dtype: Tracker | None = None,
+    enabled: Tracker | None = None,
+    cache_enabled: Tracker | None = None,
+) -> Tracker:
+    """The constructor: defaults are read from torch's state, which the region may have changed."""
+    device = _constant(m, device_type)
+    wanted = _constant(m, dtype) if dtype is not None else None
+    if wanted is None:
+        wanted = _constant(m, m.apply(torch.get_autocast_dtype, m.const(device)))
+    cache = _constant(m, cache_enabled) if cache_enabled is not None else None
+    if cache is None:
+        cache = _constant(m, m.apply(torch.is_autocast_cache_enabled))
+    on = True if enabled is None else m.truth(enabled)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            real = torch.autocast(device, wanted, on, cache)
+        except Exception as error:
+            m.raise_exception(error)
+    if said:
+        m.graph_break("B015", value=f"autocast({device!r}): {said[0].message}")
+    return AutocastTracker((device, wanted, real._enabled, cache))
+
+
+rule(torch.autocast, Tracker)(autocast)
+
+
+@rule(torch.autocast)
+def autocast_by_keywords(m: Machine, /, **kwargs: Tracker) -> Any:
+    return autocast(m, **kwargs) if "device_type" in kwargs else NotImplemented
+
+
+def _old_autocast(device: str) -> Callable[..., Any]:
+    def body(m: Machine, enabled: Tracker | None = None, dtype: Tracker | None = None, cache_enabled: Tracker | None = None) -> Tracker:
+        default = torch.bfloat16 if device == "cpu" else torch.float16
+        return autocast(m, m.const(device), dtype or m.const(default), enabled, cache_enabled or m.const(True))
+
+    return body
+
+
+rule(torch.cpu.amp.autocast)(_old_autocast("cpu"))
+rule(torch.cuda.amp.autocast)(_old_autocast("cuda"))
+
+
+@rule((torch.autocast.__enter__, torch.autocast.__exit__, torch.cpu.amp.autocast.__enter__, torch.cpu.amp.autocast.__exit__), Tracker)
+def real_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
+    """An object that exists outside: its saved state is not ours to follow."""
+    m.graph_break("B015", value=v.show())
+
+
+@rule((torch.cuda.amp.autocast.__enter__, torch.cuda.amp.autocast.__exit__), Tracker)
+def real_cuda_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
+    m.graph_break("B015", value=v.show())
+
+
+@rule(torch.inference_mode)
+def inference_mode(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    m.graph_break("B015", value="torch.inference_mode()")
+
+
 def _decorate(m: Machine, cls: type, args: Sequence[Tracker]) -> Tracker:
     m.graph_break("B101", callee=cls.__name__, reason="a grad mode used as a decorator inside the function")
 
@@ -126,7 +244,7 @@ def context_methods(m: Machine, manager: Tracker) -> tuple[Tracker, Tracker]:
     """Bound (__enter__, __exit__), looked up on the type."""
     found = []
     for name in ("__enter__", "__exit__"):
-        method = manager.special_attr(m, name) if isinstance(manager, GradModeTracker) else find_special(m, manager, name)
+        method = manager.special_attr(m, name) if isinstance(manager, ModeTracker) else find_special(m, manager, name)
         if method is None:
             cls = manager.python_type().__name__
             missed = " (missed __exit__ method)" if name == "__exit__" else ""

@@ -17,7 +17,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.attributes import find_special, generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.container import ListTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
 from magneto.dynamo.trackers.iterator import (

@@ -31,7 +31,11 @@ def _copies_plainly(m: Machine, v: Tracker, hook: str) -> bool:
     hooks = (hook, "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__reduce__")
     if any(isinstance(find_in_type(m, cls, name), types.FunctionType) for name in hooks):
         return False
-    return cls.__reduce_ex__ is object.__reduce_ex__ and v.attrs(m) is not None and not any("__slots__" in base.__dict__ for base in cls.__mro__)
+    return (
+        cls.__reduce_ex__ is object.__reduce_ex__
+        and v.attrs(m) is not None
+        and not any("__slots__" in base.__dict__ for base in cls.__mro__)
+    )
 
 
 @rule(copy.copy, Tracker)

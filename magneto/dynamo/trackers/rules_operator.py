@@ -549,6 +549,9 @@ def object_getitem(m: Machine, v: ObjectTracker, key: Tracker) -> Any:
 @rule(operator.setitem, TensorTracker, Tracker, Tracker)
 def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -> None:
     m.node(operator.setitem, [v, lower(m, key), lower(m, value)], {})
+    gradient = isinstance(value, TensorTracker) and value.meta.requires_grad
+    if gradient and not v.meta.requires_grad and m.grad_enabled():  # type: ignore[attr-defined]
+        v.meta = v.meta.with_(requires_grad=True, is_leaf=False)
 
 
 @rule(operator.setitem, SequenceTracker, Tracker, Tracker)

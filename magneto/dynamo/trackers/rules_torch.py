@@ -14,6 +14,7 @@ from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
+from magneto.dynamo.trackers.context import tracked_autocast
 from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker
@@ -87,6 +88,17 @@ TABLE[torch._C._get_tracing_state] = [((), lambda m: m.const(None))]
 del TABLE[torch._assert_async]
 
 
+_AUTOCAST_QUERIES: dict[Any, tuple[Callable[[tuple[Any, ...]], str | None], Callable[[tuple[str, torch.dtype, bool, bool]], Any]]] = {
+    torch.is_autocast_enabled: (lambda args: args[0] if args else "cuda", lambda state: state[2]),
+    torch.is_autocast_cpu_enabled: (lambda args: "cpu", lambda state: state[2]),
+    torch.get_autocast_dtype: (lambda args: args[0], lambda state: state[1]),
+    torch.get_autocast_gpu_dtype: (lambda args: "cuda", lambda state: state[1]),
+    torch.get_autocast_cpu_dtype: (lambda args: "cpu", lambda state: state[1]),
+    torch.is_autocast_cache_enabled: (lambda args: None, lambda state: state[3]),
+}
+"""Queries of autocast's state inside an autocast of the region: (device asked about, answer from its arguments)."""
+
+
 def _state(fn: Callable[..., Any]) -> None:
     """A query of torch's global state: answered now, guarded by a STATE row."""
 
@@ -96,6 +108,10 @@ def _state(fn: Callable[..., Any]) -> None:
         if any(value is None for value in values):
             return NotImplemented
         plain = tuple(value.value for value in values if value is not None)
+        inside = _AUTOCAST_QUERIES.get(fn)
+        state = tracked_autocast(m, inside[0](plain)) if inside is not None else None
+        if inside is not None and state is not None:
+            return m.const(inside[1](state))
         answer = fn(*plain)
         m.guard(Kind.STATE, None, (fn.__name__, fn, plain, answer))
         return m.const(answer)
@@ -108,6 +124,7 @@ for _fn in (
     torch.get_autocast_dtype,
     torch.is_autocast_cpu_enabled,
     torch.get_autocast_gpu_dtype,
+    torch.get_autocast_cpu_dtype,
     torch.are_deterministic_algorithms_enabled,
     torch.get_float32_matmul_precision,
     torch.cuda.is_available,

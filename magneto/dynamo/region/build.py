@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import types
 from collections.abc import Callable, Sequence
@@ -275,5 +276,25 @@ def finish_region(plan: RegionPlan, graph: Callable[..., Any] | None, program: A
     namespace = plan.namespace
     if graph is not None:
         namespace["graph"] = graph
-    compile_source(f"{plan.name}_{next(_numbers)}", plan.text, namespace)
-    return _C.Region(namespace[plan.name], plan.slots, program, plan.info)
+    if plan.ending.reason is not None:
+        function = _in_the_programs_name(plan)
+    else:
+        function = compile_source(f"{plan.name}_{next(_numbers)}", plan.text, namespace)[plan.name]
+    return _C.Region(function, plan.slots, program, plan.info)
+
+
+def _in_the_programs_name(plan: RegionPlan) -> Callable[..., Any]:
+    """The region function as code of the program's own file, line and function: what is called at the break, and looks at its caller (a warning's
+    stacklevel, a logger, `namedtuple`), finds the program there."""
+    frame = plan.machine.frames[-1]
+    file, line, _ = frame.where()
+    tree = ast.parse(plan.text)
+    for node in ast.walk(tree):
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
+            node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
+    plan.namespace["__name__"] = frame.globals.get("__name__")
+    exec(compile(tree, file, "exec", dont_inherit=True), plan.namespace)
+    function: types.FunctionType = plan.namespace[plan.name]
+    function.__code__ = function.__code__.replace(co_name=frame.code.co_name, co_qualname=frame.code.co_qualname)
+    return function

@@ -355,3 +355,22 @@ def test_mutation_of_outside_state_across_a_break() -> None:
         assert same(items_a, items_b)
         assert box_a.count == box_b.count and same(box_a.last, box_b.last)
         assert items_b[-1] is box_b.last
+
+
+@magneto.disable
+def who_calls(x):
+    import sys
+
+    frame = sys._getframe(1)
+    while frame.f_code.co_name in ("__call__", "inner"):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, frame.f_globals["__name__"]
+
+
+def test_what_is_called_at_a_break_sees_the_program_as_its_caller() -> None:
+    def f(x):
+        y = x + 1
+        seen = who_calls(y)
+        return y * 2, seen
+
+    check(f, X)

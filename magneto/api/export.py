@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.signature import Alias, Input, Result
+from magneto.aot_autograd.trace import trace
 from magneto.api.optimize import make_optimized
 from magneto.base.errors import UserError
 from magneto.dynamo import trackers
@@ -32,7 +35,7 @@ def export(fn: Callable[..., Any], *args: Any, aten_graph: bool = False, **kwarg
 
     def on_plan(plan: RegionPlan) -> None:
         if not captured:
-            captured.append((plan, _exported(fn, plan, args, kwargs)))
+            captured.append((plan, _exported(fn, plan, args, kwargs, aten_graph)))
 
     context = Context(lambda gm, inputs: gm.forward, "export", nopython=True, on_plan=on_plan)
     args, kwargs = _told_apart(args, kwargs)
@@ -40,8 +43,6 @@ def export(fn: Callable[..., Any], *args: Any, aten_graph: bool = False, **kwarg
     if not captured:
         raise UserError("U006", function="export", reason=f"{getattr(fn, '__name__', fn)!r} runs no Python code that can be captured")
     plan, gm = captured[0]
-    if aten_graph:
-        gm = _aten(gm, args, kwargs)
     return gm, plan.guards
 
 
@@ -105,12 +106,14 @@ class _Export:
             found = self.by_id[id(obj)] = self.graph.get_attr(name)
         return found
 
-    def build(self) -> fx.GraphModule:
+    def build(self, aten_graph: bool) -> fx.GraphModule:
         machine, value = self.plan.machine, self.plan.ending.value
         assert value is not None
         for node, tracker in machine.recorder.inputs:
             self.env[node] = self.tensor(tracker.obj, node.name)
-        if self.plan.gm is not None:
+        if self.plan.gm is not None and aten_graph:
+            self._aten(self.plan.gm)
+        elif self.plan.gm is not None:
             for node in self.plan.gm.graph.nodes:
                 if node.op.startswith("call"):
                     self.env[node] = self.graph.node_copy(node, lambda old: self.env[old])
@@ -121,6 +124,43 @@ class _Export:
                 self.graph.erase_node(node)
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph, class_name="ExportedGraph")
+
+    def _aten(self, gm: fx.GraphModule) -> None:
+        """Put the functional ATen graph in the place of the captured one: inputs, calls, write-backs, then what each captured output is."""
+        try:
+            traced = trace(gm, self.plan.example_inputs, gm.meta["magneto"]["grad_enabled"])
+        except Refusal as refusal:
+            raise UserError("U006", function="export", reason=f"no ATen graph: {refusal}") from None
+        signature = traced.signature
+        env: dict[fx.Node, fx.Node] = {}
+        inputs = [self.env[node] for node, _ in self.plan.machine.recorder.inputs]
+        inputs += [self.tensor(constant, f"constant_{k}") for k, constant in enumerate(traced.constants)]
+        results: tuple[fx.Node, ...] = ()
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = inputs[len(env)]
+            elif node.op == "output":
+                results = tuple(env[source] for source in node.args[0])
+            else:
+                env[node] = self.graph.node_copy(node, lambda old: env[old])
+
+        def found(place: Any) -> Any:
+            if isinstance(place, Result):
+                return results[place.index]
+            if isinstance(place, Input):
+                return inputs[place.index]
+            if isinstance(place, Alias):
+                node = found(place.base)
+                for step in place.steps:
+                    node = self.graph.call_function(step.op, (node, *step.args))
+                return node
+            return place.value
+
+        for mutation in signature.mutations:
+            self.graph.call_function(torch.ops.aten.copy_.default, (inputs[mutation.index], found(mutation.source)))
+        outputs = next(node for node in gm.graph.nodes if node.op == "output").args[0]
+        for node, place in zip(outputs, signature.outputs, strict=True):
+            self.env[node] = found(place)
 
     def result(self, value: Tracker) -> Any:
         """The output structure with nodes in place of tensors."""
@@ -149,7 +189,7 @@ class _Export:
         raise UserError("U006", function="export", reason=f"the result holds a {value.python_type().__name__}, which a graph cannot return")
 
 
-def _exported(fn: Callable[..., Any], plan: RegionPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.GraphModule:
+def _exported(fn: Callable[..., Any], plan: RegionPlan, args: Sequence[Any], kwargs: Mapping[str, Any], aten_graph: bool) -> fx.GraphModule:
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     names: dict[str, Any] = {}
     try:
@@ -169,10 +209,4 @@ def _exported(fn: Callable[..., Any], plan: RegionPlan, args: Sequence[Any], kwa
                 names.update(value)
             else:
                 names[name] = value
-    return _Export(plan, names).build()
-
-
-def _aten(gm: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.GraphModule:
-    from magneto.aot_autograd.trace import export_aten
-
-    return export_aten(gm, args, kwargs)
+    return _Export(plan, names).build(aten_graph)

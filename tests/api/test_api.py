@@ -268,3 +268,16 @@ def test_export_refuses_a_break() -> None:
 
     with pytest.raises(magneto.Unsupported):
         magneto.export(f, X)
+
+
+def test_export_of_aten_operations_with_views_mutation_and_parameters() -> None:
+    net = Net()
+
+    def f(x):
+        x[0] = 0
+        y = net(x) * 2
+        return y, y.view(-1)[2:], x
+
+    gm, _ = magneto.export(f, X.clone(), aten_graph=True)
+    assert all(isinstance(node.target, torch._ops.OpOverload) for node in gm.graph.nodes if node.op == "call_function")
+    same(f, gm, X * 3)

@@ -1,0 +1,75 @@
+"""Every program again, with a graph break after each of its statements: what a region holds must be rebuilt outside it, and read again from there."""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+
+import magneto
+from tests.compare import same
+from tests.python.programs import Program
+
+FILES = ("classes", "containers", "control", "functions", "iteration", "tensors", "values")
+PROGRAMS = [(name, program) for name in FILES for program in importlib.import_module(f"tests.python.test_{name}").programs]
+_LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
+class Breaking(ast.NodeTransformer):
+    """Puts `graph_break()` after each statement (of nested functions too); `every` n-th only, counted from `first`."""
+
+    def __init__(self, every: int, first: int) -> None:
+        self.every = every
+        self.count = first
+
+    def _body(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for statement in body:
+            found.append(statement)
+            if isinstance(statement, _LEAVING + (ast.Global, ast.Nonlocal)):
+                continue
+            self.count += 1
+            if self.count % self.every == 0:
+                found.append(ast.parse("graph_break()").body[0])
+        return found
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if isinstance(node, ast.ClassDef):
+            return node
+        for field in ("body", "orelse", "finalbody"):
+            body = getattr(node, field, None)
+            if isinstance(body, list):
+                setattr(node, field, self._body(body))
+        return node
+
+
+def with_breaks(fn: Any, every: int, first: int) -> Any:
+    """The function compiled again with breaks in it."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
+    changed = ast.fix_missing_locations(Breaking(every, first).visit(tree))
+    space = {**fn.__globals__, "graph_break": magneto.graph_break}
+    exec(compile(changed, f"<{fn.__name__} with breaks>", "exec"), space)
+    return space[fn.__name__]
+
+
+@pytest.mark.filterwarnings("ignore:.*recompile limit")
+@pytest.mark.parametrize(("every", "first"), [(1, 0), (3, 0), (3, 1)], ids=["each", "third", "third+1"])
+@pytest.mark.parametrize(("name", "program"), PROGRAMS, ids=[f"{name}-{program.fn.__name__}" for name, program in PROGRAMS])
+def test_program(name: str, program: Program, every: int, first: int) -> None:
+    fn = with_breaks(program.fn, every, first)
+    compiled = magneto.optimize("eager")(fn)
+    same(fn, compiled, *program.args)
+    same(fn, compiled, *program.args)
+    if every == 1 and "graph_break" in fn.__code__.co_names:
+        assert magneto.stats()["breaks"] > 0

@@ -139,7 +139,8 @@ class _Writer:
         needed: set[str] = set()
         roots = [f.member for f in folds] + list(stores)
         for member in reversed(self.kernel.members):
-            if member in roots or member.name in needed:
+            at_hand = member.is_reduction or member.name in self.answers
+            if member in roots or (member.name in needed and not at_hand):
                 needed.update(load.buffer for load in member_loads(member.body))
         return [m.body for m in self.kernel.members if m.name in needed and not m.is_reduction and m.name not in self.answers]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magneto.dynamo.trackers import rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_tensor, rules_torch
+from magneto.dynamo.trackers import lazy_number, rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_tensor, rules_torch
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
 from magneto.dynamo.trackers.build import from_value, wrap
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -22,7 +22,7 @@ from magneto.dynamo.trackers.tensor import TensorTracker, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
-RULES = (rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_tensor, rules_torch)
+RULES = (lazy_number, rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_tensor, rules_torch)
 
 __all__ = [
     "MISSING",

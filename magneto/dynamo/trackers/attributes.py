@@ -33,7 +33,7 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
     if isinstance(v, ClassTracker):
         return None
     cls = v.python_type()
-    if cls.__getattribute__ is not object.__getattribute__ and isinstance(cls.__getattribute__, types.FunctionType):
+    if cls.__getattribute__ is not object.__getattribute__ and isinstance(cls.__getattribute__, types.FunctionType):  # type: ignore[comparison-overlap]
         hook = find_in_type(m, cls, "__getattribute__")
         try:
             return m.call(held(m, hook, "__getattribute__"), [v, ConstTracker(name)], {})

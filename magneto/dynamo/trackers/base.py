@@ -136,4 +136,4 @@ Entry = Tracker | Later
 
 def read(m: Machine, entry: Entry) -> Tracker:
     """The tracker of a container's entry."""
-    return entry.read(m) if type(entry) is Later else entry  # type: ignore[union-attr,return-value]
+    return entry.read(m) if type(entry) is Later else entry  # type: ignore[return-value]

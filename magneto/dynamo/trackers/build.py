@@ -222,7 +222,7 @@ def wrap_getter(m: Machine, obj: Any, source: Source) -> Tracker:
     kind, args, *_ = obj.__reduce__()
     kwargs: dict[str, Any] = {}
     if isinstance(kind, functools.partial):  # methodcaller with keywords
-        kind, args, kwargs = operator.methodcaller, (*kind.args, *args), kind.keywords
+        kind, args, kwargs = operator.methodcaller, (*kind.args, *args), kind.keywords  # type: ignore[attr-defined]
     return GetterTracker(
         kind, [from_value(m, arg) for arg in args], {name: from_value(m, value) for name, value in kwargs.items()}, source, obj
     )

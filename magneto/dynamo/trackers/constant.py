@@ -51,7 +51,7 @@ class ConstTracker(Tracker):
         self._machine = machine if source is not None else None
 
     @property
-    def obj(self) -> Any:  # type: ignore[override]
+    def obj(self) -> Any:
         return self.read()
 
     def read(self) -> Any:

@@ -32,7 +32,7 @@ def construct(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: 
     if has_rows(cls):
         return apply(m, cls, args, kwargs)
     if isinstance(cls, enum.EnumType):
-        return _enum_member(m, cls, args)
+        return _enum_member(m, cls, args)  # type: ignore[arg-type]
     meta_call = find_in_type(m, type(cls), "__call__")
     if meta_call is dict:  # typed dictionaries
         return apply(m, dict, args, kwargs)

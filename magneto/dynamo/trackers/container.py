@@ -109,7 +109,7 @@ class TupleTracker(SequenceTracker):
             return em.assign("t", text) if parts else "()"
         if self.cls is torch.Size:
             return em.assign("size", f"{em.const(torch.Size, 'Size')}({text})")
-        if hasattr(self.cls, "_fields") and self.cls.__new__ is not tuple.__new__:
+        if hasattr(self.cls, "_fields") and self.cls.__new__ is not tuple.__new__:  # type: ignore[comparison-overlap]
             return em.assign("t", f"{em.const(tuple.__new__, 'tuple_new')}({em.const(self.cls, self.cls.__name__)}, {text})")
         return em.assign("t", f"{em.const(self.cls, self.cls.__name__)}({text})")
 

@@ -216,11 +216,11 @@ def _old_autocast(device: str) -> Callable[..., Any]:
     return body
 
 
-rule(torch.cpu.amp.autocast)(_old_autocast("cpu"))
+rule(torch.cpu.amp.autocast)(_old_autocast("cpu"))  # type: ignore[attr-defined]
 rule(torch.cuda.amp.autocast)(_old_autocast("cuda"))
 
 
-@rule((torch.autocast.__enter__, torch.autocast.__exit__, torch.cpu.amp.autocast.__enter__, torch.cpu.amp.autocast.__exit__), Tracker)
+@rule((torch.autocast.__enter__, torch.autocast.__exit__, torch.cpu.amp.autocast.__enter__, torch.cpu.amp.autocast.__exit__), Tracker)  # type: ignore[attr-defined]
 def real_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
     """An object that exists outside: its saved state is not ours to follow."""
     m.graph_break("B015", value=v.show())

@@ -60,11 +60,11 @@ def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tra
         if len(kinds) <= count and all(map(isinstance, args, kinds)):
             result = run_rule(m, fn, body, args, kwargs)
             if result is not NotImplemented:
-                return m.const(None) if result is None else result  # type: ignore[no-any-return]
+                return m.const(None) if result is None else result
     for fallback in FALLBACKS:
         result = fallback(m, fn, args, kwargs)
         if result is not NotImplemented:
-            return m.const(None) if result is None else result  # type: ignore[no-any-return]
+            return m.const(None) if result is None else result
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
     m.graph_break("B101", callee=name, reason=f"no rule for ({', '.join(arg.show() for arg in args)})")
 

@@ -155,7 +155,7 @@ class FunctionTracker(Tracker):
         """What MAKE_FUNCTION builds."""
         pairs = {}
         if kwdefaults is not None:
-            pairs = {key.try_const().value: value for key, value in kwdefaults.pairs(m)}  # type: ignore[attr-defined,union-attr]
+            pairs = {key.try_const().value: value for key, value in kwdefaults.pairs(m)}  # type: ignore[attr-defined]
         fn = cls(code, globals, globals_source, m.iterate(defaults) if defaults is not None else (), pairs, closure)
         if annotations is not None:
             fn.attrs["__annotations__"] = annotations_of(m, annotations)
@@ -166,7 +166,7 @@ class FunctionTracker(Tracker):
         if flag == 1:
             self.defaults = tuple(m.iterate(value))
         elif flag == 2:
-            self.kwdefaults = {key.try_const().value: item for key, item in value.pairs(m)}  # type: ignore[attr-defined,union-attr]
+            self.kwdefaults = {key.try_const().value: item for key, item in value.pairs(m)}  # type: ignore[attr-defined]
         elif flag == 4:
             self.attrs["__annotations__"] = annotations_of(m, value)
         elif flag == 8:

@@ -34,7 +34,7 @@ class Identity:
 
 def hashes_by_identity(cls: type) -> bool:
     """Whether dictionary look-up of instances compares identity only (tensors count: their __eq__ is not asked for the same object)."""
-    if cls.__hash__ in (object.__hash__, type.__hash__) and cls.__eq__ in (object.__eq__, type.__eq__):
+    if cls.__hash__ in (object.__hash__, type.__hash__) and cls.__eq__ in (object.__eq__, type.__eq__):  # type: ignore[comparison-overlap]
         return True
     return cls in (types.BuiltinFunctionType, types.FunctionType) or hasattr(cls, "__torch_function__")
 

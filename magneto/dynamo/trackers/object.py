@@ -106,7 +106,7 @@ class ObjectTracker(Tracker):
         name = self.emit_empty(em)
         payload = self.payload
         if isinstance(payload, DictTracker):
-            payload.fill(em, name, em.const(payload.cls.__setitem__, "setitem"))
+            payload.fill(em, name, em.const(payload.cls.__setitem__, "setitem"))  # type: ignore[index]
         elif isinstance(payload, SequenceTracker) and payload.cls is list and payload.entries:
             em.line(f"list.extend({name}, {em.value(payload)})")
         written = dict(self.slots)

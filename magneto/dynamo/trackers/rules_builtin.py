@@ -176,7 +176,7 @@ def class_info(m: Machine, v: Tracker) -> Any:
 
 
 def _plain_metaclass(cls: Any) -> bool:
-    return type(cls).__instancecheck__ is type.__instancecheck__
+    return type(cls).__instancecheck__ is type.__instancecheck__  # type: ignore[comparison-overlap]
 
 
 @rule(isinstance, Tracker, Tracker)

@@ -245,7 +245,7 @@ def sort_items(m: Machine, items: list[Tracker], kwargs: dict[str, Tracker]) -> 
     keys = items if _is_none(key) else [m.call(key, [item], {}) for item in items]  # type: ignore[arg-type]
     consts = [item.try_const() for item in keys]
     if any(const is None for const in consts):
-        before = functools.cmp_to_key(lambda a, b: -1 if m.truth(m.apply(operator.lt, keys[a], keys[b])) else 0)
+        before = functools.cmp_to_key(lambda a, b: -1 if m.truth(m.apply(operator.lt, keys[a], keys[b])) else 0)  # type: ignore[call-overload]
         return [items[i] for i in sorted(range(len(items)), key=before, reverse=reverse is not None and m.truth(reverse))]
     try:
         order = sorted(range(len(items)), key=lambda i: consts[i].value, reverse=reverse is not None and m.truth(reverse))  # type: ignore[union-attr]
@@ -521,7 +521,7 @@ def len_(m: Machine, v: Tracker) -> Any:
             return m.call(method, [], {})
         m.raise_exception(TypeError(f"object of type '{v.cls.__name__}' has no len()"))
     if isinstance(v, ClassTracker) and hasattr(v.python_type(), "__len__"):
-        return m.const(len(v.obj))  # type: ignore[arg-type]
+        return m.const(len(v.obj))
     if not hasattr(v.python_type(), "__len__"):
         m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()"))
     return NotImplemented

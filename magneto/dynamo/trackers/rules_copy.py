@@ -32,7 +32,7 @@ def _copies_plainly(m: Machine, v: Tracker, hook: str) -> bool:
     if any(isinstance(find_in_type(m, cls, name), types.FunctionType) for name in hooks):
         return False
     return (
-        cls.__reduce_ex__ is object.__reduce_ex__
+        cls.__reduce_ex__ is object.__reduce_ex__  # type: ignore[comparison-overlap]
         and v.attrs(m) is not None
         and not any("__slots__" in base.__dict__ for base in cls.__mro__)
     )

@@ -197,7 +197,7 @@ def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any]) -> Call
         if isinstance(target, SetTracker) and target.cls is set and name == "or":
             m.apply(set.update, a, b)
             return a
-        result = _dunder(m, f"__i{name}__", a, b)
+        result = _dunder(m, f"__i{name}__", a, b)  # type: ignore[assignment]
         return result if result is not None else m.apply(fn, a, b)
 
     return body
@@ -257,7 +257,7 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     if isinstance(a, BoundMethodTracker) and isinstance(b, BoundMethodTracker):
         return same(m, a.fn, b.fn) and same(m, a.owner, b.owner)
     for v in (a, b):
-        if isinstance(v, OpaqueTracker) and type(v.obj).__eq__ is not object.__eq__:
+        if isinstance(v, OpaqueTracker) and type(v.obj).__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
             m.graph_break("B104", operation="==", value=v.show())
     return same(m, a, b)
 
@@ -530,7 +530,7 @@ def class_getitem(m: Machine, v: ClassTracker | ObjectTracker, key: Tracker) -> 
     value = const.value if const is not None else key.obj
     if value is MISSING:
         return NotImplemented
-    return m.const(v.obj[value])  # type: ignore[index]
+    return m.const(v.obj[value])
 
 
 @rule(operator.getitem, ObjectTracker, Tracker)

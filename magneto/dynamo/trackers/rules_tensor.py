@@ -35,7 +35,7 @@ def _dim(m: Machine, meta: TensorMeta, dim: Tracker) -> int:
     return index
 
 
-def method(name: str) -> Any:
+def method(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Row for a tensor method."""
     return rule(getattr(torch.Tensor, name), TensorTracker)
 

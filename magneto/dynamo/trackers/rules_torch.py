@@ -68,8 +68,8 @@ def _always(value: Any, *fns: Any) -> None:
 _always(True, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 _always(
     False,
-    torch.jit.is_scripting,
-    torch.jit.is_tracing,
+    torch.jit.is_scripting,  # type: ignore[attr-defined]
+    torch.jit.is_tracing,  # type: ignore[attr-defined]
     torch._C._get_tracing_state,
     torch.compiler.is_exporting,
     torch.onnx.is_in_onnx_export,
@@ -238,7 +238,7 @@ def cpu(m: Machine, v: TensorTracker) -> Any:
 def broadcast_shapes(m: Machine, *shapes: Tracker) -> Any:
     values = [tuple(item.try_const().value for item in iterate(m, shape)) for shape in shapes]  # type: ignore[union-attr]
     try:
-        return size_of(m, tuple(torch.broadcast_shapes(*values)))
+        return size_of(m, tuple(torch.broadcast_shapes(*values)))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         m.raise_exception(error)
 

@@ -85,9 +85,9 @@ META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {
     "is_mkldnn": lambda t: False,
     "names": lambda t: (None,) * len(t.shape),
     **{
-        f"is_{kind}": (lambda t, kind=kind: t.device.type == kind)
+        f"is_{kind}": (lambda t, kind=kind: t.device.type == kind)  # type: ignore[misc]
         for kind in ("cpu", "cuda", "meta", "mps", "xla", "xpu", "ipu", "maia", "mtia", "vulkan")
-    },  # type: ignore[misc]
+    },
 }
 """Attributes that are constants of the metadata."""
 

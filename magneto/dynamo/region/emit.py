@@ -93,7 +93,7 @@ class RegionEmitter:
         found = self._memo.get(id(tracker))
         if found is not None:
             return found
-        if not _SIMPLE.match(text) and tracker.try_const() is None:
+        if not _SIMPLE.match(text) and not isinstance(tracker, trackers.ConstTracker):
             text = self._assign("v", text)
         return self._remember(tracker, text)
 

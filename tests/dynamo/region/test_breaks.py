@@ -374,3 +374,34 @@ def test_what_is_called_at_a_break_sees_the_program_as_its_caller() -> None:
         return y * 2, seen
 
     check(f, X)
+
+
+def test_counters_and_averages_cost_no_recompile() -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.average = 0, 1.0
+
+        def forward(self, x):
+            self.calls += 1
+            self.average = self.average * 0.9 + 0.5
+            return x * 2
+
+    plain, ours = Counter(), Counter()
+    fast = magneto.optimize("eager")(ours)
+    for _ in range(12):
+        assert same(plain(X), fast(X))
+        assert (plain.calls, plain.average) == (ours.calls, ours.average)
+    assert magneto.stats()["recompiles"] == 0
+
+
+def test_a_computed_number_that_decides_something_is_guarded() -> None:
+    def f(x, n):
+        n = n + 1
+        if n % 3 == 0:
+            return x * n, n
+        return x - 1, n
+
+    optimised = magneto.optimize("eager")(f)
+    for n in (1, 2, 3, 2, 1, True, 2.0):
+        assert same(optimised(X, n), f(X, n))

@@ -255,7 +255,7 @@ def make_function(m: M, f: SymFrame, i: Instruction) -> None:
 def set_function_attribute(m: M, f: SymFrame, i: Instruction) -> None:
     function, value = f.pop(), f.pop()
     assert isinstance(function, trackers.FunctionTracker)
-    function.set_made(m, i.arg, _closure(m, value) if i.arg == 8 else value)
+    function.set_made(m, i.arg, value)
     f.push(function)
 
 

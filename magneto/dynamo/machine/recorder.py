@@ -35,6 +35,7 @@ class Recorder:
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
+        self._present: dict[fx.Node, TensorMeta] = {}  # what is known of a node's tensor now: writes in place change it
         self._modes_guarded = False
         self._last_placeholder: fx.Node | None = None
 
@@ -66,8 +67,8 @@ class Recorder:
         tensors: list[trackers.TensorTracker] = []
         fx_args = tuple(self.argument(arg, tensors) for arg in args)
         fx_kwargs = {name: self.argument(arg, tensors) for name, arg in kwargs.items()}
-        fake_args = [_fake(arg) for arg in fx_args]
-        fake_kwargs = {name: _fake(arg) for name, arg in fx_kwargs.items()}
+        fake_args = [_fake(arg, self._present) for arg in fx_args]
+        fake_kwargs = {name: _fake(arg, self._present) for name, arg in fx_kwargs.items()}
         fn = getattr(tensors[0].cls if tensors else torch.Tensor, target) if method else target
         try:
             with self._autocast():
@@ -87,9 +88,13 @@ class Recorder:
         self.n_calls += 1
         if result.mutated or result.random:
             self.keep.add(node)
+        tracked = self._result(node, result, tensors)
+        if result.aliases and _name(target) != "detach":
+            self._join_views(args, kwargs, result, tracked)
+        gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
         for path in result.mutated:
-            self._mark_mutated(args, kwargs, path)
-        return self._result(node, result, [tracker for tracker in tensors])
+            self._mark_mutated(args, kwargs, path, gradient)
+        return tracked
 
     def guard_modes(self) -> None:
         """What an operation depends on besides its operands: grad mode, autocast ... guarded once per region."""
@@ -138,7 +143,9 @@ class Recorder:
         """FX argument of a tracker or of a nested structure of trackers."""
         if isinstance(value, trackers.TensorTracker):
             tensors.append(value)
-            return self.input_node(value)
+            node = self.input_node(value)
+            self._present[node] = value.meta
+            return node
         if isinstance(value, Tracker):
             self.machine.graph_break("B101", callee="a graph operation", reason=f"argument {value.show()}")
         if isinstance(value, tuple):
@@ -152,12 +159,23 @@ class Recorder:
             return slice(self.argument(value.start, tensors), self.argument(value.stop, tensors), self.argument(value.step, tensors))
         return value
 
-    def _mark_mutated(self, args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...]) -> None:
-        value: Any = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
-        for step in path[1:]:
-            value = value[step]
+    def _mark_mutated(self, args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...], gradient: bool) -> None:
+        value = _at(args, kwargs, path)
         if isinstance(value, trackers.TensorTracker):
             self.mutated.add(value)
+            if gradient and not value.meta.requires_grad and value.meta.dtype.is_floating_point:
+                value.meta = value.meta.with_(requires_grad=True, is_leaf=False)
+            trackers.written(value)
+
+    def _join_views(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: FakeResult, tracked: Tracker) -> None:
+        """Tell results that are views of arguments: a later write through one changes what autograd knows of the others."""
+        for place, path in result.aliases:
+            argument = _at(args, kwargs, path)
+            found = tracked
+            for step in place:
+                found = found.item(self.machine, step) if isinstance(found, trackers.TupleTracker | trackers.ListTracker) else found
+            if isinstance(argument, trackers.TensorTracker) and isinstance(found, trackers.TensorTracker) and found is not argument:
+                trackers.join_views(argument, found)
 
     # -- results
 
@@ -208,18 +226,26 @@ class Recorder:
                 tracker.node = None
 
 
-def _fake(value: Any) -> Any:
+def _at(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...]) -> Any:
+    """The argument that a path of FakeResult leads to."""
+    value: Any = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
+    for step in path[1:]:
+        value = value[step]
+    return value
+
+
+def _fake(value: Any, present: Mapping[fx.Node, TensorMeta]) -> Any:
     if isinstance(value, fx.Node):
-        return value.meta["val"]
+        return present[value]
     if isinstance(value, tuple):
-        items = [_fake(item) for item in value]
+        items = [_fake(item, present) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [_fake(item) for item in value]
+        return [_fake(item, present) for item in value]
     if isinstance(value, dict):
-        return {key: _fake(item) for key, item in value.items()}
+        return {key: _fake(item, present) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(_fake(value.start), _fake(value.stop), _fake(value.step))
+        return slice(_fake(value.start, present), _fake(value.stop, present), _fake(value.step, present))
     return value
 
 

@@ -357,7 +357,6 @@ def test_requires_grad_follows_writes_in_place() -> None:
     assert_equal(magneto.optimize("eager", nopython=True)(fn)(w, X), fn(w, X))
 
 
-@pytest.mark.xfail(strict=True, reason="the recorder does not yet tell trackers which results are views (join_views, written)")
 def test_requires_grad_follows_writes_through_views() -> None:
     def fn(w, x):
         buffer = torch.zeros(2, 4)

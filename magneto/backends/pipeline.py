@@ -24,6 +24,7 @@ from magneto.aot_autograd.training import plan_training, training_function
 from magneto.aot_autograd.wrap import wrap
 from magneto.backends.fallback import name_of, recover, recover_backward
 from magneto.base.events import timer
+from magneto.base.flags import config
 from magneto.base.passes import Pass, run_passes
 
 Compiled = Callable[..., Any]
@@ -66,6 +67,16 @@ def trace_captured(unit: Unit) -> Unit:
 def trace_joint_graph(unit: Unit) -> Unit:
     """As trace, and on through autograd's engine: forward and backward in one graph."""
     return replace(unit, joint=trace_joint(unit.gm, unit.inputs, unit.grad_enabled, unit.name))
+
+
+def choose_layout(unit: Unit) -> Unit:
+    """Convolutional networks go channels-last where that pays."""
+    if not config.channels_last:
+        return unit
+    from magneto.inductor.layout import lay_out
+
+    graph = lay_out(unit.traced.graph)
+    return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 
 def cut_joint_graph(unit: Unit) -> Unit:
@@ -152,8 +163,9 @@ CALL_HALF_DECOMPOSED: tuple[Pass, ...] = (
 
 
 def inference(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """The recipe without gradients."""
-    return (Pass("trace", trace_captured), *half, Pass("wrap", wrap_compiled))
+    """The recipe without gradients. Layouts are chosen only for code that we generate."""
+    layout = (Pass("choose_layout", choose_layout),) if half is COMPILE_HALF else ()
+    return (Pass("trace", trace_captured), *layout, *half, Pass("wrap", wrap_compiled))
 
 
 def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:

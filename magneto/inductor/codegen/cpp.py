@@ -168,7 +168,7 @@ class _Writer:
             body = write_split(self)
         else:
             body = self._parallel_loop()
-        lines = ["int SYMBOL(void *const *p) {", *indent(self.emitter.scopes[0].lines), "    int status = 0;", *indent(body), "    return status;", "}"]
+        lines = ["int SYMBOL(void *const *p) {", "    int status = 0;", *indent(self.emitter.scopes[0].lines), *indent(body), "    return status;", "}"]
         return "\n".join(lines) + "\n"
 
     def _parallel_loop(self) -> list[str]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from magneto.dynamo.trackers import lazy_number, rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_tensor, rules_torch
+from magneto.dynamo.trackers import (
+    lazy_number,
+    rules_builtin,
+    rules_container,
+    rules_copy,
+    rules_iterate,
+    rules_operator,
+    rules_tensor,
+    rules_torch,
+)
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
 from magneto.dynamo.trackers.build import from_value, wrap
 from magneto.dynamo.trackers.constant import ConstTracker

@@ -7,6 +7,7 @@ import enum
 import functools
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, instance_dict
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, WeakRefTracker, instance_dict
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
@@ -279,7 +280,7 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
 
 def wrap_weakref(m: Machine, obj: Any, source: Source) -> Tracker:
     _same(m, obj, source)
-    return OpaqueTracker(obj, source, m)
+    return WeakRefTracker(obj, source, m)
 
 
 BUILDERS: dict[type, Builder] = {
@@ -309,6 +310,7 @@ BUILDERS: dict[type, Builder] = {
     types.ModuleType: wrap_py_module,
     types.MappingProxyType: wrap_mappingproxy,
     types.GeneratorType: wrap_opaque,
+    weakref.ReferenceType: wrap_weakref,
     functools.partial: wrap_partial,
     operator.itemgetter: wrap_getter,
     operator.attrgetter: wrap_getter,

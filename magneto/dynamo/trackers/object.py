@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
@@ -222,3 +222,13 @@ class OpaqueTracker(Tracker):
 
     def show(self) -> str:
         return f"{type(self.obj).__name__} object {self.source.text() if self.source else ''}".rstrip()
+
+
+class WeakRefTracker(OpaqueTracker):
+    """An existing weak reference: the same reference object means the same referent, as long as that lives."""
+
+    __slots__ = ()
+
+    def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
+        referent = self.obj()
+        return m.const(None) if referent is None else m.wrap(referent, Held(f"{self.show()}()", referent))

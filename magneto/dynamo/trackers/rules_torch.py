@@ -7,6 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
@@ -290,6 +291,23 @@ def autograd_function(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwar
     context = ObjectTracker(torch.autograd.function.FunctionCtx)
     m.apply(setattr, context, m.const("needs_input_grad"), m.const((False,) * len(args)))
     return m.call(forward, [context, *args], kwargs)
+
+
+@rule(torch.utils.checkpoint.checkpoint, Tracker)
+def checkpoint(m: Machine, fn: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    """The function itself: which values are kept for backward is decided for the whole graph."""
+    options = {
+        name: kwargs.pop(name)
+        for name in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
+        if name in kwargs
+    }
+    reentrant = options["use_reentrant"].try_const() if "use_reentrant" in options else None
+    if "context_fn" in options or reentrant is None or not isinstance(reentrant.value, bool):
+        return NotImplemented
+    if reentrant.value and m.grad_enabled():  # type: ignore[attr-defined]
+        if not any(isinstance(arg, TensorTracker) and arg.meta.requires_grad for arg in args):
+            return NotImplemented  # nothing inside gets a gradient then
+    return m.call(fn, args, kwargs)
 
 
 @rule(torch._C._get_cudnn_enabled)

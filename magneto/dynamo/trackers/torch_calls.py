@@ -140,9 +140,15 @@ def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str
     """Record a call as a node. In-place forms return the tensor they changed."""
     lowered = [lower(m, arg) for arg in args]
     named = {name: lower(m, arg) for name, arg in kwargs.items()}
-    if named.get("out") is not None:
-        m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="a tensor")
+    out = named.get("out")
+    if out is not None and not isinstance(out, TensorTracker):
+        m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="several tensors")
+    before = out.meta if out is not None else None
     result = m.node(target, lowered, named, method=method)
+    if out is not None and before is not None:
+        if not isinstance(result, TensorTracker) or (result.meta.shape, result.meta.dtype) != (before.shape, before.dtype):
+            m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="a tensor of another shape or type")
+        return _updated(out, result)
     if named.get("inplace") is True and lowered and isinstance(lowered[0], TensorTracker) and isinstance(result, TensorTracker):
         return _updated(lowered[0], result)
     name = _name(target)

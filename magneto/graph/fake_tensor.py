@@ -111,6 +111,8 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         info = op_info(func)
+        if info.name in _LAZY:
+            raise UnsupportedFake(info.name, "its result is a lazily conjugated or negated view, which metadata does not tell")
         metas = [_to_meta(value) for value in args]
         meta_kwargs = {key: _to_meta(value) for key, value in kwargs.items()} if kwargs else kwargs
         try:
@@ -183,6 +185,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 FakeMode.__torch_dispatch__ = FakeMode.dispatch  # type: ignore[assignment,method-assign]
 
 
+_LAZY = frozenset({"aten._conj.default", "aten._neg_view.default"})
 _ATTENTION = "aten._scaled_dot_product"
 
 

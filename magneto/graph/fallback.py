@@ -1,6 +1,6 @@
 """Answers from torch itself, where we have no rule or a rule refused.
 
-The operation runs for real, on CPU tensors of zeros with the given shapes, below autograd and outside our mode. That gives eager's
+The operation runs for real, on CPU tensors of zeros (or of ones) with the given shapes, below autograd and outside our mode. That gives eager's
 answer, or eager's exception with its type and message. Large inputs go to torch's meta kernels first.
 """
 
@@ -68,17 +68,17 @@ def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reaso
     counter("fake_fallback")
     device = _device(metas, kwargs)
     size = sum(m.storage_size() for m in _metas((metas, kwargs)))
-    attempts = ("meta", "cpu") if size > LARGE else ("cpu", "meta")
+    on_cpu = [(CPU, 0), (CPU, 1)]  # an error that ones do not have was about the values
+    on_meta = [(META, 0)]
+    attempts = on_cpu if reason is not None and size <= LARGE else on_meta + on_cpu if size > LARGE else on_cpu + on_meta
     first_error: BaseException | None = None
-    for kind in attempts:
+    for where, fill in attempts:
         try:
             with torch.no_grad():
-                return _describe(name, _run(op, metas, kwargs, CPU if kind == "cpu" else META), device)
+                return _describe(name, _run(op, metas, kwargs, where, fill), device)
         except UnsupportedFake:
             raise
         except Exception as error:
-            if kind == "cpu" and reason is not None:
-                raise
             first_error = first_error or error
     assert first_error is not None
     raise first_error
@@ -101,12 +101,12 @@ def _device(metas: Sequence[Any], kwargs: dict[str, Any]) -> torch.device:
     return next((d for d in devices if d != CPU), CPU)
 
 
-def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
+def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device, fill: int) -> Any:
     def real(value: Any) -> Any:
         if type(value) is TensorMeta:
             made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=device)
             if device is CPU and numel(value.shape) <= LARGE:
-                made.zero_()
+                made.fill_(fill)
             return made
         if isinstance(value, torch.device):
             return device
@@ -114,13 +114,21 @@ def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.de
             return [real(item) for item in value]
         return value
 
-    return op(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return op(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+    before = torch.get_rng_state()  # the program's random stream does not see the trial
+    try:
+        return op(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+    finally:
+        torch.set_rng_state(before)
 
 
 def _describe(name: str, result: Any, device: torch.device) -> Any:
     if isinstance(result, torch.Tensor):
         if result.layout is not torch.strided:
             raise UnsupportedFake(name, f"its result has layout {result.layout}")
+        if result.is_neg():
+            raise UnsupportedFake(name, "its result is a lazily negated view")
         meta = TensorMeta.of(result)
         return meta if meta.device == device else meta.with_(device=device)
     if isinstance(result, (list, tuple)):

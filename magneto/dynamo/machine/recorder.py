@@ -157,6 +157,8 @@ class Recorder:
             return {key: self.argument(item, tensors) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start, tensors), self.argument(value.stop, tensors), self.argument(value.step, tensors))
+        if isinstance(value, torch.Generator):
+            self.machine.graph_break("B101", callee="a graph operation", reason="a random generator as argument")
         return value
 
     def _mark_mutated(self, args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...], gradient: bool) -> None:

@@ -45,7 +45,8 @@ NULL = NullTracker()
 class SymFrame:
     """`locals` by slot (None = unbound); `before` is the value stack as it stood before the current instruction; `tail`: the caller pushes this frame's result
     unchanged, so that the frame can be materialised at a break; `handled`: the exceptions now being handled, each with the
-    instruction count at which it was raised; `raised`: that count for the exception last caught."""
+    instruction count at which it was raised; `raised`: that count for the exception last caught; `compared`: what the comparison at an instruction
+    count gave, before it was made a bool."""
 
     code: CodeType
     locals: list[Tracker | None]
@@ -60,6 +61,7 @@ class SymFrame:
     before: list[Tracker] = field(default_factory=list)
     handled: list[tuple[int, Tracker]] = field(default_factory=list)
     raised: int = 0
+    compared: tuple[int, Tracker | None] = (-1, None)
     keywords: tuple[str, ...] = ()
     yielded: bool = False
     entry: list[Tracker | None] = field(default_factory=list)

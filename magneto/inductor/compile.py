@@ -42,6 +42,11 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
 
     Outputs are fresh memory with the strides of their meta["val"]. Thread-safe. Grad mode is off while it runs.
     """
+    foreign = foreign_device(graph)
+    if foreign is not None:
+        emit("fallback", graph=name, reason=f"no kernels for {foreign} yet")
+        log(LOOPS, f"{name} runs in eager: no kernels for {foreign} yet")
+        return without_grad(as_function(graph, name))
     try:
         with timer("lower"):
             program = lower_graph(graph)
@@ -54,6 +59,17 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
     except BuildFailed as error:
         emit("fallback", graph=name, reason=str(error))
         return without_grad(as_function(graph, name))
+
+
+def foreign_device(graph: fx.Graph) -> str | None:
+    """The first device that is not the CPU: its memory is not ours to read."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for meta in value if isinstance(value, (tuple, list)) else (value,):
+            device = getattr(meta, "device", None)
+            if device is not None and device.type != "cpu":
+                return str(device.type)
+    return None
 
 
 class BuildFailed(Exception):

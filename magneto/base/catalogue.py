@@ -66,12 +66,6 @@ ROWS: tuple[ErrorEntry, ...] = (
         "",
     ),
     ErrorEntry(
-        "B014",
-        "data-dependent assertion on {value}",
-        "An assert statement reads a tensor's value.",
-        "Use torch._assert_async, or check outside of the optimised function.",
-    ),
-    ErrorEntry(
         "B020",
         "calls nested {depth} deep",
         "Calls are inlined up to a depth; recursion without a known end stops there.",
@@ -149,6 +143,18 @@ ROWS: tuple[ErrorEntry, ...] = (
         "tensor subclass or unusual tensor {value}",
         "Only plain dense tensors and parameters are captured.",
         "",
+    ),
+    ErrorEntry(
+        "B110",
+        "iteration over {value}, whose items are not known",
+        "The object was made outside this region by C code, or suspends; its next item is known only when the program asks for it.",
+        "A list, or range(), in its place keeps one graph.",
+    ),
+    ErrorEntry(
+        "B111",
+        "with-block of {value}, which cannot be followed",
+        "Entering or leaving it changes state that capture does not model. The block's body is captured separately.",
+        "Enter it outside of the optimised function where possible.",
     ),
     # ---- U0xx: public functions --------------------------------------------------------------------------------------
     ErrorEntry("U001", "{function}() expects {expected}, got {got}", "", ""),

@@ -149,6 +149,27 @@ def a_parameter_registered_in_forward(x, module):
     return module(x)
 
 
+@breaks_with("B109", X, torch.eye(4).to_sparse())
+def a_sparse_tensor(x, s):
+    return x.sin() + torch.sparse.mm(s, x[:, None])[:, 0]
+
+
+@breaks_with("B110", X, array("i", [1, 2]))
+def iteration_over_a_c_object(x, numbers):
+    y = x.sin()
+    for n in numbers:
+        y = y * n
+    return y
+
+
+@breaks_with("B111")
+def a_with_block_that_is_not_modelled(x):
+    y = x.sin()
+    with torch.inference_mode():
+        z = y + 1
+    return z.clone() * 2
+
+
 async def _coroutine(x):
     return x
 

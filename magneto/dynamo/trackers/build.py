@@ -17,7 +17,7 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Source
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.base import Tracker
-from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_constant
+from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
@@ -64,7 +64,7 @@ def from_value(m: Machine, value: Any) -> Tracker:
         return DictTracker.of(m, [(from_value(m, key), from_value(m, item)) for key, item in value.items()], cls)
     if cls is set or cls is frozenset:
         return SetTracker.of(m, [from_value(m, item) for item in value], cls)
-    if is_constant(value):
+    if is_constant(value) or is_numpy_scalar(value):
         return ConstTracker(value)
     return m.wrap(value, Held(getattr(value, "__name__", cls.__name__), value))
 
@@ -244,13 +244,22 @@ def wrap_mappingproxy(m: Machine, obj: Any, source: Source) -> Tracker:
 _OBJECT_BASES = (object, dict, list, tuple, collections.OrderedDict, collections.defaultdict)
 
 
+def _laid_out_by_c(cls: type) -> bool:
+    """Whether a heap type holds more than what a class statement adds: a dictionary, weak references, its __slots__."""
+    slots = cls.__dict__.get("__slots__", ())
+    members = 1 if isinstance(slots, str) else len(tuple(slots))
+    return cls.__base__ is not None and cls.__basicsize__ - cls.__base__.__basicsize__ > 8 * (2 + members)
+
+
 def builtin_base(cls: type) -> type | None:
     """The C class whose layout the instances have, if it is one that ObjectTracker models; None otherwise."""
     for base in cls.__mro__:
-        if not base.__flags__ & (1 << 9):
-            return base if base in _OBJECT_BASES else None
         if base is collections.OrderedDict:
             return base
+        if not base.__flags__ & (1 << 9):
+            return base if base in _OBJECT_BASES else None
+        if _laid_out_by_c(base):
+            return None
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,12 @@ def is_constant(value: Any) -> bool:
     if cls is slice:
         return is_constant(value.start) and is_constant(value.stop) and is_constant(value.step)
     return isinstance(value, (enum.Enum, types.CodeType))
+
+
+def is_numpy_scalar(value: Any) -> bool:
+    """np.float64(2.0) and its like: constants when capture computed them itself."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
 
 
 class ConstTracker(Tracker):

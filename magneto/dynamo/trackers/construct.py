@@ -163,7 +163,7 @@ def call_value(m: Machine, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping
     if result is not None:
         return result
     if isinstance(fn, OpaqueTracker):
-        if has_rows(fn.obj):
+        if callable(fn.obj):
             return apply(m, fn.pin(m), args, kwargs)
         m.graph_break("B101", callee=fn.show(), reason="it is not Python code")
     method = find_special(m, fn, "__call__")

@@ -59,7 +59,7 @@ class AutocastTracker(ModeTracker):
 
     def exit(self, m: Machine) -> None:
         if not m.contexts or m.contexts[-1] is not self:  # type: ignore[attr-defined]
-            m.graph_break("B015", value=self.show())
+            m.graph_break("B111", value=self.show())
         m.contexts.pop()  # type: ignore[attr-defined]
         m.exit_autocast()  # type: ignore[attr-defined]
 
@@ -169,7 +169,7 @@ def tracked_autocast(m: Machine, device_type: str | None) -> tuple[str, torch.dt
 def _constant(m: Machine, v: Tracker) -> Any:
     const = v.try_const()
     if const is None:
-        m.graph_break("B015", value="autocast with arguments that are not constant")
+        m.graph_break("B111", value="autocast with arguments that are not constant")
     return const.value
 
 
@@ -196,7 +196,7 @@ def autocast(
         except Exception as error:
             m.raise_exception(error)
     if said:
-        m.graph_break("B015", value=f"autocast({device!r}): {said[0].message}")
+        m.graph_break("B111", value=f"autocast({device!r}): {said[0].message}")
     return AutocastTracker((device, wanted, real._enabled, cache))
 
 
@@ -223,17 +223,17 @@ rule(torch.cuda.amp.autocast)(_old_autocast("cuda"))
 @rule((torch.autocast.__enter__, torch.autocast.__exit__, torch.cpu.amp.autocast.__enter__, torch.cpu.amp.autocast.__exit__), Tracker)  # type: ignore[attr-defined]
 def real_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
     """An object that exists outside: its saved state is not ours to follow."""
-    m.graph_break("B015", value=v.show())
+    m.graph_break("B111", value=v.show())
 
 
 @rule((torch.cuda.amp.autocast.__enter__, torch.cuda.amp.autocast.__exit__), Tracker)
 def real_cuda_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
-    m.graph_break("B015", value=v.show())
+    m.graph_break("B111", value=v.show())
 
 
 @rule(torch.inference_mode)
 def inference_mode(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    m.graph_break("B015", value="torch.inference_mode()")
+    m.graph_break("B111", value="torch.inference_mode()")
 
 
 def _decorate(m: Machine, cls: type, args: Sequence[Tracker]) -> Tracker:

@@ -418,7 +418,7 @@ def next_or_none(m: Machine, it: Tracker) -> Tracker | None:
                 raise
     if not hasattr(it.python_type(), "__next__"):
         m.raise_exception(TypeError(f"'{it.python_type().__name__}' object is not an iterator"))
-    m.graph_break("B014", value=it.show())
+    m.graph_break("B110", value=it.show())
 
 
 def known_items(m: Machine, v: Tracker) -> list[Tracker] | None:
@@ -456,5 +456,5 @@ def iterate(m: Machine, v: Tracker) -> list[Tracker]:
     while (item := next_or_none(m, iterator)) is not None:
         found.append(item)
         if len(found) > 1_000_000:
-            m.graph_break("B014", value=v.show())
+            m.graph_break("B110", value=v.show())
     return found

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import math
+import sys
 import types
 import typing
 from typing import TYPE_CHECKING, Any
@@ -437,4 +438,17 @@ def call_cached(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[st
 
 
 FALLBACKS.append(call_cached)
+
+
+def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """Fallback: a universal function of numpy on plain numbers (np.sqrt(dim)) folds; on arrays it is the program's business."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(fn, numpy.ufunc) or kwargs:
+        return NotImplemented
+    if not all(isinstance(arg, ConstTracker) and isinstance(arg.read(), (int, float, numpy.generic)) for arg in args):
+        return NotImplemented
+    return fold(m, fn, args, {})
+
+
+FALLBACKS.append(call_numpy)
 __all__ = ["DictViewTracker", "IteratorTracker", "builtins", "has_rows", "is_instance", "text_of"]

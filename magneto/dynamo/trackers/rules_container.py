@@ -496,11 +496,11 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         if method is not None and not _is_none(method):
             return m.call(method, [], {})
         if isinstance(v, ObjectTracker) and find_special(m, v, "__getitem__") is not None:
-            m.graph_break("B014", value=v.show())
+            m.graph_break("B110", value=v.show())
     cls = v.python_type()
     if not hasattr(cls, "__iter__"):
         m.raise_exception(TypeError(f"'{cls.__name__}' object is not iterable"))
-    m.graph_break("B014", value=v.show())
+    m.graph_break("B110", value=v.show())
 
 
 @rule(len, Tracker)

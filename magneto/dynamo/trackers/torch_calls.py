@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.trackers.base import Tracker
-from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows
 from magneto.dynamo.trackers.klass import ClassTracker
@@ -118,7 +118,7 @@ def plain_number(value: Any) -> Any:
         for cls in (int, float, str):
             if isinstance(value, cls):
                 return cls(value.value)
-    return value
+    return value.item() if is_numpy_scalar(value) else value
 
 
 def graph_argument(m: Machine, v: Tracker) -> Any:

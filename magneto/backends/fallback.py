@@ -10,6 +10,7 @@ from torch import fx
 from magneto.base.errors import MagnetoError, warn_once
 from magneto.base.events import counter, emit
 from magneto.base.flags import config
+from magneto.graph.atomic import atomic
 
 
 def name_of(gm: fx.GraphModule) -> str:
@@ -23,8 +24,7 @@ def run_captured_graph(gm: fx.GraphModule, reason: str, quiet: bool = False) -> 
     counter("graphs_in_eager")
     if not quiet:
         warn_once("W104", graph=name, reason=reason)
-    forward: Callable[..., Any] = gm.forward
-    return forward
+    return atomic(gm)
 
 
 def recover(gm: fx.GraphModule, error: Exception) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from magneto.backends.fallback import name_of, recover, recover_backward
 from magneto.base.events import timer
 from magneto.base.flags import config
 from magneto.base.passes import Pass, run_passes
+from magneto.graph.atomic import atomic
 
 Compiled = Callable[..., Any]
 
@@ -114,7 +115,7 @@ def wrap_compiled(unit: Unit) -> Unit:
     """Write-backs, aliases, constants."""
     assert unit.compiled is not None
     aten = unit.traced
-    return replace(unit, compiled=wrap(unit.compiled, aten.signature, aten.constants, unit.gm.forward, unit.name))
+    return replace(unit, compiled=wrap(unit.compiled, aten.signature, aten.constants, atomic(unit.gm), unit.name))
 
 
 def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
@@ -127,7 +128,7 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
             return compile_backward(graph, name, backward_passes)
 
     parameters = unit.gm.meta.get("magneto", {}).get("parameter_inputs", ())
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, unit.gm.forward, parameters, not unit.autocast)
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), parameters, not unit.autocast)
     return replace(unit, compiled=training_function(plan))
 
 

@@ -9,13 +9,13 @@ from torch import fx
 
 from magneto.backends import pipeline
 from magneto.backends.registry import register_backend
+from magneto.graph.atomic import atomic
 
 
 @register_backend
 def eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The captured graph as it is: what capture alone costs and changes."""
-    forward: Callable[..., Any] = gm.forward
-    return forward
+    return atomic(gm)
 
 
 @register_backend

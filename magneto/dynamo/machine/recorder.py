@@ -32,6 +32,7 @@ class Recorder:
         self.keep: set[fx.Node] = set()
         self.mutated: set[Tracker] = set()
         self.n_calls = 0
+        self.random = False
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
@@ -86,6 +87,7 @@ class Recorder:
         node.meta["val"] = result.value
         node.meta["stack"] = machine.user_stack()
         self.n_calls += 1
+        self.random |= result.random
         if result.mutated or result.random:
             self.keep.add(node)
         tracked = self._result(node, result, tensors)

@@ -26,8 +26,10 @@ from magneto.dynamo.guards.explain import explain_miss
 from magneto.dynamo.guards.native import build_program
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Forced, Restart
+from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.skip import skip_reason
+from magneto.graph.atomic import atomic
 from magneto.graph.program import standalone
 
 Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
@@ -56,6 +58,8 @@ def install() -> None:
 def _on_rerun(region: Any, error: BaseException) -> bool:
     """A region raised: the interpreter runs the frame again, unless the exception is control flow that passes through a graph."""
     if type(error).__name__ == "_StopRecomputationError":  # torch.utils.checkpoint ends a recomputation by raising out of a saved-tensor hook
+        return True
+    if hasattr(error, "magneto_applied"):  # the graph wrote to its inputs in a way that cannot be taken back
         return True
     events.counter("reruns")
     log(1, lambda: f"region {region.info.get('name')} raised {error!r}; the interpreter runs the frame")
@@ -170,6 +174,8 @@ def _compile(context: Context, state: Any) -> Any:
     with events.timer("guards"):
         program = build_program(plan.guards, plan.exports, state)
     plan.info.update(name=plan.name, text=plan.text, guards=plan.guards, exports=plan.exports, gm=plan.gm, reason=reason, backend=context.backend_name, graph=graph)
+    if graph is not None and machine.recorder.random:
+        graph = runtime.keeps_random_stream(graph)
     region = finish_region(plan, graph, program)
     plan.machine = None  # type: ignore[assignment]
     return region
@@ -208,7 +214,7 @@ def _call_backend(context: Context, plan: RegionPlan) -> Callable[..., Any]:
         warn_once("W012", backend=context.backend_name, error=f"{type(error).__name__}: {error}")
         log(1, lambda: "".join(traceback.format_exception(error)))
         events.emit("fallback", what=f"backend {context.backend_name}", reason=repr(error))
-        return gm.forward
+        return atomic(gm)
     if not callable(compiled):
         raise UserError("U005", name=context.backend_name, got=type(compiled).__name__)
     return compiled

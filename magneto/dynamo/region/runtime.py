@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,20 @@ def enter(manager: Any) -> tuple[Any, Any]:
         raise TypeError(text + (" (missed __exit__ method)" if missing == "__exit__" else "")) from None
     leave = exit_method.__get__(manager, cls)
     return leave, enter_method.__get__(manager, cls)()
+
+
+def keeps_random_stream(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph that draws random numbers: when it fails, the interpreter runs the frame again, and draws the same ones."""
+
+    def run(*inputs: Any) -> Any:
+        before = torch.get_rng_state()
+        try:
+            return graph(*inputs)
+        except Exception:
+            torch.set_rng_state(before)
+            raise
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)

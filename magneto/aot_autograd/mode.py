@@ -183,6 +183,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = self.read(view.parent)
         if step.op is aten.as_strided.default and (view.parent.input_index < 0 or value.op != "placeholder"):
             view.node = self.emit(step.op, (self.flatten(value), *step.args))
+        elif step.op is aten.as_strided.default:
+            view.node = self.emit(step.op, (value, *step.args[:2]))  # from where the input begins in its storage
         else:
             view.node = self.emit(step.op, (value, *step.args))
         view.version = storage.version

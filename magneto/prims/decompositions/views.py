@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from magneto.graph.layout import inferred_shape, wrap_dim, wrap_dims
+from magneto.graph.layout import inferred_shape, is_contiguous, wrap_dim, wrap_dims
 from magneto.graph.promotion import COMPLEX, INTEGER, category, result_type
 from magneto.graph.rule_table import rule_table
 from magneto.graph.rules_view import slice_bounds
@@ -30,6 +31,21 @@ def _view(b: Builder, x: Value, size: Sequence[int]) -> Value:
 @row("_reshape_alias.default")
 def _reshape_alias(b: Builder, x: Value, size: Sequence[int], stride: Sequence[int]) -> Value:
     return x.reshape(size)
+
+
+@row("as_strided.default")
+def _as_strided(b: Builder, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
+    """Of a value's elements in one dimension, in memory order (as the tracer gives them). Inputs have a storage that only the library knows."""
+    if x.ndim != 1 or x.node.op != "call_function" or not x.meta.is_contiguous() or 0 in size:
+        return LIBRARY
+    first = offset or 0
+    if is_contiguous(size, stride):
+        return x.narrow(0, first, first + math.prod(size)).reshape(size)
+    index = b.full((), first, torch.int64, x.device).broadcast(size)
+    for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
+        if count > 1 and step:
+            index = index + (b.iota(count, torch.int64, x.device) * step).along(size, (dim,))
+    return b.emit("index_select", x, 0, index)
 
 
 @row("permute.default", "permute_copy.default")

@@ -30,6 +30,7 @@ from magneto.symbolic import Expr, Sym, to_c
 SUM_BLOCK = 1024
 LANES = 64
 LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
+FEW_LANES = 16  # for maxima of shorter loops: their lanes are joined by a function of ours
 ROWS_BLOCK = 64  # rows added up in single precision across rows
 CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
 
@@ -239,9 +240,10 @@ class _Writer:
     def store(self, member: Member) -> str:
         """The statement that writes a member's value at the point of the innermost scope."""
         value = convert(self.emitter.emit(member.body), member.body.dtype, member.buffer.dtype)
+        exact = isinstance(member.body, Op) and member.body.name == "convert_element_type" and member.body.dtype is member.buffer.dtype
         depth = len(self.emitter.scopes) - 1
         index = self.emitter.index(member.store, "", depth)
-        return f"{self.pointers[member.name]}[{index}] = {to_memory(value, member.buffer.dtype)};"
+        return f"{self.pointers[member.name]}[{index}] = {to_memory(value, member.buffer.dtype, exact)};"
 
     # ---- pointwise ---------------------------------------------------------------------------------------------------------
 
@@ -428,7 +430,9 @@ class Fill:
         first, last = ("b", "e") if blocked else (start, stop)
         simd = all(fold.vectorised for fold in self.folds)
         if simd and size >= LANES_FROM:
-            lines = self._lanes(name, first, last, size, scope)
+            lines = self._lanes(name, first, last, size, scope, LANES)
+        elif simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
+            lines = self._lanes(name, first, last, size, scope, FEW_LANES if size < 8 * FEW_LANES else 2 * FEW_LANES)
         else:
             lines = self._lane(name, first, last, scope, simd)
         if not blocked:
@@ -445,20 +449,23 @@ class Fill:
         lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         return lines + [fold.join() for fold in self.folds]
 
-    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope) -> list[str]:
-        """The loop with `LANES` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
+    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int) -> list[str]:
+        """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
         texts = {fold.lane: f"{fold.lane}s[l]" for fold in self.folds}
         body = [_renamed(line, texts) for line in scope.lines]
-        lines = [f"{fold.type} {fold.lane}s[{LANES}];" for fold in self.folds]
+        lines = [f"{fold.type} {fold.lane}s[{width}];" for fold in self.folds]
         start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in self.folds)
-        lines.append(f"for (i64 l = 0; l < {LANES}; l++) {{ {start} }}")
+        lines.append(f"for (i64 l = 0; l < {width}; l++) {{ {start} }}")
         checks = " reduction(|:status)" if scope.checks else ""
-        inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {LANES}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
-        lines += [f"i64 g = {first};", f"for (; g + {LANES} <= {last}; g += {LANES}) {{", *indent(inner), "}"]
+        inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
+        lines += [f"i64 g = {first};", f"for (; g + {width} <= {last}; g += {width}) {{", *indent(inner), "}"]
         lines += [fold.declare_lane() for fold in self.folds]
         for fold in self.folds:
-            lines += [f"#pragma omp simd{fold.clause()}", f"for (i64 l = 0; l < {LANES}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}"]
-        if size % LANES or not first.isdigit():
+            if fold.lanes_function:
+                lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {width});")
+                continue
+            lines += [f"#pragma omp simd{fold.clause()}", f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}"]
+        if size % width or not first.isdigit():
             clauses = "".join(fold.clause() for fold in self.folds) + checks
             lines += [f"#pragma omp simd{clauses}", f"for (i64 {name} = g; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         return lines + [fold.join() for fold in self.folds]

@@ -37,6 +37,7 @@ MG_INLINE u16 mg_store_bf16(f32 f) {
     u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u);
     return f != f ? (u16)0x7fc0 : (u16)(r >> 16);
 }
+MG_INLINE u16 mg_cut_bf16(f32 f) { return (u16)((u32)mg_f32_bits(f) >> 16); } /* of a number that is rounded already */
 MG_INLINE f32 mg_round_bf16(f32 f) { return mg_load_bf16(mg_store_bf16(f)); }
 #ifdef __FLT16_MAX__
 typedef _Float16 f16;
@@ -87,22 +88,26 @@ MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
     f32 t = __builtin_fmaf(c, 0x1.715476p+0f, 12582912.0f), k = t - 12582912.0f; /* k = round(c / ln 2), also in the low bits of t */ \
     f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c); \
     r = __builtin_fmaf(k, -0x1.7f7d1cp-20f, r); \
-    f32 q = 0x1.6d754cp-10f; \
-    q = __builtin_fmaf(q, r, 0x1.120b72p-7f); \
-    q = __builtin_fmaf(q, r, 0x1.5554b8p-5f); \
-    q = __builtin_fmaf(q, r, 0x1.5554dcp-3f); \
-    q = __builtin_fmaf(q, r, 0.5f); \
-    f32 p = __builtin_fmaf(q, r * r, r) + 1.0f; \
+    f32 p = 0x1.6d754cp-10f; \
+    p = __builtin_fmaf(p, r, 0x1.120b72p-7f); \
+    p = __builtin_fmaf(p, r, 0x1.5554b8p-5f); \
+    p = __builtin_fmaf(p, r, 0x1.5554dcp-3f); \
+    p = __builtin_fmaf(p, r, 0.5f); \
+    p = __builtin_fmaf(p, r, 1.0f); \
+    p = __builtin_fmaf(p, r, 1.0f); \
     i32 n = mg_f32_bits(t) << 23; /* k as an increment of the exponent */
 MG_INLINE f32 mg_exp_normal(f32 x) { /* for -87 <= x <= 88 and NaN */
     MG_EXP_CORE(x)
     return mg_bits_f32(mg_f32_bits(p) + n);
 }
 MG_INLINE f32 mg_exp_f32(f32 x) {
-    f32 c = x < -104.0f ? -104.0f : x;
+    u32 b = (u32)mg_f32_bits(x); /* as unsigned integers, numbers below -104 are the largest: no result depends on them */
+    f32 c = mg_bits_f32((i32)(b < 0xc2d00000u ? b : 0xc2d00000u));
     MG_EXP_CORE(c)
-    i32 low = c < -87.0f; /* the result may be subnormal: it is made 2^64 times as large, then scaled down */
-    f32 y = mg_bits_f32(mg_f32_bits(p) + n + (low ? 0x20000000 : 0)) * (low ? 0x1p-64f : 1.0f);
+    /* The result may be subnormal: it is made 2^64 times as large, then scaled down. From -104 on it is 0 before that, because a product that
+       underflows takes the processor a hundred times as long, and masks of attention are such numbers. */
+    i32 low = c < -87.0f, u = mg_f32_bits(p) + n + (low ? 0x20000000 : 0);
+    f32 y = mg_bits_f32(c <= -104.0f ? 0 : u) * (low ? 0x1p-64f : 1.0f);
     return x <= 88.7228317f ? y : x * MG_INF; /* overflow, and NaN */
 }
 MG_INLINE f32 mg_tanh_f32(f32 x) {
@@ -141,6 +146,22 @@ MG_INLINE f32 mg_erf_f32(f32 x) {
     f32 large = __builtin_copysignf(1.0f - mg_exp_normal(-__builtin_fmaf(t, q, t)), x);
     return a < 1.0f ? small : large;
 }
+MG_INLINE f32 mg_erf1_f32(f32 x) { /* 1 + erf(x) to 2e-7 absolutely, as gelu needs it: erf(a) / a is one polynomial in a * a over [0, 3.79] */
+    f32 a = __builtin_fabsf(x), b = a > 0x1.e51eb8p+1f ? 1.0f : a; /* beyond, the result is exactly 0 or 2 */
+    f32 u = __builtin_fmaf(b * b, 0x1.1d27c6p-3f, -1.0f), v = u * u, q = 0x1.2f897ep-10f, o = -0x1.c37c82p-12f; /* even and odd powers of the rest: two chains side by side */
+    q = __builtin_fmaf(q, v, 0x1.c37bd0p-10f), o = __builtin_fmaf(o, v, -0x1.1739e0p-10f);
+    q = __builtin_fmaf(q, v, 0x1.5755f8p-7f), o = __builtin_fmaf(o, v, -0x1.62519ep-8f);
+    q = __builtin_fmaf(q, v, 0x1.a86484p-6f), o = __builtin_fmaf(o, v, -0x1.0d8ae8p-6f);
+    q = __builtin_fmaf(q, v, 0x1.c1e6e8p-5f), o = __builtin_fmaf(o, v, -0x1.414088p-5f);
+    q = __builtin_fmaf(q, v, 0x1.73ec26p-4f), o = __builtin_fmaf(o, v, -0x1.27d922p-4f);
+    q = __builtin_fmaf(o, u, q);
+    q = __builtin_fmaf(q, u, -0x1.c817fep-4f);
+    q = __builtin_fmaf(q, u, 0x1.1ab82ep-3f);
+    q = __builtin_fmaf(q, u, -0x1.7d29bep-3f);
+    q = __builtin_fmaf(q, u, 0x1.7e0a92p-2f);
+    q = a > 0x1.e51eb8p+1f ? 1.0f : q;
+    return __builtin_fmaf(__builtin_copysignf(q, x), b, 1.0f);
+}
 MG_INLINE f32 mg_log_f32(f32 x) {
     f32 y = x < 0x1p-126f ? x * 0x1p+23f : x; /* subnormal numbers are scaled up */
     i32 u = mg_f32_bits(y) - 0x3f3504f3; /* mantissa in [sqrt(1/2), sqrt(2)) */
@@ -164,6 +185,13 @@ MG_INLINE f32 mg_log_f32(f32 x) {
 """
 
 _REDUCTIONS = """\
+#define MG_HALVE(f, h) _Pragma("omp simd") for (int l = 0; l < h; l++) x[l] = f(x[l], x[l + h]);
+#define MG_LANES(name, T, f) MG_INLINE T name(T *x, int n) { /* the lanes' extremum in log n steps: a reduction of its own would be n branches */ \\
+    if (n > 32) { MG_HALVE(f, 32) } if (n > 16) { MG_HALVE(f, 16) } MG_HALVE(f, 8) MG_HALVE(f, 4) return f(f(x[0], x[2]), f(x[1], x[3])); }
+MG_LANES(mg_lanes_maximum_f32, f32, mg_maximum_f32)
+MG_LANES(mg_lanes_minimum_f32, f32, mg_minimum_f32)
+MG_LANES(mg_lanes_maximum_f64, f64, mg_maximum_f64)
+MG_LANES(mg_lanes_minimum_f64, f64, mg_minimum_f64)
 #pragma omp declare reduction(mg_max : f32 : omp_out = mg_maximum_f32(omp_out, omp_in)) initializer(omp_priv = -MG_INF)
 #pragma omp declare reduction(mg_min : f32 : omp_out = mg_minimum_f32(omp_out, omp_in)) initializer(omp_priv = MG_INF)
 #pragma omp declare reduction(mg_max : f64 : omp_out = mg_maximum_f64(omp_out, omp_in)) initializer(omp_priv = -MG_INF)

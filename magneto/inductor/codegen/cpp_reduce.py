@@ -84,6 +84,13 @@ class Fold:
     def join_from(self, into: str, value: str) -> str:
         return self._combined(into, value)
 
+    @property
+    def lanes_function(self) -> str:
+        """The preamble's function that joins an array of lanes; empty: a reduction that the compiler vectorises does."""
+        if not (self.is_float and self.member.kind in ("max", "min")):
+            return ""
+        return f"mg_lanes_{self.member.kind}imum_{'f64' if self.type == 'f64' else 'f32'}"
+
     def clause(self) -> str:
         operator = self.row.float_operator if self.is_float and self.row.float_operator else self.row.operator
         return f" reduction({operator}:{self.lane})"

@@ -51,9 +51,11 @@ def from_memory(text: str, dtype: torch.dtype) -> str:
     return text
 
 
-def to_memory(text: str, dtype: torch.dtype) -> str:
-    """The memory element of a compute value."""
+def to_memory(text: str, dtype: torch.dtype, exact: bool = False) -> str:
+    """The memory element of a compute value. `exact`: it is rounded to the dtype already."""
     if dtype is torch.bfloat16:
+        if exact:
+            return f"mg_cut_bf16({text})"
         return f"mg_store_bf16({text})"
     if dtype is torch.float16:
         return f"(f16)({text})"

@@ -1,9 +1,9 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     const f32 *p1 = p[1];
     const f32 *p2 = p[2];
     f32 *p3 = p[3];
-    int status = 0;
     for (i64 row = 0; row < 72; row++) {
         const i64 i0 = row;
 #pragma omp simd

@@ -1,7 +1,7 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const u16 *p0 = p[0];
     u16 *p1 = p[1];
-    int status = 0;
     {
 #pragma omp simd
         for (i64 j0 = 0; j0 < 9; j0++) {

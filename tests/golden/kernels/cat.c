@@ -1,8 +1,8 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     const f32 *p1 = p[1];
     f32 *p2 = p[2];
-    int status = 0;
     for (i64 row = 0; row < 3; row++) {
         const i64 i0 = row;
 #pragma omp simd

@@ -1,9 +1,9 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     const f32 *p1 = p[1];
     f32 *p2 = p[2];
     f32 d9k = mg_div_scale(96.0f), d9s = 96.0f * d9k, d9r = 1.0f / d9s;
-    int status = 0;
     for (i64 row = 0; row < 40; row++) {
         const i64 i0 = row;
         f64 a1 = 0;

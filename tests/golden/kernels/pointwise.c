@@ -1,7 +1,7 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
-    int status = 0;
     {
 #pragma omp simd
         for (i64 j0 = 0; j0 < 35; j0++) {

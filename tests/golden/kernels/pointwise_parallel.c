@@ -1,7 +1,7 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
-    int status = 0;
 #pragma omp parallel for schedule(static) reduction(|:status)
     for (i64 row = 0; row < 37; row++) {
         const i64 lo = row % 37 * 8192, hi = mg_min(lo + 8192, 300000);

@@ -1,7 +1,7 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
-    int status = 0;
 #pragma omp parallel for schedule(static) reduction(|:status)
     for (i64 row = 0; row < 40; row++) {
         const i64 i0 = row;
@@ -19,8 +19,7 @@ int SYMBOL(void *const *p) {
                 }
             }
             f32 a1v = -__builtin_inf();
-#pragma omp simd reduction(mg_max:a1v)
-            for (i64 l = 0; l < 64; l++) a1v = mg_maximum_f32(a1v, a1vs[l]);
+            a1v = mg_lanes_maximum_f32(a1vs, 64);
             a1 = mg_maximum_f32(a1, a1v);
         }
         f32 r3 = a1;

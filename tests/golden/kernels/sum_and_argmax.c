@@ -1,8 +1,8 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
     i64 *p2 = p[2];
-    int status = 0;
     for (i64 row = 0; row < 50; row++) {
         const i64 i0 = row;
         f64 a1 = 0;

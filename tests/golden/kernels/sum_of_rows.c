@@ -1,7 +1,7 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
-    int status = 0;
     {
         const i64 lo = 0 % 1 * 70, hi = mg_min(lo + 70, 70);
         f64 a1[70];

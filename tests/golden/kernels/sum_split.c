@@ -1,7 +1,7 @@
 int SYMBOL(void *const *p) {
+    int status = 0;
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
-    int status = 0;
     f64 a1p[7], a1r[1];
 #pragma omp parallel for schedule(static) reduction(|:status)
     for (i64 row = 0; row < 7; row++) {

@@ -232,3 +232,20 @@ def test_tiled_transposition() -> None:
         y = g.transpose(x, perm)
         g.output(g.add(y, g.full(tuple(shape[p] for p in perm), 1.0, torch.float32, torch.device("cpu"))))
         check_compiled(g, 0)
+
+
+def test_one_plus_erf_is_exact_far_out_and_gelu_as_good_as_eagers() -> None:
+    """1 + erf(x) has a form of its own: 0 and 2 must come out exactly, since gelu multiplies by x; NaN stays."""
+    g = Graph()
+    x = g.input(torch.cat([torch.tensor([*SPECIAL, -1e4, 1e4, -3.8, 3.8]), torch.linspace(-9, 9, 20001)]))
+    g.output(g.add(g.erf(x), 1.0), g.mul(g.mul(x, 0.5), g.add(1.0, g.erf(g.mul(x, 0.5**0.5)))))
+    check_compiled(g, 1e-6, interpreter=False)
+
+
+def test_exp_of_masks_is_zero_and_short_rows_keep_nan() -> None:
+    g = Graph()
+    rows = torch.randn(60, 40)
+    rows[3, 17], rows[5], rows[6, 39], rows[7, :20] = float("nan"), -float("inf"), float("inf"), -1e4
+    x = g.input(rows)
+    g.output(g.exp(x), g.exp(g.mul(x, 40.0)), g.amax(x, (1,)), g.amin(x, (1,)))
+    check_compiled(g, 1e-6)

@@ -130,7 +130,8 @@ def test_module(name: str, training: bool) -> None:
     torch.manual_seed(0)
     plain = make().train(training)
     ours = copy.deepcopy(plain)
-    compiled = magneto.optimize("eager", nopython=True)(ours)
+    breaks = name == "checkpoint" and training  # what is kept for backward stays eager's choice
+    compiled = magneto.optimize("eager", nopython=not breaks)(ours)
     with contextlib.nullcontext() if training else torch.no_grad():
         for _ in range(2):
             torch.manual_seed(1)

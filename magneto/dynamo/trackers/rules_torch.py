@@ -295,18 +295,11 @@ def autograd_function(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwar
 
 @rule(torch.utils.checkpoint.checkpoint, Tracker)
 def checkpoint(m: Machine, fn: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    """The function itself: which values are kept for backward is decided for the whole graph."""
-    options = {
-        name: kwargs.pop(name)
-        for name in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
-        if name in kwargs
-    }
-    reentrant = options["use_reentrant"].try_const() if "use_reentrant" in options else None
-    if "context_fn" in options or reentrant is None or not isinstance(reentrant.value, bool):
-        return NotImplemented
-    if reentrant.value and m.grad_enabled():  # type: ignore[attr-defined]
-        if not any(isinstance(arg, TensorTracker) and arg.meta.requires_grad for arg in args):
-            return NotImplemented  # nothing inside gets a gradient then
+    """Without gradients, the function itself. With them eager's choice of what is kept for backward stays: a break, the function is captured inside."""
+    if m.grad_enabled():  # type: ignore[attr-defined]
+        m.graph_break("B106", callee="torch.utils.checkpoint.checkpoint")
+    for name in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"):
+        kwargs.pop(name, None)
     return m.call(fn, args, kwargs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING
 
+from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import is_constant
@@ -31,6 +32,8 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
             return held(m, value, f"{obj.__name__}.{name}")
         return m.wrap(value, Item(InstanceDict(Held(obj.__name__, obj)), name))
     value = getattr(obj, name, MISSING)
+    if is_constant(value):  # a computed setting, as in torch.backends
+        m.guard(Kind.STATE, None, (f"{obj.__name__}.{name}", getattr, (obj, name), value))
     return None if value is MISSING else held(m, value, f"{obj.__name__}.{name}")
 
 

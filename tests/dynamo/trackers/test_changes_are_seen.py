@@ -278,6 +278,37 @@ def default_dtype():
     return lambda x: (torch.zeros(2) + 1, torch.get_default_dtype()), (X,), [lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)]
 
 
+@scenario
+def a_setting_of_torch_backends():
+    return lambda x: x * 2 if torch.backends.cudnn.benchmark else x * 3, (X,), [
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: setattr(torch.backends.cudnn, "benchmark", False),
+    ]
+
+
+@scenario
+def loggers():
+    import logging
+
+    logger = logging.getLogger("magneto.tests.scenario")
+    logger.propagate = False
+    seen: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            seen.append(record.getMessage())
+
+    logger.handlers = [Keep()]
+    logger.setLevel(logging.WARNING)
+
+    def fn(x):
+        logger.info("info")
+        logger.warning("warning")
+        return x * 2, len(seen) % 1
+
+    return fn, (X,), [lambda: logger.setLevel(logging.INFO), lambda: logger.setLevel(logging.ERROR)]
+
+
 @pytest.mark.parametrize("case", SCENARIOS, ids=[s.make.__name__ for s in SCENARIOS])
 def test_changes_are_seen(case: Scenario) -> None:
     fn, args, changes = case.make()

@@ -30,7 +30,7 @@ from magneto.symbolic import Expr, Sym, to_c
 SUM_BLOCK = 1024
 LANES = 64
 LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
-FEW_LANES = 16  # for maxima of shorter loops: their lanes are joined by a function of ours
+FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 ROWS_BLOCK = 64  # rows added up in single precision across rows
 CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
 

@@ -86,10 +86,9 @@ class Fold:
 
     @property
     def lanes_function(self) -> str:
-        """The preamble's function that joins an array of lanes; empty: a reduction that the compiler vectorises does."""
-        if not (self.is_float and self.member.kind in ("max", "min")):
-            return ""
-        return f"mg_lanes_{self.member.kind}imum_{'f64' if self.type == 'f64' else 'f32'}"
+        """The preamble's function that joins an array of lanes; empty: the compiler's own reduction does."""
+        name = {"sum": "sum", "max": "maximum", "min": "minimum"}.get(self.member.kind, "") if self.is_float else ""
+        return name and f"mg_lanes_{name}_{'f64' if self.type == 'f64' else 'f32'}"
 
     def clause(self) -> str:
         operator = self.row.float_operator if self.is_float and self.row.float_operator else self.row.operator

@@ -41,8 +41,7 @@ int SYMBOL(void *const *p) {
                 }
             }
             f32 a4v = 0;
-#pragma omp simd reduction(+:a4v)
-            for (i64 l = 0; l < 64; l++) a4v = a4v + a4vs[l];
+            a4v = mg_lanes_sum_f32(a4vs, 64);
             a4 = a4 + a4v;
         }
         f32 r9 = (f32)a4;

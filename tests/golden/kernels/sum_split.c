@@ -21,8 +21,7 @@ int SYMBOL(void *const *p) {
                 }
             }
             f32 a1v = 0;
-#pragma omp simd reduction(+:a1v)
-            for (i64 l = 0; l < 64; l++) a1v = a1v + a1vs[l];
+            a1v = mg_lanes_sum_f32(a1vs, 64);
 #pragma omp simd reduction(+:a1v)
             for (i64 j0 = g; j0 < e; j0++) {
                 f32 t2 = p0[j0];

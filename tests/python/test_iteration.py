@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import itertools
 
 import pytest
@@ -191,6 +192,21 @@ def over_dictionaries(d):
 def iterator_is_shared(x):
     it = iter(range(6))
     return x, list(zip(it, it)), list(it)
+
+
+class Numbers(collections.abc.Sequence):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, i):
+        if i >= 5:
+            raise IndexError(i)
+        return i + 1
+
+
+@programs.add()
+def a_generator_left_inside_a_try(x):
+    return [x * a * b for a, b in zip([1, 2], Numbers())], 3 in Numbers(), Numbers().index(2), list(reversed(Numbers()))
 
 
 @pytest.mark.parametrize("program", programs, ids=programs.ids())

@@ -16,7 +16,11 @@ from torch.nn.utils import parametrizations
 import magneto
 from tests.compare import assert_equal
 
-V, X, IMG = torch.linspace(-1, 1, 48).reshape(3, 16), torch.linspace(-2, 2, 256).reshape(2, 8, 16), torch.linspace(-1, 1, 512).reshape(2, 4, 8, 8)
+V, X, IMG = (
+    torch.linspace(-1, 1, 48).reshape(3, 16),
+    torch.linspace(-2, 2, 256).reshape(2, 8, 16),
+    torch.linspace(-1, 1, 512).reshape(2, 4, 8, 8),
+)
 IDS = torch.tensor([[1, 2, 3], [4, 5, 0]])
 
 
@@ -104,10 +108,18 @@ MODULES = {
     "Embedding with a maximal norm": (lambda: nn.Embedding(10, 4, max_norm=1.0), (IDS,)),
     "Upsample": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (IMG,)),
     "convolutions": (lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding="same"), nn.ConvTranspose2d(4, 2, 3), nn.ReflectionPad2d(1)), (IMG,)),
-    "norms": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.BatchNorm2d(4), nn.LocalResponseNorm(2)), (IMG,)),
+    "norms": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.BatchNorm2d(4), nn.LocalResponseNorm(2)),
+        (IMG,),
+    ),
     "pooling": (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveMaxPool2d(1)), (IMG,)),
     "MaxPool2d with indices": (lambda: nn.MaxPool2d(2, return_indices=True), (IMG,)),
-    "activations": (lambda: nn.Sequential(nn.Hardswish(), nn.GELU("tanh"), nn.PReLU(), nn.GLU(), nn.SELU(), nn.Mish(), nn.Softplus(), nn.Threshold(0.1, 0.0)), (V,)),
+    "activations": (
+        lambda: nn.Sequential(
+            nn.Hardswish(), nn.GELU("tanh"), nn.PReLU(), nn.GLU(), nn.SELU(), nn.Mish(), nn.Softplus(), nn.Threshold(0.1, 0.0)
+        ),
+        (V,),
+    ),
     "dropouts": (lambda: nn.Sequential(nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.2)), (IMG,)),
     "losses": (lambda: nn.CrossEntropyLoss(label_smoothing=0.1), (V, torch.tensor([1, 2, 3]))),
     "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(16, 4)), (V,)),
@@ -119,7 +131,10 @@ MODULES = {
     "a key-value cache": (KeyValueCache, (X,)),
     "delegating attributes": (lambda: Delegating(nn.Linear(16, 4)), (V,)),
     "modules made in forward": (MakesModules, (V,)),
-    "containers": (lambda: nn.Sequential(nn.Flatten(), nn.Unflatten(1, (4, 64)), nn.Identity(), nn.PixelShuffle(1) if False else nn.Linear(64, 2)), (IMG,)),
+    "containers": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Unflatten(1, (4, 64)), nn.Identity(), nn.PixelShuffle(1) if False else nn.Linear(64, 2)),
+        (IMG,),
+    ),
 }
 
 

@@ -19,7 +19,7 @@ import torch
 from magneto.inductor.codegen.cpp_emit import Emitter, Scope, indent
 from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of
 from magneto.inductor.codegen.cpp_ops import HEAVY
-from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
+from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
 from magneto.inductor.codegen.cpp_types import compute_type, convert, memory_type, to_memory
 from magneto.inductor.loops.ir import Indirect, Load, Op, Value, walk_values
@@ -400,6 +400,8 @@ class Fill:
         for member in self.keeps:
             scope.lines.append(f"{writer.arrays[member.name]}[{self._position(lane)}] = {emitter.emit(member.body)};")
         for fold in self.folds:
+            if isinstance(fold, ArgFold):
+                fold.ordered = len(writer.kernel.cols) == 1 and writer.kernel.cols[0].size < 1 << 31
             value = emitter.emit(fold.member.body)
             flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
             into = fold.lane if fold.accumulator != fold.type or not self.across else fold.name
@@ -429,7 +431,7 @@ class Fill:
         blocked = size > SUM_BLOCK
         first, last = ("b", "e") if blocked else (start, stop)
         simd = all(fold.vectorised for fold in self.folds)
-        if simd and size >= LANES_FROM:
+        if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and size >= LANES_FROM:
             lines = self._lanes(name, first, last, size, scope, LANES)
         elif simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
             lines = self._lanes(name, first, last, size, scope, FEW_LANES if size < 8 * FEW_LANES else 2 * FEW_LANES)
@@ -452,22 +454,30 @@ class Fill:
     def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int) -> list[str]:
         """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
         texts = {fold.lane: f"{fold.lane}s[l]" for fold in self.folds}
+        searches = [fold for fold in self.folds if isinstance(fold, ArgFold)]
+        texts.update({f"{fold.name}x": f"{fold.name}xs[l]" for fold in searches})
         body = [_renamed(line, texts) for line in scope.lines]
         lines = [f"{fold.type} {fold.lane}s[{width}];" for fold in self.folds]
         start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in self.folds)
+        lines += [f"i32 {fold.name}xs[{width}];" for fold in searches]
+        start += "".join(f" {fold.name}xs[l] = -1;" for fold in searches)
         lines.append(f"for (i64 l = 0; l < {width}; l++) {{ {start} }}")
         checks = " reduction(|:status)" if scope.checks else ""
         inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
         lines += [f"i64 g = {first};", f"for (; g + {width} <= {last}; g += {width}) {{", *indent(inner), "}"]
         lines += [fold.declare_lane() for fold in self.folds]
         for fold in self.folds:
+            if isinstance(fold, ArgFold):
+                lines.append(fold.join_lanes(width))
+                continue
             if fold.lanes_function:
                 lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {width});")
                 continue
             lines += [f"#pragma omp simd{fold.clause()}", f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}"]
         if size % width or not first.isdigit():
             clauses = "".join(fold.clause() for fold in self.folds) + checks
-            lines += [f"#pragma omp simd{clauses}", f"for (i64 {name} = g; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+            pragma = [] if searches else [f"#pragma omp simd{clauses}"]
+            lines += [*pragma, f"for (i64 {name} = g; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         return lines + [fold.join() for fold in self.folds]
 
 

@@ -115,6 +115,7 @@ class ArgFold(Fold):
         self.is_float = is_float(member.acc_dtype)
         self.accumulator = self.type
         self.better = ">" if member.kind == "argmax" else "<"
+        self.ordered = False  # elements come with rising indices below 2^31: the step needs no branch, and lanes may share the work
 
     @property
     def initial(self) -> str:
@@ -127,11 +128,24 @@ class ArgFold(Fold):
         return ""
 
     def step(self, value: str, into: str, flat: str) -> str:
+        if not self.ordered:
+            return self._any_order(value, flat)
+        a, x = self.name, f"{self.name}x"
+        worse = f"!({value} {'<=' if self.better == '>' else '>='} {a})"  # or NaN
+        take = f"({x} < 0) | ({a} == {a} & {worse})" if self.is_float else f"({x} < 0) | ({value} {self.better} {a})"
+        return f"{{ const _Bool k{a} = {take}; {a} = k{a} ? {value} : {a}; {x} = k{a} ? (i32)({flat}) : {x}; }}"
+
+    def _any_order(self, value: str, flat: str) -> str:
         a, x = self.name, f"{self.name}x"
         better = f"{value} {self.better} {a} || ({value} == {a} && ({flat}) < {x})"
         if self.is_float:
             better = f"({a} == {a} && ({better} || {value} != {value})) || ({a} != {a} && {value} != {value} && ({flat}) < {x})"
         return f"if ({x} < 0 || {better}) {{ {a} = {value}; {x} = {flat}; }}"
+
+    def join_lanes(self, width: int) -> str:
+        """The lanes' candidates, of which some may have seen no element."""
+        candidate = self._any_order(f"{self.name}s[l]", f"{self.name}xs[l]")
+        return f"for (i64 l = 0; l < {width}; l++) if ({self.name}xs[l] >= 0) {{ {candidate} }}"
 
     def join(self) -> str:
         return ""

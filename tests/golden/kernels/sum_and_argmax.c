@@ -8,12 +8,28 @@ int SYMBOL(void *const *p) {
         f64 a1 = 0;
         f32 a2 = 0; i64 a2x = -1;
         {
+            f32 a1vs[64];
+            f32 a2s[64];
+            i32 a2xs[64];
+            for (i64 l = 0; l < 64; l++) { a1vs[l] = 0; a2s[l] = 0; a2xs[l] = -1; }
+            i64 g = 0;
+            for (; g + 64 <= 300; g += 64) {
+#pragma omp simd
+                for (i64 l = 0; l < 64; l++) {
+                    const i64 j0 = g + l;
+                    f32 t3 = p0[300 * i0 + j0];
+                    a1vs[l] = a1vs[l] + t3;
+                    { const _Bool ka2 = (a2xs[l] < 0) | (a2s[l] == a2s[l] & !(t3 <= a2s[l])); a2s[l] = ka2 ? t3 : a2s[l]; a2xs[l] = ka2 ? (i32)(j0) : a2xs[l]; }
+                }
+            }
             f32 a1v = 0;
             
-            for (i64 j0 = 0; j0 < 300; j0++) {
+            a1v = mg_lanes_sum_f32(a1vs, 64);
+            for (i64 l = 0; l < 64; l++) if (a2xs[l] >= 0) { if (a2x < 0 || (a2 == a2 && (a2s[l] > a2 || (a2s[l] == a2 && (a2xs[l]) < a2x) || a2s[l] != a2s[l])) || (a2 != a2 && a2s[l] != a2s[l] && (a2xs[l]) < a2x)) { a2 = a2s[l]; a2x = a2xs[l]; } }
+            for (i64 j0 = g; j0 < 300; j0++) {
                 f32 t3 = p0[300 * i0 + j0];
                 a1v = a1v + t3;
-                if (a2x < 0 || (a2 == a2 && (t3 > a2 || (t3 == a2 && (j0) < a2x) || t3 != t3)) || (a2 != a2 && t3 != t3 && (j0) < a2x)) { a2 = t3; a2x = j0; }
+                { const _Bool ka2 = (a2x < 0) | (a2 == a2 & !(t3 <= a2)); a2 = ka2 ? t3 : a2; a2x = ka2 ? (i32)(j0) : a2x; }
             }
             a1 = a1 + a1v;
             

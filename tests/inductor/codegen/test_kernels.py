@@ -249,3 +249,18 @@ def test_exp_of_masks_is_zero_and_short_rows_keep_nan() -> None:
     x = g.input(rows)
     g.output(g.exp(x), g.exp(g.mul(x, 40.0)), g.amax(x, (1,)), g.amin(x, (1,)))
     check_compiled(g, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("length", [256, 300, 1025])
+def test_searches_of_long_rows(dtype: torch.dtype, length: int) -> None:
+    """Lanes search side by side: ties across lanes and blocks, rows of infinities, NaN anywhere."""
+    rows = (torch.randn(12, length) * 3).to(dtype)
+    if dtype.is_floating_point:
+        rows[0], rows[1], rows[2] = -float("inf"), float("inf"), float("nan")
+        rows[3, length // 2], rows[4, length - 1], rows[5, 1:] = float("nan"), float("nan"), -float("inf")
+        rows[6], rows[6, ::3] = 0.0, -0.0
+    g = Graph()
+    x = g.input(rows)
+    g.output(g.argmax(x, 1), g.argmin(x, 1))
+    check_compiled(g, 0)

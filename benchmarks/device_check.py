@@ -22,7 +22,12 @@ def programs() -> list[tuple[str, object, tuple[torch.Tensor, ...]]]:
             b = b * -1
         return c * b
 
-    return [("pointwise", lambda a, b: a.sin() + b.cos(), (x, y)), ("branch", branch, (x, y)), ("linear", linear, (x,)), ("mixed", lambda a: a.cpu() + 1, (x,))]
+    return [
+        ("pointwise", lambda a, b: a.sin() + b.cos(), (x, y)),
+        ("branch", branch, (x, y)),
+        ("linear", linear, (x,)),
+        ("mixed", lambda a: a.cpu() + 1, (x,)),
+    ]
 
 
 def main() -> int:
@@ -35,7 +40,18 @@ def main() -> int:
                 verdicts[f"{backend} {name}"] = bool(same)
     stats = magneto.stats()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    print(json.dumps({"torch": torch.__version__, "python": sys.version.split()[0], "device": device, "verdicts": verdicts, "fallbacks": stats["fallbacks"], "breaks": stats["breaks"]}))
+    print(
+        json.dumps(
+            {
+                "torch": torch.__version__,
+                "python": sys.version.split()[0],
+                "device": device,
+                "verdicts": verdicts,
+                "fallbacks": stats["fallbacks"],
+                "breaks": stats["breaks"],
+            }
+        )
+    )
     return 0 if all(verdicts.values()) else 1
 
 

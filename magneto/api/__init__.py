@@ -19,6 +19,17 @@ from magneto.api.inspect import inspect, stats
 from magneto.api.optimize import compile, optimize
 
 __all__ = [
-    *("allow_in_graph", "assume_constant_result", "compile", "disable", "disallow_in_graph", "export", "graph_break", "inspect", "is_compiling", "mark_dynamic"),
+    *(
+        "allow_in_graph",
+        "assume_constant_result",
+        "compile",
+        "disable",
+        "disallow_in_graph",
+        "export",
+        "graph_break",
+        "inspect",
+        "is_compiling",
+        "mark_dynamic",
+    ),
     *("mark_static", "optimize", "reset", "run", "stats"),
 ]

@@ -123,4 +123,15 @@ def _entry(region: Any) -> Entry:
     info = region.info
     reason = info["reason"]
     breaks = (reason.reason,) if reason is not None else ()
-    return Entry(info["name"], region.code, region.offset, info["text"], Guards(info["guards"]), info["gm"], info["graph"], region.hits, breaks, tuple(info.get("kernels", ())))
+    return Entry(
+        info["name"],
+        region.code,
+        region.offset,
+        info["text"],
+        Guards(info["guards"]),
+        info["gm"],
+        info["graph"],
+        region.hits,
+        breaks,
+        tuple(info.get("kernels", ())),
+    )

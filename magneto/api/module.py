@@ -18,7 +18,12 @@ def optimized_class(cls: type) -> type:
     """The subclass of a module class whose instances call through their policy (one per class)."""
     found = _CLASSES.get(cls)
     if found is None:
-        namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ("_magneto_call", "_magneto_original")}
+        namespace: dict[str, Any] = {
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+            "__slots__": ("_magneto_call", "_magneto_original"),
+        }
         namespace.update(__call__=_call, __reduce_ex__=_reduce, __deepcopy__=_deepcopy)
         found = _CLASSES[cls] = type(cls.__name__, (cls,), namespace)
     return found
@@ -28,7 +33,7 @@ def optimized_module(module: torch.nn.Module, policy: Any) -> torch.nn.Module:
     """The optimised twin of a module (of an optimised module: a twin of its original under the new policy)."""
     original = getattr(module, "_magneto_original", module) if type(module) in _CLASSES.values() else module
     cls = optimized_class(type(original))
-    twin = object.__new__(cls)
+    twin: Any = object.__new__(cls)
     object.__setattr__(twin, "__dict__", original.__dict__)
     cls._magneto_original.__set__(twin, original)  # type: ignore[attr-defined]
     cls._magneto_call.__set__(twin, _C.Optimized(original.__call__, policy))  # type: ignore[attr-defined]

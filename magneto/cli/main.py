@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from magneto import _C
-from magneto.api.optimize import compile as magneto_compile
 from magneto.api.inspect import stats
+from magneto.api.optimize import compile as magneto_compile
 from magneto.base.errors import MagnetoError
 from magneto.base.flags import FLAGS, config
 from magneto.base.text import plural, table

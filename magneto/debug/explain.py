@@ -185,7 +185,11 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         out_guards=_guards_of(optimized),
         seconds=sum(event.fields.get("seconds", 0.0) for event in seen if event.kind == "compile"),
         stages={stage: seconds for stage, seconds in stages.items() if seconds > 0},
-        fallbacks=[f"{event.fields.get('what') or event.fields.get('graph', '')}: {event.fields.get('reason', '')}" for event in seen if event.kind == "fallback"],
+        fallbacks=[
+            f"{event.fields.get('what') or event.fields.get('graph', '')}: {event.fields.get('reason', '')}"
+            for event in seen
+            if event.kind == "fallback"
+        ],
         error=error,
     )
 

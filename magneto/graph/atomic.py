@@ -26,7 +26,7 @@ def atomic(gm: fx.GraphModule) -> Callable[..., Any]:
             return forward(*inputs)
         except Exception as error:
             with torch.no_grad():
-                for tensor, before, grad_fn in saved:
+                for tensor, _before, grad_fn in saved:
                     if tensor.grad_fn is not grad_fn:
                         error.magneto_applied = True  # type: ignore[attr-defined]
                         break

@@ -50,7 +50,10 @@ def test_layout_dtypes_and_gradients(tmp_path):
     def build(g, *xs):
         return tuple(g.call_method("stride", (x,)) for x in xs)
 
-    metas = [TensorMeta.of(t) for t in (torch.ones(2, 3).t(), torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool), torch.ones(1).expand(3))]
+    metas = [
+        TensorMeta.of(t)
+        for t in (torch.ones(2, 3).t(), torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool), torch.ones(1).expand(3))
+    ]
     metas.append(torch.ones(2, requires_grad=True))
     text = standalone(graph_of(build, *metas))
     assert run(text, tmp_path).strip() == "((1, 3), (1,), (1,), (0,), (1,))"

@@ -63,7 +63,9 @@ class Decoded:
         return None
 
 
-_CACHES: tuple[int, ...] = tuple(getattr(opcode, "_inline_cache_entries", ())) if not isinstance(getattr(opcode, "_inline_cache_entries", ()), dict) else ()
+_CACHES: tuple[int, ...] = (
+    tuple(getattr(opcode, "_inline_cache_entries", ())) if not isinstance(getattr(opcode, "_inline_cache_entries", ()), dict) else ()
+)
 if VERSION >= (3, 13):
     _by_name: dict[str, int] = getattr(opcode, "_inline_cache_entries", {})
     _CACHES = tuple(_by_name.get(dis.opname[i], 0) for i in range(256))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import builtins
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, Item
+from magneto.dynamo.guards.source import Held, Item, Local
 from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
 from magneto.dynamo.trackers.base import Tracker
@@ -55,8 +56,16 @@ def load_const(m: M, f: SymFrame, i: Instruction) -> None:
 # -- locals and cells
 
 
+def _guard_unbound(m: M, f: SymFrame, slot: int) -> None:
+    """The region was entered with an empty slot and has seen that: it does not hold where the slot is filled."""
+    if f is m.frames[0] and f.entry and f.entry[slot] is None:
+        m.guard(Kind.ABSENT, Local(slot, f.decoded.slots[slot]), None)
+
+
 def _unbound(m: M, f: SymFrame, slot: int) -> None:
     name = f.decoded.slots[slot]
+    if f.locals[slot] is None:
+        _guard_unbound(m, f, slot)
     if name in f.code.co_freevars:
         m.raise_exception(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
     m.raise_exception(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value"))
@@ -83,7 +92,10 @@ def load_fast_load_fast(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("LOAD_FAST_AND_CLEAR", "-- value")
 def load_fast_and_clear(m: M, f: SymFrame, i: Instruction) -> None:
-    f.push(f.locals[i.argval] or NULL)
+    value = f.locals[i.argval]
+    if value is None:
+        _guard_unbound(m, f, i.argval)
+    f.push(value or NULL)
     f.locals[i.argval] = None
 
 
@@ -200,10 +212,31 @@ def delete_global(m: M, f: SymFrame, i: Instruction) -> None:
 
 # -- operators
 
-UNARY = {"UNARY_POSITIVE": operator.pos, "UNARY_NEGATIVE": operator.neg, "UNARY_INVERT": operator.invert}
+UNARY: dict[str, Callable[..., Any]] = {"UNARY_POSITIVE": operator.pos, "UNARY_NEGATIVE": operator.neg, "UNARY_INVERT": operator.invert}
 BINARY = (
-    *(operator.add, operator.and_, operator.floordiv, operator.lshift, operator.matmul, operator.mul, operator.mod, operator.or_, operator.pow, operator.rshift),
-    *(operator.sub, operator.truediv, operator.xor, operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul, operator.imul),
+    *(
+        operator.add,
+        operator.and_,
+        operator.floordiv,
+        operator.lshift,
+        operator.matmul,
+        operator.mul,
+        operator.mod,
+        operator.or_,
+        operator.pow,
+        operator.rshift,
+    ),
+    *(
+        operator.sub,
+        operator.truediv,
+        operator.xor,
+        operator.iadd,
+        operator.iand,
+        operator.ifloordiv,
+        operator.ilshift,
+        operator.imatmul,
+        operator.imul,
+    ),
     *(operator.imod, operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv, operator.ixor),
 )
 COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
@@ -234,6 +267,7 @@ def binary_op(m: M, f: SymFrame, i: Instruction) -> None:
 def compare_op(m: M, f: SymFrame, i: Instruction) -> None:
     lhs, rhs = f.popn(2)
     result = m.apply(COMPARE[i.argval], lhs, rhs)
+    f.compared = (f.count, result)
     f.push(m.const(m.truth(result)) if i.flag else result)
 
 
@@ -459,7 +493,7 @@ def unpack_ex(m: M, f: SymFrame, i: Instruction) -> None:
 
 # -- strings
 
-_CONVERSIONS = {1: str, 2: repr, 3: ascii}
+_CONVERSIONS: dict[int, Callable[..., Any]] = {1: str, 2: repr, 3: ascii}
 
 
 @opcode("FORMAT_VALUE", "value spec? -- str")

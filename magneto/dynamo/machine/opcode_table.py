@@ -38,11 +38,14 @@ BREAKING: dict[str, str] = {
     "CLEANUP_THROW": "exceptions thrown into a delegating generator",
 }
 UNSUPPORTED: dict[str, str] = {
-    name: "coroutines and asynchronous generators run in the interpreter"
-    for name in (
-        *("GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "ASYNC_GEN_WRAP", "GET_AWAITABLE"),
-        *("INTERPRETER_EXIT", "ENTER_EXECUTOR", "EXIT_INIT_CHECK", "RESERVED", "CACHE", "EXTENDED_ARG", "<0>"),
-    )
+    **dict.fromkeys(
+        ("GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "ASYNC_GEN_WRAP", "GET_AWAITABLE"),
+        "coroutines and asynchronous generators run in the interpreter",
+    ),
+    **dict.fromkeys(
+        ("INTERPRETER_EXIT", "ENTER_EXECUTOR", "EXIT_INIT_CHECK", "RESERVED", "CACHE", "EXTENDED_ARG", "<0>"),
+        "the interpreter's own, never in the code of a function that is captured",
+    ),
 }
 
 

@@ -15,8 +15,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.trackers.base import Tracker
-from magneto.graph import DataDependent, FakeResult, UnsupportedFake, fake_call
-from magneto.graph import TensorMeta
+from magneto.graph import DataDependent, FakeResult, TensorMeta, UnsupportedFake, fake_call
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
@@ -49,7 +48,9 @@ class Recorder:
         assert tracker.source is not None, tracker
         name = placeholder_name(tracker.source)
         anchor = self._last_placeholder
-        context = self.graph.inserting_after(anchor) if anchor is not None else self.graph.inserting_before(next(iter(self.graph.nodes), None))
+        context = (
+            self.graph.inserting_after(anchor) if anchor is not None else self.graph.inserting_before(next(iter(self.graph.nodes), None))
+        )
         with context:
             node = self.graph.placeholder(name)
         node.meta["val"] = tracker.meta
@@ -196,7 +197,11 @@ class Recorder:
             return trackers.TensorTracker(value, node=node)
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
             if not any(isinstance(item, (TensorMeta, tuple, list)) for item in value):
-                return self.machine.const(value) if isinstance(value, tuple) else trackers.ListTracker([self.machine.const(item) for item in value])
+                return (
+                    self.machine.const(value)
+                    if isinstance(value, tuple)
+                    else trackers.ListTracker([self.machine.const(item) for item in value])
+                )
             items = [self._item(node, index, item) for index, item in enumerate(value)]
             if isinstance(value, list):
                 return trackers.ListTracker(items)

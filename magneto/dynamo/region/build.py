@@ -105,7 +105,18 @@ class _Builder:
         slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
         exports = tuple(source for source, _ in exported)
         return RegionPlan(
-            self.name, text, self.namespace, slots, exports, machine.guards, gm, examples, machine, self.ending, machine.state.code, machine.state.offset
+            self.name,
+            text,
+            self.namespace,
+            slots,
+            exports,
+            machine.guards,
+            gm,
+            examples,
+            machine,
+            self.ending,
+            machine.state.code,
+            machine.state.offset,
         )
 
     def _comment(self) -> str:

@@ -225,7 +225,10 @@ def _get_len(c: FormContext) -> Outcome:
 def _unpacker(n: int) -> Callable[[Any], Any]:
     names = ", ".join(f"a{k}" for k in range(n)) + ","
     namespace: dict[str, Any] = {}
-    exec(f"def unpack(value):\n    {names} = value\n    return {names}" if n else "def unpack(value):\n    () = value\n    return ()", namespace)
+    exec(
+        f"def unpack(value):\n    {names} = value\n    return {names}" if n else "def unpack(value):\n    () = value\n    return ()",
+        namespace,
+    )
     function: Callable[[Any], Any] = namespace["unpack"]
     return function
 
@@ -279,7 +282,9 @@ def _before_with(c: FormContext) -> Outcome:
 def _call_text(c: FormContext, fn: Tracker, values: list[Tracker], names: tuple[str, ...]) -> str:
     texts = [c.em.value(value) for value in values]
     split = len(texts) - len(names)
-    keywords = [f"{name}={text}" if name.isidentifier() else f"**{{{name!r}: {text}}}" for name, text in zip(names, texts[split:], strict=True)]
+    keywords = [
+        f"{name}={text}" if name.isidentifier() else f"**{{{name!r}: {text}}}" for name, text in zip(names, texts[split:], strict=True)
+    ]
     return f"call_active({', '.join([c.em.value(fn), *texts[:split], *keywords])})"
 
 
@@ -328,4 +333,7 @@ def has_form(frame: SymFrame, instruction: Instruction) -> bool:
     """Whether the instruction can be executed by generated code in this state."""
     if instruction.op not in FORMS:
         return False
-    return not (instruction.op == "CALL" and any(isinstance(value, trackers.Tracker) and value is NULL for value in frame.before[len(frame.before) - instruction.arg :]))
+    return not (
+        instruction.op == "CALL"
+        and any(isinstance(value, trackers.Tracker) and value is NULL for value in frame.before[len(frame.before) - instruction.arg :])
+    )

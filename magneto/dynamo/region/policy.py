@@ -57,7 +57,9 @@ def install() -> None:
 
 def _on_rerun(region: Any, error: BaseException) -> bool:
     """A region raised: the interpreter runs the frame again, unless the exception is control flow that passes through a graph."""
-    if type(error).__name__ == "_StopRecomputationError":  # torch.utils.checkpoint ends a recomputation by raising out of a saved-tensor hook
+    if (
+        type(error).__name__ == "_StopRecomputationError"
+    ):  # torch.utils.checkpoint ends a recomputation by raising out of a saved-tensor hook
         return True
     if hasattr(error, "magneto_applied"):  # the graph wrote to its inputs in a way that cannot be taken back
         return True
@@ -118,7 +120,13 @@ def _internal(state: Any, error: Exception) -> Any:
     events.emit("fallback", what=state.code.co_qualname, reason=f"internal error: {error!r}", traceback=text)
     if not config.suppress_errors:
         raise error
-    warn_once("W010", code=state.code.co_qualname, file=state.code.co_filename, line=state.code.co_firstlineno, error=f"{type(error).__name__}: {error}")
+    warn_once(
+        "W010",
+        code=state.code.co_qualname,
+        file=state.code.co_filename,
+        line=state.code.co_firstlineno,
+        error=f"{type(error).__name__}: {error}",
+    )
     return _C.SKIP_ENTRY
 
 
@@ -126,9 +134,13 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
     code = state.code
     reason = explain_miss(missed[0].info["guards"], state) if missed[0].info else None
     if len(missed) >= config.recompile_limit:
-        warn_once("W011", code=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, limit=config.recompile_limit, reason=str(reason))
+        warn_once(
+            "W011", code=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, limit=config.recompile_limit, reason=str(reason)
+        )
         return False
-    events.emit("recompile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, reason=str(reason), variants=len(missed))
+    events.emit(
+        "recompile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, reason=str(reason), variants=len(missed)
+    )
     log(1, lambda: f"recompile of {code.co_qualname} at {state.offset}: {reason}")
     if config.error_on_recompile:
         raise UserError("U006", function="error_on_recompile", reason=str(reason))
@@ -155,7 +167,9 @@ def _attempt(state: Any, forced: dict[int, Forced]) -> tuple[SymbolicMachine, Re
             previous = forced.get(again.count)
             forced[again.count] = Forced(again.reason, again.interpret or previous is not None)
             if previous is not None and previous.interpret:
-                raise MagnetoError("I001", what=f"capture of {state.code.co_qualname} does not converge at instruction {again.count}") from again
+                raise MagnetoError(
+                    "I001", what=f"capture of {state.code.co_qualname} does not converge at instruction {again.count}"
+                ) from again
     raise MagnetoError("I001", what=f"capture of {state.code.co_qualname} needs more than {MAX_ATTEMPTS} attempts")
 
 
@@ -167,13 +181,24 @@ def _compile(context: Context, state: Any) -> Any:
         if reason is not None:
             raise reason
         return None
+    if reason is not None:  # its frames hold the capture, and with it the tensors of this call
+        reason.__traceback__ = reason.__context__ = reason.__cause__ = None
     _report(context, plan)
     if context.on_plan is not None:
         context.on_plan(plan)
     graph = _call_backend(context, plan) if plan.gm is not None else None
     with events.timer("guards"):
         program = build_program(plan.guards, plan.exports, state)
-    plan.info.update(name=plan.name, text=plan.text, guards=plan.guards, exports=plan.exports, gm=plan.gm, reason=reason, backend=context.backend_name, graph=graph)
+    plan.info.update(
+        name=plan.name,
+        text=plan.text,
+        guards=plan.guards,
+        exports=plan.exports,
+        gm=plan.gm,
+        reason=reason,
+        backend=context.backend_name,
+        graph=graph,
+    )
     if graph is not None and machine.recorder.random:
         graph = runtime.keeps_random_stream(graph)
     region = finish_region(plan, graph, program)
@@ -186,7 +211,9 @@ def _report(context: Context, plan: RegionPlan) -> None:
     if plan.gm is not None:
         operations = sum(node.op.startswith("call") for node in plan.gm.graph.nodes)
         code = plan.code
-        events.emit("graph", name=plan.name, operations=operations, function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno)
+        events.emit(
+            "graph", name=plan.name, operations=operations, function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno
+        )
         if logging(2):
             log(2, f"graph {plan.name}\n{plan.gm.graph}")
         if dumping():
@@ -196,7 +223,13 @@ def _report(context: Context, plan: RegionPlan) -> None:
         events.emit("break", id=reason.id, reason=reason.reason, hint=reason.hint, stack=reason.user_stack, function=plan.code.co_qualname)
         log(1, lambda: f"graph break {reason}")
     if logging(3):
-        log(3, "guards\n" + "\n".join(f"  {row.kind.name} {row.source.text() if row.source else ''} {row.payload!r}  # {row.user_line}" for row in plan.guards))
+        log(
+            3,
+            "guards\n"
+            + "\n".join(
+                f"  {row.kind.name} {row.source.text() if row.source else ''} {row.payload!r}  # {row.user_line}" for row in plan.guards
+            ),
+        )
     if logging(2):
         log(2, plan.text)
 
@@ -212,7 +245,8 @@ def _call_backend(context: Context, plan: RegionPlan) -> Callable[..., Any]:
         if context.nopython:
             raise _BackendFailed(error) from error
         warn_once("W012", backend=context.backend_name, error=f"{type(error).__name__}: {error}")
-        log(1, lambda: "".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        log(1, text)
         events.emit("fallback", what=f"backend {context.backend_name}", reason=repr(error))
         return atomic(gm)
     if not callable(compiled):

@@ -65,4 +65,6 @@ class Modes:
 
 def modes() -> Modes:
     """The modes now."""
-    return Modes(torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
+    return Modes(
+        torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
+    )

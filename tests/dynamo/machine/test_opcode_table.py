@@ -8,7 +8,11 @@ import pytest
 
 from magneto.dynamo.machine.handlers import BREAKING, EFFECTS, HANDLERS, UNSUPPORTED
 
-REAL = {name for name, number in dis.opmap.items() if number < 256 and not name.startswith("INSTRUMENTED_") and name not in ("CACHE", "EXTENDED_ARG")}
+REAL = {
+    name
+    for name, number in dis.opmap.items()
+    if number < 256 and not name.startswith("INSTRUMENTED_") and name not in ("CACHE", "EXTENDED_ARG")
+}
 
 
 def test_every_opcode_has_a_row() -> None:

@@ -52,7 +52,11 @@ class Box:
 @scenario
 def attributes_of_an_object():
     box = Box(3)
-    return lambda b, x: x * b.v + b.prop, (box, X), [lambda: setattr(box, "v", 4), lambda: setattr(box, "v", 2.5), lambda: setattr(box, "v", X + 1), lambda: setattr(box, "v", True)]
+    return (
+        lambda b, x: x * b.v + b.prop,
+        (box, X),
+        [lambda: setattr(box, "v", 4), lambda: setattr(box, "v", 2.5), lambda: setattr(box, "v", X + 1), lambda: setattr(box, "v", True)],
+    )
 
 
 @scenario
@@ -67,18 +71,26 @@ def attributes_of_a_class():
         pass
 
     box = Local(1)
-    return lambda b, x: x * b.factor + b.get(), (box, X), [
-        lambda: setattr(Local, "factor", 5),
-        lambda: setattr(Local, "get", lambda self: 9),
-        lambda: setattr(box, "factor", 6),
-        lambda: delattr(Local, "get"),
-    ]
+    return (
+        lambda b, x: x * b.factor + b.get(),
+        (box, X),
+        [
+            lambda: setattr(Local, "factor", 5),
+            lambda: setattr(Local, "get", lambda self: 9),
+            lambda: setattr(box, "factor", 6),
+            lambda: delattr(Local, "get"),
+        ],
+    )
 
 
 @scenario
 def attribute_appears_and_vanishes():
     box = Box(1)
-    return lambda b, x: x * getattr(b, "extra", 10) + hasattr(b, "more"), (box, X), [lambda: setattr(box, "extra", 3), lambda: setattr(box, "more", 1), lambda: delattr(box, "extra")]
+    return (
+        lambda b, x: x * getattr(b, "extra", 10) + hasattr(b, "more"),
+        (box, X),
+        [lambda: setattr(box, "extra", 3), lambda: setattr(box, "more", 1), lambda: delattr(box, "extra")],
+    )
 
 
 @scenario
@@ -96,31 +108,43 @@ def the_class_of_an_object():
 @scenario
 def items_of_a_list():
     items = [1, X, "s"]
-    return lambda a, x: (x * a[0] + a[1], a[-1], len(a), "s" in a), (items, X), [
-        lambda: items.append(4),
-        lambda: items.__setitem__(0, 7),
-        lambda: items.__setitem__(1, X * 3),
-        lambda: items.insert(0, 2),
-        lambda: items.reverse(),
-    ][:4]
+    return (
+        lambda a, x: (x * a[0] + a[1], a[-1], len(a), "s" in a),
+        (items, X),
+        [
+            lambda: items.append(4),
+            lambda: items.__setitem__(0, 7),
+            lambda: items.__setitem__(1, X * 3),
+            lambda: items.insert(0, 2),
+            lambda: items.reverse(),
+        ][:4],
+    )
 
 
 @scenario
 def items_of_a_dictionary():
     d = {"a": 1, "b": 2}
-    return lambda d, x: (x * d["a"], d.get("z"), list(d), "q" in d, sum(d.values())), (d, X), [
-        lambda: d.__setitem__("a", 5),
-        lambda: d.__setitem__("z", 6),
-        lambda: d.pop("b"),
-        lambda: d.update(b=2),
-        lambda: d.__setitem__("q", 1),
-    ]
+    return (
+        lambda d, x: (x * d["a"], d.get("z"), list(d), "q" in d, sum(d.values())),
+        (d, X),
+        [
+            lambda: d.__setitem__("a", 5),
+            lambda: d.__setitem__("z", 6),
+            lambda: d.pop("b"),
+            lambda: d.update(b=2),
+            lambda: d.__setitem__("q", 1),
+        ],
+    )
 
 
 @scenario
 def one_key_of_a_dictionary():
     d = {"a": 1}
-    return lambda d, x: x * d["a"] + (0 if d.get("b") is None else d["b"]), (d, X), [lambda: d.__setitem__("c", 5), lambda: d.__setitem__("b", 3), lambda: d.__setitem__("b", X)]
+    return (
+        lambda d, x: x * d["a"] + (0 if d.get("b") is None else d["b"]),
+        (d, X),
+        [lambda: d.__setitem__("c", 5), lambda: d.__setitem__("b", 3), lambda: d.__setitem__("b", X)],
+    )
 
 
 @scenario
@@ -132,7 +156,11 @@ def a_set():
 @scenario
 def nested_containers():
     d = {"k": [{"z": (1, [X])}]}
-    return lambda d, x: x + d["k"][0]["z"][0] + d["k"][0]["z"][1][0], (d, X), [lambda: d["k"][0].__setitem__("z", (2, [X * 2])), lambda: d["k"][0]["z"][1].__setitem__(0, X * 7)]
+    return (
+        lambda d, x: x + d["k"][0]["z"][0] + d["k"][0]["z"][1][0],
+        (d, X),
+        [lambda: d["k"][0].__setitem__("z", (2, [X * 2])), lambda: d["k"][0]["z"][1].__setitem__(0, X * 7)],
+    )
 
 
 @scenario
@@ -167,13 +195,17 @@ exec("K = 2\nD = {'a': 1}\ndef helper(x): return x + K\ndef main(x): return help
 @scenario
 def globals_of_a_module():
     SPACE.__dict__.update(K=2, D={"a": 1})
-    return SPACE.main, (X,), [
-        lambda: setattr(SPACE, "K", 5),
-        lambda: SPACE.D.update(a=7),
-        lambda: setattr(SPACE, "helper", lambda x: x - 1),
-        lambda: setattr(SPACE, "D", {"a": 2, "b": 3}),
-        lambda: setattr(SPACE, "len", lambda d: 100),
-    ]
+    return (
+        SPACE.main,
+        (X,),
+        [
+            lambda: setattr(SPACE, "K", 5),
+            lambda: SPACE.D.update(a=7),
+            lambda: setattr(SPACE, "helper", lambda x: x - 1),
+            lambda: setattr(SPACE, "D", {"a": 2, "b": 3}),
+            lambda: setattr(SPACE, "len", lambda d: 100),
+        ],
+    )
 
 
 class Net(nn.Module):
@@ -194,30 +226,38 @@ class Net(nn.Module):
 def a_module_tree():
     torch.manual_seed(0)
     net = Net()
-    return net, (X,), [
-        lambda: setattr(net, "flag", False),
-        lambda: setattr(net, "b", torch.ones(4) * 3),
-        lambda: setattr(net.a, "weight", nn.Parameter(torch.ones(4, 4))),
-        lambda: setattr(net, "a", nn.Linear(4, 4)),
-        lambda: net.seq.append(nn.Tanh()),
-        lambda: setattr(net.a, "bias", None),
-        lambda: net.seq.__setitem__(1, nn.Sigmoid()),
-        lambda: net.eval(),
-        lambda: net.a.weight.data.mul_(2),
-        lambda: setattr(net.a, "forward", lambda x: x * 11),
-    ]
+    return (
+        net,
+        (X,),
+        [
+            lambda: setattr(net, "flag", False),
+            lambda: setattr(net, "b", torch.ones(4) * 3),
+            lambda: setattr(net.a, "weight", nn.Parameter(torch.ones(4, 4))),
+            lambda: setattr(net, "a", nn.Linear(4, 4)),
+            lambda: net.seq.append(nn.Tanh()),
+            lambda: setattr(net.a, "bias", None),
+            lambda: net.seq.__setitem__(1, nn.Sigmoid()),
+            lambda: net.eval(),
+            lambda: net.a.weight.data.mul_(2),
+            lambda: setattr(net.a, "forward", lambda x: x * 11),
+        ],
+    )
 
 
 @scenario
 def hooks_added_later():
     torch.manual_seed(0)
     net = Net()
-    return net, (X,), [
-        lambda: net.a.register_forward_hook(lambda m, args, out: out + 100),
-        lambda: net.seq.register_forward_pre_hook(lambda m, args: (args[0] * 2,)),
-        lambda: net.register_forward_hook(lambda m, args, out: out - 1),
-        lambda: net.a._forward_hooks.clear(),
-    ]
+    return (
+        net,
+        (X,),
+        [
+            lambda: net.a.register_forward_hook(lambda m, args, out: out + 100),
+            lambda: net.seq.register_forward_pre_hook(lambda m, args: (args[0] * 2,)),
+            lambda: net.register_forward_hook(lambda m, args, out: out - 1),
+            lambda: net.a._forward_hooks.clear(),
+        ],
+    )
 
 
 @scenario
@@ -227,7 +267,11 @@ def forward_of_a_class_is_replaced():
             return x + 1
 
     net = Small()
-    return lambda n, x: n(x) * 2, (net, X), [lambda: setattr(Small, "forward", lambda self, x: x - 1), lambda: setattr(Small, "__call__", lambda self, x: x * 50)]
+    return (
+        lambda n, x: n(x) * 2,
+        (net, X),
+        [lambda: setattr(Small, "forward", lambda self, x: x - 1), lambda: setattr(Small, "__call__", lambda self, x: x * 50)],
+    )
 
 
 @scenario
@@ -236,7 +280,15 @@ def default_arguments_and_function_attributes():
         return x * k
 
     box = Box(inner)
-    return lambda b, x: b.v(x), (box, X), [lambda: setattr(box, "v", lambda x, k=3: x - k), lambda: setattr(box, "v", torch.sin), lambda: setattr(box, "v", functools_partial(torch.add, 3))]
+    return (
+        lambda b, x: b.v(x),
+        (box, X),
+        [
+            lambda: setattr(box, "v", lambda x, k=3: x - k),
+            lambda: setattr(box, "v", torch.sin),
+            lambda: setattr(box, "v", functools_partial(torch.add, 3)),
+        ],
+    )
 
 
 def functools_partial(*args):
@@ -248,13 +300,26 @@ def functools_partial(*args):
 @scenario
 def types_of_numbers():
     box = Box(1)
-    return lambda b, x: x * b.v if isinstance(b.v, int) else x - b.v, (box, X), [lambda: setattr(box, "v", 1.0), lambda: setattr(box, "v", True), lambda: setattr(box, "v", -0.0), lambda: setattr(box, "v", 0.0)]
+    return (
+        lambda b, x: x * b.v if isinstance(b.v, int) else x - b.v,
+        (box, X),
+        [lambda: setattr(box, "v", 1.0), lambda: setattr(box, "v", True), lambda: setattr(box, "v", -0.0), lambda: setattr(box, "v", 0.0)],
+    )
 
 
 @scenario
 def none_and_tensors():
     box = Box(None)
-    return lambda b, x: x if b.v is None else x + b.v, (box, X), [lambda: setattr(box, "v", X), lambda: setattr(box, "v", None), lambda: setattr(box, "v", X.double()), lambda: setattr(box, "v", X[:1])]
+    return (
+        lambda b, x: x if b.v is None else x + b.v,
+        (box, X),
+        [
+            lambda: setattr(box, "v", X),
+            lambda: setattr(box, "v", None),
+            lambda: setattr(box, "v", X.double()),
+            lambda: setattr(box, "v", X[:1]),
+        ],
+    )
 
 
 @scenario
@@ -267,23 +332,35 @@ def ordered_dictionaries_and_deques():
 def grad_mode():
     w = torch.ones(4, requires_grad=True)
     modes = []
-    return lambda x: ((x * w).requires_grad, torch.is_grad_enabled()), (X,), [
-        lambda: modes.append(torch.is_grad_enabled()) or torch._C._set_grad_enabled(False),
-        lambda: torch._C._set_grad_enabled(True),
-    ]
+    return (
+        lambda x: ((x * w).requires_grad, torch.is_grad_enabled()),
+        (X,),
+        [
+            lambda: modes.append(torch.is_grad_enabled()) or torch._C._set_grad_enabled(False),
+            lambda: torch._C._set_grad_enabled(True),
+        ],
+    )
 
 
 @scenario
 def default_dtype():
-    return lambda x: (torch.zeros(2) + 1, torch.get_default_dtype()), (X,), [lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)]
+    return (
+        lambda x: (torch.zeros(2) + 1, torch.get_default_dtype()),
+        (X,),
+        [lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)],
+    )
 
 
 @scenario
 def a_setting_of_torch_backends():
-    return lambda x: x * 2 if torch.backends.cudnn.benchmark else x * 3, (X,), [
-        lambda: setattr(torch.backends.cudnn, "benchmark", True),
-        lambda: setattr(torch.backends.cudnn, "benchmark", False),
-    ]
+    return (
+        lambda x: x * 2 if torch.backends.cudnn.benchmark else x * 3,
+        (X,),
+        [
+            lambda: setattr(torch.backends.cudnn, "benchmark", True),
+            lambda: setattr(torch.backends.cudnn, "benchmark", False),
+        ],
+    )
 
 
 @scenario

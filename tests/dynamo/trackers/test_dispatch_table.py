@@ -28,7 +28,10 @@ METHODS_THAT_BREAK = {
     "extendleft": "rare",
 }
 BUILTINS_THAT_BREAK = {
-    **dict.fromkeys(("eval", "exec", "compile", "open", "input", "breakpoint", "__import__", "__build_class__", "help"), "they do what only Python can do"),
+    **dict.fromkeys(
+        ("eval", "exec", "compile", "open", "input", "breakpoint", "__import__", "__build_class__", "help"),
+        "they do what only Python can do",
+    ),
     **dict.fromkeys(("memoryview", "bytearray", "aiter", "anext", "copyright", "credits", "license", "exit", "quit"), "no part of a model"),
     **dict.fromkeys(("classmethod", "staticmethod", "property", "object"), "classes handled where they are met"),
 }
@@ -67,7 +70,13 @@ def test_the_itertools_are_known() -> None:
 
 def test_functions_of_torch_are_nodes() -> None:
     names = ["relu", "add", "matmul", "einsum", "split", "cat", "zeros", "arange", "rand", "nn.functional.dropout", "nn.functional.linear"]
-    names += ["nn.functional.max_pool2d", "nn.functional.scaled_dot_product_attention", "nn.functional.layer_norm", "linalg.norm", "fft.fft"]
+    names += [
+        "nn.functional.max_pool2d",
+        "nn.functional.scaled_dot_product_attention",
+        "nn.functional.layer_norm",
+        "linalg.norm",
+        "fft.fft",
+    ]
     for name in names:
         fn: object = torch
         for part in name.split("."):

@@ -31,7 +31,7 @@ SUM_BLOCK = 1024
 LANES = 64
 LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
 FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
-ROWS_BLOCK = 64  # rows added up in single precision across rows
+ROWS_BLOCK = 16  # rows added up in single precision across rows
 CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
 
 

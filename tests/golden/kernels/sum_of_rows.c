@@ -6,8 +6,8 @@ int SYMBOL(void *const *p) {
         const i64 lo = 0 % 1 * 70, hi = mg_min(lo + 70, 70);
         f64 a1[70];
         for (i64 l = 0; l < 70; l++) a1[l] = 0;
-        for (i64 b = 0; b < 300; b += 64) {
-            const i64 e = mg_min(b + 64, 300);
+        for (i64 b = 0; b < 300; b += 16) {
+            const i64 e = mg_min(b + 16, 300);
             f32 a1v[70];
             for (i64 l = 0; l < 70; l++) { a1v[l] = 0; }
             for (i64 j0 = b; j0 < e; j0++) {

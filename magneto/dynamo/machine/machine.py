@@ -18,6 +18,7 @@ from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.machine.closing import closing_runs_code
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
@@ -34,8 +35,15 @@ class GeneratorRun:
     """State of a generator consumed inside the region. It cannot leave it: capture then breaks at the instruction that made it."""
 
     frame: SymFrame
+    tracker: trackers.GeneratorTracker
     started: bool = False
     finished: bool = False
+
+    def pending(self) -> bool:
+        """Whether closing it where it stands would run code of the program (`finally`, `with`, `except`)."""
+        if not self.started or self.finished or self.frame.current is None:
+            return False
+        return closing_runs_code(self.frame.decoded, self.frame.current.offset, self.frame.globals)
 
 
 class SymbolicMachine:
@@ -71,6 +79,10 @@ class SymbolicMachine:
         except CapturedRaise as raised:
             raise Restart(raised.count, None, True) from None
         assert self.ending is not None
+        for run in self._generators.values():
+            if run.pending() and run.tracker.born not in self.forced:
+                assert run.tracker.born is not None
+                raise Restart(run.tracker.born, GraphBreak("B022", self.user_stack(), value=run.tracker.show()), False)
         return self.ending
 
     def _entry_frame(self) -> SymFrame:
@@ -237,7 +249,7 @@ class SymbolicMachine:
             return self.run(frame)
         tracker = trackers.GeneratorTracker(frame)
         tracker.born = self.count
-        self._generators[id(tracker)] = GeneratorRun(frame)
+        self._generators[id(tracker)] = GeneratorRun(frame, tracker)
         return tracker
 
     def generator_next(self, generator: trackers.GeneratorTracker, send: Tracker | None = None) -> Tracker | None:

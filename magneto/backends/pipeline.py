@@ -71,12 +71,13 @@ def trace_joint_graph(unit: Unit) -> Unit:
 
 
 def choose_layout(unit: Unit) -> Unit:
-    """Convolutional networks go channels-last where that pays."""
+    """Convolutional networks go channels-last where that pays; what follows a channels-last convolution becomes part of it."""
     if not config.channels_last:
         return unit
+    from magneto.inductor.convolve import fold
     from magneto.inductor.layout import lay_out
 
-    graph = lay_out(unit.traced.graph)
+    graph = fold(lay_out(unit.traced.graph))
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 

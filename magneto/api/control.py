@@ -92,7 +92,7 @@ marks.mark(is_compiling, marks.CONSTANT)
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...], min: int | None = None, max: int | None = None) -> None:
-    """Say that a size of `tensor` changes between calls: it is compiled as a symbol within [min, max]."""
+    """Say that a size of `tensor` changes between calls: the mark is checked and kept. Sizes are compiled as constants until symbolic sizes are there."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for one in dims:
         if not -tensor.dim() <= one < tensor.dim():
@@ -103,7 +103,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...], min: int | No
 
 
 def mark_static(tensor: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> None:
-    """Say that sizes of `tensor` (all when `dim` is None) are constants, each value compiled on its own."""
+    """Say that sizes of `tensor` (all when `dim` is None) are constants, each value compiled on its own (so far all are)."""
     dims = range(tensor.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     known = dict(getattr(tensor, "_magneto_dynamic", {}))
     for one in dims:

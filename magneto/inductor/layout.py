@@ -221,7 +221,11 @@ def _answer(node: fx.Node, sources: dict[fx.Node, fx.Node]) -> Any:
 def _same_values(found: Any, expected: Any) -> bool:
     """Do they differ in strides at most?"""
     if isinstance(expected, TensorMeta):
-        return isinstance(found, TensorMeta) and (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
+        return isinstance(found, TensorMeta) and (found.shape, found.dtype, found.device) == (
+            expected.shape,
+            expected.dtype,
+            expected.device,
+        )
     if isinstance(expected, (tuple, list)):
         return isinstance(found, (tuple, list)) and len(found) == len(expected) and all(map(_same_values, found, expected))
     return bool(found == expected)

@@ -45,6 +45,7 @@ class Emitter:
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
         self._depth_memo: dict[Value, int] = {}
+        self._mask_depths: dict[str, int] = {}  # condition -> scope in which it is known
         self._counter = 0
 
     # ---- scopes --------------------------------------------------------------------------------------------------------
@@ -113,8 +114,8 @@ class Emitter:
             if isinstance(answer, Value):
                 return self.emit(answer, mask)
         depth = self.depth(value)
-        if mask:  # the condition is known in its own scope only: take the innermost
-            depth = len(self.scopes) - 1
+        if mask:  # the condition is known in its own scope and further in
+            depth = max(depth, self._mask_depths[mask])
         text = self._text(value, mask, depth)
         name = self.fresh()
         scope = self.scopes[depth]
@@ -130,6 +131,7 @@ class Emitter:
         if isinstance(value, Masked):
             condition = self.emit(value.cond, mask)
             inner = f"({mask} & {condition})" if mask else condition
+            self._mask_depths[inner] = max(self.depth(value.cond), self._mask_depths.get(mask, 0))
             return f"{condition} ? {self.emit(value.value, inner)} : {self.emit(value.other, mask)}"
         assert isinstance(value, Op)
         if value.name == "add" and value.dtype is torch.float32 and (inner := self._one_plus_erf(value)) is not None:
@@ -187,7 +189,7 @@ class Emitter:
         return to_c(index, lambda s: computed[s] if isinstance(s, Indirect) else self.variables[s])
 
     def _computed_index(self, symbol: Indirect, mask: str) -> str:
-        depth = len(self.scopes) - 1 if mask else self.depth(symbol.value)
+        depth = max(self.depth(symbol.value), self._mask_depths.get(mask, 0))
         key = (symbol.value, f"index {symbol.extent} {mask}")
         for scope in self.scopes:
             if (found := scope.memo.get(key)) is not None:

@@ -133,7 +133,9 @@ def _report(name: str, plan: Schedule, kernels: dict[FusedKernel, KernelText], c
     counter("kernels", len(kernels))
     counter("kernels_distinct", distinct)
     counter("library_calls", calls)
-    emit("artifact", artifact="plan", graph=name, kernels=len(kernels), distinct=distinct, library_calls=calls, arena_bytes=code.arena_bytes)
+    emit(
+        "artifact", artifact="plan", graph=name, kernels=len(kernels), distinct=distinct, library_calls=calls, arena_bytes=code.arena_bytes
+    )
     dump(f"{name}_plan", ".txt", lambda: show_plan(code))
 
 

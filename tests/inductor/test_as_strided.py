@@ -30,4 +30,10 @@ def test_adaptive_pooling_of_a_channels_last_value() -> None:
         y = F.relu(F.conv2d(x, w))
         return y * torch.sigmoid(F.adaptive_avg_pool2d(y, 1)) + 1
 
-    same(fn, magneto.compile(fn), torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last), torch.randn(8, 8, 3, 3), tolerance=1e-4)
+    same(
+        fn,
+        magneto.compile(fn),
+        torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last),
+        torch.randn(8, 8, 3, 3),
+        tolerance=1e-4,
+    )

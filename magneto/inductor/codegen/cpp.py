@@ -153,7 +153,9 @@ class _Writer:
             values = walk_values(body)
             reads = {v.buffer for v in values if isinstance(v, Load)}
             found = any(isinstance(v, Op) and v.name in HEAVY for v in values) or len(reads) > 2
-            found = found or any(self._is_heavy(b) for b in reads if b in self.members and not self.members[b].is_reduction and self.members[b].full)
+            found = found or any(
+                self._is_heavy(b) for b in reads if b in self.members and not self.members[b].is_reduction and self.members[b].full
+            )
             self.heavy_memo[name] = found
         return found
 
@@ -169,7 +171,14 @@ class _Writer:
             body = write_split(self)
         else:
             body = self._parallel_loop()
-        lines = ["int SYMBOL(void *const *p) {", "    int status = 0;", *indent(self.emitter.scopes[0].lines), *indent(body), "    return status;", "}"]
+        lines = [
+            "int SYMBOL(void *const *p) {",
+            "    int status = 0;",
+            *indent(self.emitter.scopes[0].lines),
+            *indent(body),
+            "    return status;",
+            "}",
+        ]
         return "\n".join(lines) + "\n"
 
     def _parallel_loop(self) -> list[str]:
@@ -233,8 +242,18 @@ class _Writer:
 
     def _tile(self, name: str, start: str, stop: str, size: int, inner: list[str]) -> list[str]:
         """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi."""
-        square = [f"const i64 vhi = mg_min(vlo + {TILE}, {size});", f"for (i64 {name} = tlo; {name} < thi; {name}++) {{", *indent(inner), "}"]
-        across = [f"const i64 thi = mg_min(tlo + {TILE}, {stop});", f"for (i64 vlo = 0; vlo < {size}; vlo += {TILE}) {{", *indent(square), "}"]
+        square = [
+            f"const i64 vhi = mg_min(vlo + {TILE}, {size});",
+            f"for (i64 {name} = tlo; {name} < thi; {name}++) {{",
+            *indent(inner),
+            "}",
+        ]
+        across = [
+            f"const i64 thi = mg_min(tlo + {TILE}, {stop});",
+            f"for (i64 vlo = 0; vlo < {size}; vlo += {TILE}) {{",
+            *indent(square),
+            "}",
+        ]
         return [f"for (i64 tlo = {start}; tlo < {stop}; tlo += {TILE}) {{", *indent(across), "}"]
 
     def store(self, member: Member) -> str:
@@ -319,7 +338,10 @@ class _Writer:
         results: dict[str, tuple[str, torch.dtype]] = {}
         for number, current in enumerate(self._passes()):
             rows = [m for m in self.kernel.members if not m.full and m.name in self.kernel.stored and self.stages[m.name] == number]
-            for dims, stores, members, keeps in (((vector,), rows, [], []), (self.nest.inner, current.stores, current.folds, current.keeps)):
+            for dims, stores, members, keeps in (
+                ((vector,), rows, [], []),
+                (self.nest.inner, current.stores, current.folds, current.keeps),
+            ):
                 if not (stores or members or keeps):
                     continue
                 folds = [fold_of(m, emitter.fresh("a")) for m in members]
@@ -473,7 +495,10 @@ class Fill:
             if fold.lanes_function:
                 lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {width});")
                 continue
-            lines += [f"#pragma omp simd{fold.clause()}", f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}"]
+            lines += [
+                f"#pragma omp simd{fold.clause()}",
+                f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}",
+            ]
         if size % width or not first.isdigit():
             clauses = "".join(fold.clause() for fold in self.folds) + checks
             pragma = [] if searches else [f"#pragma omp simd{clauses}"]

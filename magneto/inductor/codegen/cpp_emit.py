@@ -185,7 +185,9 @@ class Emitter:
 
     def index(self, index: Expr, mask: str, depth: int) -> str:
         """C text of an index expression; computed indices are checked."""
-        computed = {s: self._computed_index(s, mask) for s in sorted((s for s in index.free if isinstance(s, Indirect)), key=lambda s: s.key)}
+        computed = {
+            s: self._computed_index(s, mask) for s in sorted((s for s in index.free if isinstance(s, Indirect)), key=lambda s: s.key)
+        }
         return to_c(index, lambda s: computed[s] if isinstance(s, Indirect) else self.variables[s])
 
     def _computed_index(self, symbol: Indirect, mask: str) -> str:

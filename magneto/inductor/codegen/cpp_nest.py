@@ -211,7 +211,9 @@ def _merged(kernel: FusedKernel) -> FusedKernel:
 
 def _canonical(kernel: FusedKernel) -> FusedKernel:
     """Symbols named by position: the order of terms, and so the text, must not depend on where they came from."""
-    names: dict[Expr, Expr] = {d.sym: Sym(f"{kind}{i}", 0, d.size - 1) for kind in "xy" for i, d in enumerate(kernel.rows if kind == "x" else kernel.cols)}
+    names: dict[Expr, Expr] = {
+        d.sym: Sym(f"{kind}{i}", 0, d.size - 1) for kind in "xy" for i, d in enumerate(kernel.rows if kind == "x" else kernel.cols)
+    }
 
     def renamed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
         return tuple(Dim(names[d.sym], d.size) for d in dims)  # type: ignore[arg-type]
@@ -234,5 +236,3 @@ def _mergeable(outer: Dim, inner: Dim, terms: Sequence[tuple[dict[Sym, int], fro
         if linear.get(outer.sym, 0) != linear.get(inner.sym, 0) * inner.size:
             return False
     return True
-
-

@@ -33,10 +33,18 @@ def write_split(writer: _Writer) -> list[str]:
         emitter.pop()
         inside = [*head, *scope.lines, *(f.declare() for f in folds), *loop, *(f"{f.name}p[row] = {f.name};" for f in folds)]
         body += [f"{f.accumulator} {f.name}p[{nest.iterations}], {f.name}r[{rows}];" for f in folds]
-        body += ["#pragma omp parallel for schedule(static) reduction(|:status)", f"for (i64 row = 0; row < {nest.iterations}; row++) {{", *indent(inside), "}"]
+        body += [
+            "#pragma omp parallel for schedule(static) reduction(|:status)",
+            f"for (i64 row = 0; row < {nest.iterations}; row++) {{",
+            *indent(inside),
+            "}",
+        ]
         joins = []
         for fold in folds:
-            joins += [fold.declare(), f"for (i64 k = 0; k < {nest.portions}; k++) {fold.join_from(fold.name, f'{fold.name}p[row * {nest.portions} + k]')}"]
+            joins += [
+                fold.declare(),
+                f"for (i64 k = 0; k < {nest.portions}; k++) {fold.join_from(fold.name, f'{fold.name}p[row * {nest.portions} + k]')}",
+            ]
             joins.append(f"{fold.name}r[row] = {fold.name};")
             results[fold.member.name] = (f"{fold.name}r", fold)
         body += [f"for (i64 row = 0; row < {rows}; row++) {{", *indent(joins), "}"]

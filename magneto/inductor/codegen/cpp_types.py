@@ -94,7 +94,7 @@ def literal(value: bool | complex, dtype: torch.dtype) -> str:
         number = float(torch.tensor(number, dtype=torch.float64).to(dtype))
     suffix = "" if dtype is torch.float64 else "f"
     if math.isnan(number):
-        return f"__builtin_nan{suffix}(\"\")"
+        return f'__builtin_nan{suffix}("")'
     if math.isinf(number):
         return f"__builtin_inf{suffix}()" if number > 0 else f"(-__builtin_inf{suffix}())"
     if number == int(number) and abs(number) < 1e6:

@@ -34,7 +34,9 @@ class PlanCode:
     arena_bytes: int
 
 
-def carve(arena: torch.Tensor, offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+def carve(
+    arena: torch.Tensor, offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
     """A tensor in the arena."""
     flat = arena[offset : offset + nbytes].view(dtype)
     return torch.as_strided(flat, shape, strides)
@@ -96,7 +98,9 @@ class _Builder:
             self.kept.add(register)
         else:
             device = {} if buffer.device.type == "cpu" else {"device": buffer.device}
-            self.instructions.append(("ALLOC", register, torch.empty_strided, (buffer.shape, buffer.strides), {"dtype": buffer.dtype, **device}, False))
+            self.instructions.append(
+                ("ALLOC", register, torch.empty_strided, (buffer.shape, buffer.strides), {"dtype": buffer.dtype, **device}, False)
+            )
             self._dies(name, register)
         return register
 

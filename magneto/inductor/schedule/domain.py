@@ -106,5 +106,3 @@ def replaced(dims: Sequence[Dim], alignment: Alignment, side: int) -> tuple[Dim,
     for dim in dims:
         result.extend(reversed(by_origin[dim.sym]) if dim.sym in by_origin else (dim,))
     return tuple(result)
-
-

@@ -49,7 +49,10 @@ class _Side:
         changes = alignment.host if side == 1 else alignment.guest
         self.rows, self.cols = (tuple(replaced(dims, alignment, side)) for dims in (self.rows, self.cols))
         if changes:
-            self.mapping = {**{s: substitute(e, changes) for s, e in self.mapping.items()}, **{s: e for s, e in changes.items() if s not in self.mapping}}
+            self.mapping = {
+                **{s: substitute(e, changes) for s, e in self.mapping.items()},
+                **{s: e for s, e in changes.items() if s not in self.mapping},
+            }
         self.matched.update(piece[0].sym for piece in alignment.pieces)
 
     def open(self, dims: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -102,7 +105,9 @@ def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]]) -> tup
             continue
         guest_form = forms[1][0]
         if len(guest_form) < len(guest.sizes):  # more will be aligned later: the guest's symbols must not look like the host's
-            guest_form = tuple((stride, size, renamed) for (stride, size, sym), renamed in zip(guest_form, _rename(g, guest_form), strict=True))
+            guest_form = tuple(
+                (stride, size, renamed) for (stride, size, sym), renamed in zip(guest_form, _rename(g, guest_form), strict=True)
+            )
         alignment = align(forms[0][0], guest_form)
         if alignment is not None and _same_roles(h, g, alignment):
             _refine(h, g, alignment)
@@ -177,7 +182,9 @@ def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side) -
             return [m.mapped(side.mapping, memos[id(group)], guest_full or not host.cols) for m in group.members]
         return [m.mapped(side.mapping, memos[id(group)]) for m in group.members]
 
-    return Group(h.rows, h.cols, members(a) + members(b), sorted(a.nodes + b.nodes), tuple(dict.fromkeys(a.origins + b.origins)), a.why + b.why)
+    return Group(
+        h.rows, h.cols, members(a) + members(b), sorted(a.nodes + b.nodes), tuple(dict.fromkeys(a.origins + b.origins)), a.why + b.why
+    )
 
 
 def _unsound(fused: Group) -> No | None:

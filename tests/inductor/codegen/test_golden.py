@@ -48,7 +48,9 @@ CASES: dict[str, Callable[[Graph], object]] = {
     "softmax": lambda g: g.output(softmax(g, g.input(torch.randn(40, 512)))),
     "layer_norm_residual": lambda g: g.output(layer_norm(g, g.add(g.input(torch.randn(40, 96)), g.erf(g.input(torch.randn(40, 96)))))),
     "batch_norm_relu_channels_last": batch_norm,
-    "transpose": lambda g: g.output(g.call(torch.ops.aten.clone.default, g.transpose(g.input(torch.randn(70, 90)), (1, 0)), memory_format=torch.contiguous_format)),
+    "transpose": lambda g: g.output(
+        g.call(torch.ops.aten.clone.default, g.transpose(g.input(torch.randn(70, 90)), (1, 0)), memory_format=torch.contiguous_format)
+    ),
     "sum_of_rows": lambda g: g.output(g.sum(g.input(torch.randn(300, 70)), (0,))),
     "sum_split": lambda g: g.output(g.sum(g.input(torch.randn(50_000)), (0,))),
     "sum_and_argmax": reductions,

@@ -108,7 +108,18 @@ def test_integers_wrap_and_divide_as_eager(dtype: torch.dtype) -> None:
     others = torch.randint(1, 12, (300,), dtype=dtype)
     values[:2], others[:2] = info.min, (1 if dtype is torch.uint8 else -1)
     x, y = g.input(values), g.input(others)
-    g.output(g.add(x, x), g.mul(x, x), g.sub(y, x), g.neg(x), g.abs(x), g.maximum(x, y), g.bitwise_and(x, y), g.bitwise_xor(x, y), g.bitwise_not(x), g.sign(x))
+    g.output(
+        g.add(x, x),
+        g.mul(x, x),
+        g.sub(y, x),
+        g.neg(x),
+        g.abs(x),
+        g.maximum(x, y),
+        g.bitwise_and(x, y),
+        g.bitwise_xor(x, y),
+        g.bitwise_not(x),
+        g.sign(x),
+    )
     check_compiled(g, 0)
     g = Graph()
     x, y = g.input(values), g.input(torch.randint(0, info.bits + 2, (300,), dtype=dtype))
@@ -124,7 +135,18 @@ def test_floor_division_and_remainder_of_floats() -> None:
     g = Graph()
     pairs = torch.tensor(list(itertools.product([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 7.0, -7.0, 0.1, float("inf"), float("nan")], repeat=2)))
     x, y = g.input(pairs[:, 0].contiguous()), g.input(pairs[:, 1].contiguous())
-    g.output(g.floordiv(x, y), g.remainder(x, y), g.fmod(x, y), g.pow(x, y), g.maximum(x, y), g.minimum(x, y), g.eq(x, y), g.lt(x, y), g.ge(x, y), g.ne(x, y))
+    g.output(
+        g.floordiv(x, y),
+        g.remainder(x, y),
+        g.fmod(x, y),
+        g.pow(x, y),
+        g.maximum(x, y),
+        g.minimum(x, y),
+        g.eq(x, y),
+        g.lt(x, y),
+        g.ge(x, y),
+        g.ne(x, y),
+    )
     check_compiled(g, 1e-6)
 
 
@@ -147,7 +169,15 @@ def test_conversions(source: torch.dtype) -> None:
         check_compiled(g, 0)
 
 
-REDUCED = [((300,), (0,)), ((7, 300), (1,)), ((300, 70), (0,)), ((4, 5, 6, 70), (1, 3)), ((4, 50, 6, 7), (0, 2, 3)), ((3, 5000), (0, 1)), ((130, 9), (1,))]
+REDUCED = [
+    ((300,), (0,)),
+    ((7, 300), (1,)),
+    ((300, 70), (0,)),
+    ((4, 5, 6, 70), (1, 3)),
+    ((4, 50, 6, 7), (0, 2, 3)),
+    ((3, 5000), (0, 1)),
+    ((130, 9), (1,)),
+]
 
 
 @pytest.mark.parametrize("shape, dims", REDUCED)

@@ -26,7 +26,12 @@ def random_graph(draw: Any, largest: int) -> Graph:
     for _ in range(draw(st.integers(2, 12))):
         x = draw(st.sampled_from([pool[-1], pool[-1], draw(st.sampled_from(pool))]))
         kind = draw(st.sampled_from("vvppppprrm"))
-        made = {"v": lambda: view(draw, g, x), "p": lambda: pointwise(draw, g, x, pool), "r": lambda: reduce(draw, g, x), "m": lambda: matrix(draw, g, x)}[kind]()  # noqa: B023
+        made = {
+            "v": lambda: view(draw, g, x),
+            "p": lambda: pointwise(draw, g, x, pool),
+            "r": lambda: reduce(draw, g, x),
+            "m": lambda: matrix(draw, g, x),
+        }[kind]()  # noqa: B023
         value = g.values[made]
         if value.dim() <= 5 and value.numel() <= 60_000 and (not value.numel() or value.abs().max().nan_to_num() < 1e4):
             pool.append(made)

@@ -27,7 +27,9 @@ def test_keys_tell_parts_apart() -> None:
     assert key_of("ab", "c") != key_of("a", "bc") and key_of("x") == key_of(b"x") and len(key_of("x")) == 32
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: b"X" + d[1:], lambda d: b"", lambda d: d[: TRAILER // 2], lambda d: d + b"x"])
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-1], lambda d: b"X" + d[1:], lambda d: b"", lambda d: d[: TRAILER // 2], lambda d: d + b"x"]
+)
 def test_damaged_entries_are_ignored_with_one_warning(tmp_path: Path, damage) -> None:
     store = Store(tmp_path)
     path = store.put("unit", key_of("k"), b"payload" * 100)
@@ -111,5 +113,7 @@ for i in range(60):
 
 
 def test_concurrent_processes(tmp_path: Path) -> None:
-    running = [subprocess.Popen([sys.executable, "-W", "error", "-c", WRITER, str(tmp_path)], cwd=Path(__file__).parents[3]) for _ in range(3)]
+    running = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", WRITER, str(tmp_path)], cwd=Path(__file__).parents[3]) for _ in range(3)
+    ]
     assert [p.wait(timeout=60) for p in running] == [0, 0, 0]

@@ -134,8 +134,8 @@ class Emitter:
             self._mask_depths[inner] = max(self.depth(value.cond), self._mask_depths.get(mask, 0))
             return f"{condition} ? {self.emit(value.value, inner)} : {self.emit(value.other, mask)}"
         assert isinstance(value, Op)
-        if value.name == "add" and value.dtype is torch.float32 and (inner := self._one_plus_erf(value)) is not None:
-            return f"mg_erf1_f32({self.emit(inner, mask)})"
+        if value.name == "add" and value.dtype is torch.float32 and (argument := self._one_plus_erf(value)) is not None:
+            return f"mg_erf1_f32({self.emit(argument, mask)})"
         args = [self.emit(a, mask) for a in value.args]
         operand = value.args[-1].dtype
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth):

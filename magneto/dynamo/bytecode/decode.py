@@ -14,6 +14,8 @@ from types import CodeType
 from typing import Any
 
 VERSION = sys.version_info[:2]
+NO_DICT = " and no __dict__ for setting new attributes" if VERSION >= (3, 13) else ""
+"""End of the message with which an object without a dictionary refuses a new attribute."""
 SUPPORTED = VERSION in ((3, 11), (3, 12), (3, 13))
 
 

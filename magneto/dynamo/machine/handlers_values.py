@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins
 import operator
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, Item, Local
+from magneto.dynamo.guards.source import Held, Item, Local, Stack
 from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
 from magneto.dynamo.trackers.base import Tracker
@@ -28,7 +29,10 @@ def nothing(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcodes("value --", "POP_TOP", "END_FOR")
 def pop_top(m: M, f: SymFrame, i: Instruction) -> None:
-    f.pop()
+    value = f.pop()
+    existing = isinstance(value.source, Stack) and not isinstance(value, trackers.ConstTracker)
+    if existing and isinstance(value.obj, types.GeneratorType):
+        m.graph_break("B110", value=value.show())  # dropping it closes it: its `finally` runs here, not at the region's end
     if i.op == "END_FOR" and VERSION == (3, 12):
         f.pop()
 

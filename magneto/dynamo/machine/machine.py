@@ -85,6 +85,15 @@ class SymbolicMachine:
                 raise Restart(run.tracker.born, GraphBreak("B022", self.user_stack(), value=run.tracker.show()), False)
         return self.ending
 
+    def release(self) -> None:
+        """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""
+        self.state = None
+        for held in (self.wrapped, self.overlay, self._generators):
+            held.clear()
+        for kept in (self.frames, self.effects, self.contexts, self.recorder.inputs):
+            kept.clear()  # type: ignore[attr-defined]
+        self.ending = None
+
     def _entry_frame(self) -> SymFrame:
         state = self.state
         frame = SymFrame(state.code, [], state.globals, Held("globals()", state.globals))

@@ -271,6 +271,11 @@ def _for_iter(c: FormContext) -> Outcome:
     return Outcome(expr, [*c.below(0), "r"], c.instruction.next, "r is END", c.below(1), exhausted_offset(c.frame, c.instruction))
 
 
+@form("POP_TOP")
+def _pop_top(c: FormContext) -> Outcome:
+    return c.then("None", 1)
+
+
 @form("BEFORE_WITH")
 def _before_with(c: FormContext) -> Outcome:
     return c.then(f"enter({c.v(1)})", 1, "r[0]", "r[1]")

@@ -164,6 +164,9 @@ def _attempt(state: Any, forced: dict[int, Forced]) -> tuple[SymbolicMachine, Re
             ending = machine.capture()
             return machine, plan_region(machine, ending)
         except Restart as again:
+            machine.release()
+            if again.reason is not None:
+                forget_frames(again.reason)
             previous = forced.get(again.count)
             forced[again.count] = Forced(again.reason, again.interpret or previous is not None)
             if previous is not None and previous.interpret:
@@ -181,8 +184,8 @@ def _compile(context: Context, state: Any) -> Any:
         if reason is not None:
             raise reason
         return None
-    if reason is not None:  # its frames hold the capture, and with it the tensors of this call
-        reason.__traceback__ = reason.__context__ = reason.__cause__ = None
+    if reason is not None:
+        forget_frames(reason)
     _report(context, plan)
     if context.on_plan is not None:
         context.on_plan(plan)
@@ -202,8 +205,14 @@ def _compile(context: Context, state: Any) -> Any:
     if graph is not None and machine.recorder.random:
         graph = runtime.keeps_random_stream(graph)
     region = finish_region(plan, graph, program)
-    plan.machine = None  # type: ignore[assignment]
+    machine.release()
+    plan.machine = plan.ending = None  # type: ignore[assignment]
     return region
+
+
+def forget_frames(reason: GraphBreak) -> None:
+    """The frames in a break's traceback hold the capture, and with it the objects of this call."""
+    reason.__traceback__ = reason.__context__ = reason.__cause__ = None
 
 
 def _report(context: Context, plan: RegionPlan) -> None:

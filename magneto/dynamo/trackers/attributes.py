@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.bytecode.decode import NO_DICT
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
@@ -192,7 +193,7 @@ def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) 
             return
         m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is a descriptor")
     if not is_slot and v.attrs(m) is None:
-        m.raise_exception(AttributeError(f"'{cls.__name__}' object has no attribute '{name}'"))
+        m.raise_exception(AttributeError(f"'{cls.__name__}' object has no attribute '{name}'{NO_DICT}"))
     if value is None:
         present = v.slot_attr(m, name, raw) if is_slot else v.instance_attr(m, name)
         if present is None:

@@ -405,3 +405,24 @@ def test_a_computed_number_that_decides_something_is_guarded() -> None:
     optimised = magneto.optimize("eager")(f)
     for n in (1, 2, 3, 2, 1, True, 2.0):
         assert same(optimised(X, n), f(X, n))
+
+
+def test_a_generator_left_by_break_closes_where_the_program_leaves_it() -> None:
+    def numbers(x):
+        with torch.no_grad():
+            try:
+                for i in range(4):
+                    yield x * i
+            finally:
+                LOG.append("closed")
+
+    def f(x):
+        total = x
+        for value in numbers(x):
+            total = total + value
+            break
+        LOG.append("after")
+        return total * 2, torch.is_grad_enabled()
+
+    check(f, X)
+    assert torch.is_grad_enabled()

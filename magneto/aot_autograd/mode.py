@@ -30,7 +30,7 @@ from magneto.aot_autograd.overloads import (
 )
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.special import SPECIAL
-from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_order
+from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_order, overlap_in_part
 from magneto.aot_autograd.views import ViewStep, normalised, write_through
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
@@ -297,11 +297,12 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def written(self, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        targets = [args[place] if isinstance(place, int) else kwargs[place] for place in facts.writes]
+        _refuse_overlap(targets, (*args, *kwargs.values()))
         special = SPECIAL.get(facts.name)
         if special is not None:
             return special(self, func, args, kwargs)
         functional = functional_of(func, facts)
-        targets = [args[place] if isinstance(place, int) else kwargs[place] for place in facts.writes]
         if facts.random and not targets[0].is_contiguous():
             raise Refusal("random numbers in a layout that is not contiguous")
         if isinstance(targets[0], (list, tuple)):
@@ -339,6 +340,19 @@ def _view_form(facts: Facts) -> Any:
     if form is None or facts_of(form).kind != VIEW:
         raise Refusal(f"{facts.name} changes what its argument is")
     return form
+
+
+def _refuse_overlap(targets: list[Any], operands: tuple[Any, ...]) -> None:
+    """A write whose target overlaps an operand in part: eager raises, or what it computes depends on its order."""
+    for target in targets:
+        for other in operands:
+            if (
+                isinstance(target, torch.Tensor)
+                and isinstance(other, torch.Tensor)
+                and other is not target
+                and overlap_in_part(target, other)
+            ):
+                raise Refusal("a write whose target overlaps what it reads")
 
 
 def _refuse_order_dependence(mode: FunctionalMode, args: tuple[Any, ...], targets: list[Any]) -> None:

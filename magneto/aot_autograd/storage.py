@@ -80,3 +80,33 @@ class Storages:
 def memory_order(meta: TensorMeta) -> list[int]:
     """Dimensions from the outermost in memory to the innermost."""
     return sorted(range(len(meta.shape)), key=lambda d: (-meta.strides[d], -meta.shape[d] if meta.strides[d] else 0, d))
+
+
+def overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two views of one storage share elements without being the same view. Exact for equal strides that nest; otherwise by range."""
+    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if geometry_of(a) == geometry_of(b):
+        return False
+    size = a.element_size()
+    low_a, low_b = a.storage_offset() * size, b.storage_offset() * b.element_size()
+    if low_a + _extent(a) <= low_b or low_b + _extent(b) <= low_a:
+        return False
+    if a.dtype != b.dtype or a.stride() != b.stride() or a.dim() != b.dim():
+        return True
+    reach = [max(n, m) - 1 for n, m in zip(a.shape, b.shape, strict=True)]
+    dims = sorted(((step, far) for step, far in zip(a.stride(), reach, strict=True) if far and step), reverse=True)
+    return _reaches(int(a.storage_offset()) - int(b.storage_offset()), dims)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to behind the last element."""
+    return (1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
+
+
+def _reaches(distance: int, dims: list[tuple[int, int]]) -> bool:
+    """Whether `distance` is a sum of k * step with |k| <= far, one k for each (step, far), largest step first."""
+    if not dims:
+        return distance == 0
+    (step, far), rest = dims[0], dims[1:]
+    return any(abs(k) <= far and _reaches(distance - k * step, rest) for k in (distance // step, -(-distance // step)))

@@ -279,7 +279,11 @@ def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
     return m.inline(function, [*prefix, *args], kwargs)
 
 
-@rule(torch.autograd.Function.apply.__func__, ClassTracker)  # type: ignore[attr-defined]
+_APPLY = torch.autograd.Function.apply
+_APPLY = getattr(_APPLY, "__func__", _APPLY)  # torch 2.15 has a method of C there
+
+
+@rule(_APPLY, ClassTracker)
 def autograd_function(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """Where no gradient is asked for, a custom function is its forward."""
     tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, TensorTracker)]

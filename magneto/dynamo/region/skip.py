@@ -14,6 +14,7 @@ from magneto.base.flags import config
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_STDLIB_TESTS = _STDLIB + "test" + os.sep  # programs, not library code
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _NEVER = ("numpy", "scipy", "pytest", "_pytest", "pluggy", "hypothesis", "torch_magneto", "IPython", "tqdm", "rich")
 _TORCH_ENTRY = (os.path.join("nn", "modules") + os.sep,)
@@ -41,7 +42,7 @@ def skip_reason(code: CodeType, globals: dict[str, Any]) -> str | None:
         if mark in file:
             package = file.split(mark, 1)[1].split(os.sep, 1)[0]
             return f"library {package}" if package in _NEVER else _configured(file)
-    if file.startswith(_STDLIB):
+    if file.startswith(_STDLIB) and not file.startswith(_STDLIB_TESTS):
         return "standard library"
     return _configured(file)
 

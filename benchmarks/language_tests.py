@@ -1,0 +1,291 @@
+"""CPython's own language tests of the installed Python, traced: every test method must have the verdict it has in plain Python.
+
+    python -m benchmarks.language_tests [--modules test_scope,test_set] [--only TEXT] [--modes plain,traced,nopython] [--out FILE.json]
+
+Each test module runs in forked children: plain (twice: what differs between the two runs is unstable and listed as such), with each test method optimised
+by `magneto.optimize("eager")` (what it calls is traced too), and with `nopython=True`. A verdict is pass, skip, fail or error with exception type and message; a
+crash or a hang of one test is a verdict of its own, and the rest of the module goes on in a new child.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.util
+import json
+import os
+import platform
+import selectors
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import language_worker
+
+MODULES = """
+test_generators test_genexps test_listcomps test_dictcomps test_setcomps test_scope test_exceptions test_exception_variations test_except_star
+test_exception_group test_exception_hierarchy test_raise test_with test_contextlib test_dict test_list test_tuple test_set test_str test_unicode test_string
+test_bytes test_int test_float test_complex test_bool test_range test_slice test_iter test_itertools test_functools test_operator test_collections
+test_ordered_dict test_defaultdict test_deque test_userdict test_userlist test_userstring test_dataclasses test_enum test_descr test_descrtut test_property
+test_super test_class test_augassign test_binop test_compare test_unpack test_unpack_ex test_extcall test_keywordonlyarg test_positional_only_arg
+test_named_expressions test_patma test_fstring test_format test_math test_cmath test_bisect test_heapq test_copy test_typing test_inspect test_weakref
+test_weakset test_types test_builtin test_baseexception test_sys_setprofile test_sys_settrace test_dynamic test_decorators test_global test_opcodes
+test_grammar test_sort test_string_literals test_struct test_random test_statistics test_coroutines test_asyncgen test_yield_from test_pep479
+test_generator_stop test_richcmp test_long test_abc test_metaclass test_enumerate test_index test_isinstance test_hash test_funcattrs test_fractions
+test_numeric_tower test_pow test_strtod test_call test_contextlib_async test_context test_copyreg test_dictviews test_dict_version test_dynamicclassattribute
+test_eof test_filter test_frame test_frozen test_func_attributes test_int_literal test_intlimit test_listcomps test_memoryview test_module test_pprint
+test_print test_reprlib test_seq_tests test_subclassinit test_textwrap test_traceback test_tstring test_typechecks test_type_annotations test_type_params
+test_type_aliases test_unary test_userlist test_utf8source test_genericalias test_genericclass test_genericpath test_pyclbr test_array test_base64
+test_calendar test_colorsys test_datetime test_decimal test_difflib test_graphlib test_json test_keyword test_linecache test_pickle test_queue test_re
+test_sched test_shlex test_stat test_stringprep test_symtable test_tokenize test_zlib test_unicodedata test_binascii test_quopri test_secrets
+test_string_literals test_syntax test_code test_compile test_crossinterp test_deque test_gc test_finalization test_sys
+""".split()
+SLOW_SECONDS = 8.0
+LIMITS = {"plain": 30.0, "traced": 60.0, "nopython": 60.0}
+NOT_RUN = {
+    "test_decimal",
+    "test_pickle",
+    "test_datetime",
+    "test_gc",
+    "test_sys",
+    "test_tokenize",
+    "test_compile",
+    "test_symtable",
+    "test_pyclbr",
+    "test_zlib",
+}
+MAX_RESTARTS = 40
+
+
+@dataclass
+class Job:
+    """One module in one mode; `run` tells the two plain runs apart."""
+
+    module: str
+    mode: str
+    run: str
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skip: set[str] = field(default_factory=set)
+    current: str | None = None
+    missing: str | None = None
+    finished: bool = False
+    pid: int = 0
+    fd: int = -1
+    buffer: bytes = b""
+    begun: float = 0.0
+    restarts: int = 0
+
+    def start(self, only: str) -> None:
+        read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(read)
+                language_worker.run_module(self.module, self.mode, frozenset(self.skip | self.records.keys()), only, write)
+            finally:
+                os._exit(1)
+        os.close(write)
+        self.fd, self.buffer, self.current, self.begun = read, b"", None, time.monotonic()
+
+    def feed(self, data: bytes) -> None:
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if "begin" in record:
+                self.current, self.begun = record["begin"], time.monotonic()
+            elif "end" in record:
+                record["seconds"] = round(time.monotonic() - self.begun, 2)
+                self.records[record.pop("end")] = record
+                self.current, self.begun = None, time.monotonic()
+            elif "missing" in record:
+                self.missing = record["missing"]
+                self.finished = True
+            elif "done" in record:
+                self.finished = True
+
+    def ended(self) -> bool:
+        """The child's pipe was closed: True when the module is through, False when it must go on in a new child."""
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.fd)
+        if self.finished:
+            return True
+        how = f"crash: signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"crash: exit {os.waitstatus_to_exitcode(status)}"
+        self.lose(how)
+        return self.restarts > MAX_RESTARTS
+
+    def lose(self, how: str) -> None:
+        self.restarts += 1
+        if self.current is not None:
+            self.records.setdefault(self.current, _lost(how))
+        elif self.restarts > 3 and not self.records:
+            self.restarts = MAX_RESTARTS + 1
+
+    def kill_when_late(self) -> None:
+        if time.monotonic() - self.begun > LIMITS[self.mode]:
+            if self.current is not None:
+                self.records[self.current] = _lost("timeout")
+            else:
+                self.restarts = MAX_RESTARTS
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _lost(how: str) -> dict[str, Any]:
+    return {"outcome": [how], "captured": 0, "breaks": [], "faults": [], "details": [], "seconds": 0.0}
+
+
+def run_jobs(waiting: list[Job], only: str = "", processes: int = 2, report: bool = False) -> None:
+    """Run all jobs, some at a time."""
+    selector = selectors.DefaultSelector()
+    waiting = waiting[::-1]
+    running: dict[int, Job] = {}
+    while waiting or running:
+        while waiting and len(running) < processes:
+            job = waiting.pop()
+            job.start(only)
+            running[job.fd] = job
+            selector.register(job.fd, selectors.EVENT_READ)
+        for key, _ in selector.select(1.0):
+            job = running[key.fd]
+            data = os.read(key.fd, 1 << 16)
+            if data:
+                job.feed(data)
+                continue
+            selector.unregister(key.fd)
+            del running[key.fd]
+            if not job.ended():
+                waiting.append(job)
+            elif report:
+                print(f"{job.module} {job.run}: {len(job.records)} tests", file=sys.stderr, flush=True)
+        for job in running.values():
+            job.kill_when_late()
+
+
+def exists(module: str) -> bool:
+    return importlib.util.find_spec(f"test.{module}") is not None
+
+
+@dataclass
+class Comparison:
+    """The runs of one module side by side."""
+
+    module: str
+    plain: dict[str, dict[str, Any]]
+    again: dict[str, dict[str, Any]]
+    traced: dict[str, dict[str, Any]]
+    nopython: dict[str, dict[str, Any]]
+
+    def unstable(self) -> dict[str, str]:
+        reasons = {}
+        for name, record in self.plain.items():
+            other = self.again.get(name)
+            if other is None or other["outcome"] != record["outcome"]:
+                reasons[name] = f"two plain runs differ: {record['outcome']} / {other and other['outcome']}"
+            elif record["outcome"][0].startswith(("timeout", "crash")):
+                reasons[name] = f"plain run: {record['outcome'][0]}"
+            elif record["seconds"] > SLOW_SECONDS:
+                reasons[name] = f"takes {record['seconds']} s plain"
+        return reasons
+
+    def summary(self) -> dict[str, Any]:
+        unstable = self.unstable()
+        stable = [name for name in self.plain if name not in unstable]
+        differing = {
+            name: {"plain": self.plain[name]["outcome"], "traced": self.traced[name]["outcome"] if name in self.traced else ["not run"]}
+            for name in stable
+            if self.traced and (name not in self.traced or self.traced[name]["outcome"] != self.plain[name]["outcome"])
+        }
+        passing = [name for name in stable if self.plain[name]["outcome"] == ["pass"]]
+        captured = [name for name in passing if _captured(self.nopython.get(name))]
+        return {
+            "tests": len(self.plain),
+            "compared": len(stable),
+            "same": len(stable) - len(differing),
+            "entered": sum(self.traced[name]["captured"] > 0 for name in stable if name in self.traced),
+            "passing": len(passing),
+            "nopython": len(captured),
+            "differences": differing,
+            "unstable": unstable,
+        }
+
+
+def _captured(record: dict[str, Any] | None) -> bool:
+    return record is not None and record["outcome"] == ["pass"] and record["captured"] > 0
+
+
+def compare_modules(names: list[str], modes: tuple[str, ...], only: str = "", processes: int = 2, report: bool = False) -> list[Comparison]:
+    """Run the modules in the given modes and put the runs side by side."""
+    runs = [("plain", "plain"), ("again", "plain"), ("traced", "traced"), ("nopython", "nopython")]
+    jobs = [Job(name, mode, run) for name in names for run, mode in runs if mode in modes]
+    run_jobs(jobs, only, processes, report)
+    by_key = {(job.module, job.run): job.records for job in jobs}
+    return [Comparison(name, *(by_key.get((name, run), {}) for run in ("plain", "again", "traced", "nopython"))) for name in names]
+
+
+def report_of(comparisons: list[Comparison]) -> dict[str, Any]:
+    """Totals, break reasons by how many tests they cost, and what differs, as JSON."""
+    modules = {c.module: c.summary() for c in comparisons}
+    total = {key: sum(m[key] for m in modules.values()) for key in ("tests", "compared", "same", "entered", "passing", "nopython")}
+    reasons: collections.Counter[str] = collections.Counter()
+    faults: collections.Counter[str] = collections.Counter()
+    for c in comparisons:
+        for record in c.nopython.values():
+            if not _captured(record):
+                reasons.update(record["breaks"][:1])
+        for run in (c.traced, c.nopython):
+            for record in run.values():
+                faults.update(set(record["faults"]))
+    return {
+        "python": platform.python_version(),
+        "total": total,
+        "same_verdict": round(total["same"] / max(total["compared"], 1), 5),
+        "nopython_rate": round(total["nopython"] / max(total["passing"], 1), 4),
+        "break_reasons": dict(reasons.most_common(60)),
+        "internal_errors": dict(faults.most_common(60)),
+        "modules": modules,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modules", default="")
+    parser.add_argument("--only", default="", help="text that the id of a test must contain")
+    parser.add_argument("--modes", default="plain,traced,nopython")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--details", type=Path, help="file for tracebacks of what differs")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(argv)
+    names = options.modules.split(",") if options.modules else [name for name in dict.fromkeys(MODULES) if name not in NOT_RUN]
+    comparisons = compare_modules(
+        [name for name in names if exists(name)], tuple(options.modes.split(",")), options.only, options.processes, True
+    )
+    results = report_of(comparisons)
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    if options.details is not None:
+        options.details.write_text(json.dumps(details(comparisons), indent=1) + "\n")
+    for name, summary in results["modules"].items():
+        for test, outcome in summary["differences"].items():
+            print(f"{name}: {test}\n    plain  {outcome['plain'][0][:300]}\n    traced {outcome['traced'][0][:600]}")
+    print(json.dumps({key: value for key, value in results.items() if key != "modules"}, indent=1))
+    return 0
+
+
+def details(comparisons: list[Comparison]) -> dict[str, Any]:
+    """Tracebacks of tests that do not pass, and of internal errors."""
+    found = {}
+    for c in comparisons:
+        for run in ("traced", "nopython"):
+            for name, record in getattr(c, run).items():
+                if record["details"] or record["outcome"] != c.plain.get(name, record)["outcome"]:
+                    found[f"{run} {name}"] = {"outcome": record["outcome"], "details": record["details"], "seconds": record["seconds"]}
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from magneto.dynamo.trackers import (
     rules_copy,
     rules_iterate,
     rules_operator,
+    rules_subscript,
     rules_tensor,
     rules_torch,
 )
@@ -31,7 +32,7 @@ from magneto.dynamo.trackers.tensor import TensorTracker, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
-RULES = (lazy_number, rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_tensor, rules_torch)
+RULES = (lazy_number, rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_subscript, rules_tensor, rules_torch)
 
 __all__ = [
     "MISSING",

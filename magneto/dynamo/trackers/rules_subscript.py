@@ -1,0 +1,238 @@
+"""Rows of subscripts: reading, setting and deleting items; indices and slices."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import fold, rule
+from magneto.dynamo.trackers.iterator import iterate
+from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
+from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.object import ObjectTracker
+from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.torch_calls import lower
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+
+def index_of(m: Machine, v: Tracker) -> int | None:
+    """An integer index, through __index__; None for what is none."""
+    const = v.try_const()
+    if const is not None:
+        return operator.index(const.value) if hasattr(type(const.value), "__index__") else None
+    if isinstance(v, TensorTracker):
+        m.graph_break("B102", operation="use as an index")
+    method = find_special(m, v, "__index__") if isinstance(v, ObjectTracker) else None
+    return index_of(m, m.call(method, [], {})) if method is not None else None
+
+
+def slice_of(m: Machine, v: SliceTracker | ConstTracker) -> slice:
+    """A slice of integers."""
+    parts = v.parts() if isinstance(v, SliceTracker) else [m.const(p) for p in (v.value.start, v.value.stop, v.value.step)]
+    values = []
+    for part in parts:
+        const = part.try_const()
+        value = None if const is not None and const.value is None else index_of(m, part)
+        if value is None and not (const is not None and const.value is None):
+            m.raise_exception(TypeError("slice indices must be integers or None or have an __index__ method"))
+        values.append(value)
+    return slice(*values)
+
+
+def is_slice(v: Tracker) -> bool:
+    return isinstance(v, SliceTracker) or (isinstance(v, ConstTracker) and type(v.value) is slice)
+
+
+@rule(operator.getitem, TensorTracker, Tracker)
+def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
+    check_index(m, key)
+    return m.node(operator.getitem, [v, lower(m, key)], {})
+
+
+def check_index(m: Machine, key: Tracker) -> None:
+    """Boolean masks select a number of elements known only at run time."""
+    parts = key.items(m) if isinstance(key, SequenceTracker) else [key]
+    for part in parts:
+        if isinstance(part, TensorTracker) and part.meta.dtype in (torch.bool, torch.uint8):
+            m.graph_break("B105", operation="indexing with a boolean mask")
+
+
+@rule(operator.getitem, SequenceTracker, Tracker)
+def sequence_getitem(m: Machine, v: SequenceTracker, key: Tracker) -> Any:
+    if is_slice(key):
+        part = slice_of(m, key)  # type: ignore[arg-type]
+        v.sized()
+        if isinstance(v, DequeTracker):
+            m.raise_exception(TypeError("sequence index must be integer, not 'slice'"))
+        entries = v.entries[part]
+        if isinstance(v, ListTracker):
+            return ListTracker([v.item(m, i) for i in range(len(v.entries))[part]])
+        items = [v.item(m, i) for i in range(len(v.entries))[part]]
+        assert len(items) == len(entries)
+        return TupleTracker(items, torch.Size if v.cls is torch.Size else tuple)
+    index = index_of(m, key)
+    kind = "list" if isinstance(v, ListTracker) else "tuple" if isinstance(v, TupleTracker) else "deque"
+    if index is None:
+        m.raise_exception(TypeError(f"{kind} indices must be integers or slices, not {key.python_type().__name__}"))
+    if not 0 <= index < len(v.entries):
+        length = v.length()
+        if not -length <= index < length:
+            m.raise_exception(IndexError(f"{kind} index out of range"))
+    return v.item(m, index)
+
+
+@rule(operator.getitem, DictTracker, Tracker)
+def dict_getitem(m: Machine, v: DictTracker, key: Tracker) -> Any:
+    found = v.get(m, key)
+    if found is not None:
+        return found
+    if v.owner is not v:
+        missing = find_special(m, v.owner, "__missing__")
+        if missing is not None:
+            return m.call(missing, [key], {})
+    if v.default_factory is not None and not (isinstance(v.default_factory, ConstTracker) and v.default_factory.read() is None):
+        value = m.call(v.default_factory, [], {})
+        v.put(m, key, value)
+        return value
+    const = key.try_const()
+    m.raise_exception(KeyError(const.value if const is not None else (key.obj if key.obj is not MISSING else key.show())))
+
+
+@rule(operator.getitem, ConstTracker, Tracker)
+def const_getitem(m: Machine, v: ConstTracker, key: Tracker) -> Any:
+    if isinstance(key, TensorTracker):
+        m.graph_break("B102", operation="use as an index")
+    return fold(m, operator.getitem, (v, key), {})
+
+
+@rule(operator.getitem, ClassTracker, Tracker)
+def class_getitem(m: Machine, v: ClassTracker | ObjectTracker, key: Tracker) -> Any:
+    """Generic aliases and enumerations by name."""
+    const = key.try_const()
+    value = const.value if const is not None else key.obj
+    if value is MISSING:
+        return NotImplemented
+    return m.const(v.obj[value])
+
+
+@rule(operator.getitem, ObjectTracker, Tracker)
+def object_getitem(m: Machine, v: ObjectTracker, key: Tracker) -> Any:
+    if v.cls.__module__ == "typing" and v.obj is not MISSING:  # List[int]: an object of no consequence
+        return class_getitem(m, v, key)
+    if isinstance(find_in_type(m, v.cls, "__getitem__"), types.FunctionType):
+        method = find_special(m, v, "__getitem__")
+        assert method is not None
+        return m.call(method, [key], {})
+    if v.payload is not None:
+        return m.apply(operator.getitem, v.payload, key)
+    m.raise_exception(TypeError(f"'{v.cls.__name__}' object is not subscriptable"))
+
+
+@rule(operator.setitem, TensorTracker, Tracker, Tracker)
+def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -> None:
+    m.node(operator.setitem, [v, lower(m, key), lower(m, value)], {})
+    gradient = isinstance(value, TensorTracker) and value.meta.requires_grad
+    if gradient and not v.meta.requires_grad and m.grad_enabled():  # type: ignore[attr-defined]
+        v.meta = v.meta.with_(requires_grad=True, is_leaf=False)
+
+
+@rule(operator.setitem, SequenceTracker, Tracker, Tracker)
+def list_setitem(m: Machine, v: SequenceTracker, key: Tracker, value: Tracker) -> None:
+    if isinstance(v, TupleTracker):
+        m.raise_exception(TypeError(f"'{v.cls.__name__}' object does not support item assignment"))
+    if is_slice(key):
+        part = slice_of(m, key)  # type: ignore[arg-type]
+        items = iterate(m, value)
+        v.sized()
+        try:
+            v.entries[part] = items
+        except ValueError as error:
+            m.raise_exception(error)
+        if v.source is not None:
+            m.effect(f"{{0}}[{part.start}:{part.stop}:{part.step}] = {{1}}", v, ListTracker(items))
+        return
+    index = _checked_index(m, v, key, "assignment index")
+    v.entries[index] = value
+    if v.source is not None:
+        m.effect(f"{{0}}[{index}] = {{1}}", v, value)
+
+
+def _checked_index(m: Machine, v: SequenceTracker, key: Tracker, what: str) -> int:
+    kind = "list" if isinstance(v, ListTracker) else "deque"
+    index = index_of(m, key)
+    if index is None:
+        m.raise_exception(TypeError(f"{kind} indices must be integers or slices, not {key.python_type().__name__}"))
+    length = v.length()
+    if not -length <= index < length:
+        m.raise_exception(IndexError(f"{kind} {what} out of range"))
+    return index
+
+
+@rule(operator.setitem, DictTracker, Tracker, Tracker)
+def dict_setitem(m: Machine, v: DictTracker, key: Tracker, value: Tracker) -> None:
+    v.put(m, key, value)
+
+
+@rule(operator.setitem, ObjectTracker, Tracker, Tracker)
+def object_setitem(m: Machine, v: ObjectTracker, key: Tracker, value: Tracker) -> Any:
+    return _item_method(m, v, "__setitem__", operator.setitem, key, value)
+
+
+@rule(operator.delitem, SequenceTracker, Tracker)
+def list_delitem(m: Machine, v: SequenceTracker, key: Tracker) -> None:
+    if isinstance(v, TupleTracker):
+        m.raise_exception(TypeError(f"'{v.cls.__name__}' object doesn't support item deletion"))
+    v.sized()
+    if is_slice(key):
+        part = slice_of(m, key)  # type: ignore[arg-type]
+        del v.entries[part]
+        text = f"del {{0}}[{part.start}:{part.stop}:{part.step}]"
+    else:
+        index = _checked_index(m, v, key, "assignment index")
+        del v.entries[index]
+        text = f"del {{0}}[{index}]"
+    if v.source is not None:
+        m.effect(text, v)
+
+
+@rule(operator.delitem, DictTracker, Tracker)
+def dict_delitem(m: Machine, v: DictTracker, key: Tracker) -> None:
+    if not v.has(m, key):
+        const = key.try_const()
+        m.raise_exception(KeyError(const.value if const is not None else key.show()))
+    v.remove(m, key)
+
+
+@rule(operator.delitem, ObjectTracker, Tracker)
+def object_delitem(m: Machine, v: ObjectTracker, key: Tracker) -> Any:
+    return _item_method(m, v, "__delitem__", operator.delitem, key)
+
+
+def _item_method(m: Machine, v: ObjectTracker, name: str, fn: Callable[..., Any], *args: Tracker) -> Any:
+    if isinstance(find_in_type(m, v.cls, name), types.FunctionType):
+        method = find_special(m, v, name)
+        assert method is not None
+        m.call(method, args, {})
+        return None
+    if v.payload is not None:
+        return m.apply(fn, v.payload, *args)
+    text = "does not support item assignment" if name == "__setitem__" else "doesn't support item deletion"
+    m.raise_exception(TypeError(f"'{v.cls.__name__}' object {text}"))
+
+
+@rule(operator.index, Tracker)
+def index(m: Machine, v: Tracker) -> Any:
+    value = index_of(m, v)
+    if value is None:
+        m.raise_exception(TypeError(f"'{v.python_type().__name__}' object cannot be interpreted as an integer"))
+    return m.const(value)

@@ -11,6 +11,9 @@
 #else
 #include "internal/pycore_opcode_metadata.h"
 #endif
+#if !MG_BEFORE_3_12
+#include "internal/pycore_interp.h"
+#endif
 
 /* Whether an operand of the instruction `opcode` is kept in a C variable of the interpreter for the instruction that follows:
  * execution cannot start in between. */
@@ -39,19 +42,21 @@ read_varint(const unsigned char *p, int *value)
 }
 
 typedef struct {
-    int start, length, depth; /* code units; how many stack values the handler keeps */
+    int start, length, target, depth; /* code units; how many stack values the handler keeps */
+    int lasti;                        /* whether the handler wants the instruction's own unit below the exception */
 } handler;
 
 /* Reads one entry of the exception table; the one behind it. */
 static const unsigned char *
 read_handler(const unsigned char *p, handler *entry)
 {
-    int target, depth_lasti;
+    int depth_lasti;
     p = read_varint(p, &entry->start);
     p = read_varint(p, &entry->length);
-    p = read_varint(p, &target);
+    p = read_varint(p, &entry->target);
     p = read_varint(p, &depth_lasti);
     entry->depth = depth_lasti >> 1;
+    entry->lasti = depth_lasti & 1;
     return p;
 }
 
@@ -112,23 +117,108 @@ done:
     return layout;
 }
 
+/* The entry of the exception table that covers the unit. 0: there is none. */
+static int
+find_handler(PyCodeObject *code, int unit, handler *entry)
+{
+    const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
+    const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
+    while (p < end) {
+        p = read_handler(p, entry);
+        if (entry->start <= unit && unit < entry->start + entry->length) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 #if !MG_BEFORE_3_13
 /* Where the exception table's entry that covers the unit starts, or -1. */
 static int
 covering_entry(PyCodeObject *code, int unit)
 {
-    const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
-    const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
-    while (p < end) {
-        handler entry;
-        p = read_handler(p, &entry);
-        if (entry.start <= unit && unit < entry.start + entry.length) {
-            return entry.start;
-        }
-    }
-    return -1;
+    handler entry;
+    return find_handler(code, unit, &entry) ? entry.start : -1;
 }
 #endif
+
+/* Whether a debugger, profiler or monitor wants to see exceptions. */
+static int
+is_watched(PyThreadState *ts)
+{
+#if MG_BEFORE_3_12
+    return ts->cframe->use_tracing;
+#else
+    const uint8_t *tools = ts->interp->monitors.tools;
+    return tools[PY_MONITORING_EVENT_RAISE] | tools[PY_MONITORING_EVENT_RERAISE] | tools[PY_MONITORING_EVENT_EXCEPTION_HANDLED];
+#endif
+}
+
+/* Adds the line of `f` to the traceback of `exc`. */
+static int
+add_traceback(PyThreadState *ts, mg_frame *f, PyObject *exc)
+{
+#if MG_BEFORE_3_13
+    mg_frame **current = &ts->cframe->current_frame;
+#else
+    mg_frame **current = &ts->current_frame;
+#endif
+    mg_frame *above = *current;
+    f->previous = above; /* as the interpreter links it when the frame goes on */
+    *current = f;
+    PyFrameObject *frame = PyThreadState_GetFrame(ts);
+    *current = above;
+    if (frame == NULL) {
+        PyErr_Clear();
+        return -1;
+    }
+    PyErr_Restore(Py_NewRef(Py_TYPE(exc)), Py_NewRef(exc), PyException_GetTraceback(exc));
+    int status = PyTraceBack_Here(frame);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (status == 0 && traceback != NULL) {
+        PyException_SetTraceback(exc, traceback);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    Py_DECREF(frame);
+    return status;
+}
+
+int
+mg_frame_catch(PyThreadState *ts, mg_frame *f, PyObject *exc, int unit)
+{
+    PyCodeObject *code = mg_frame_code(f);
+    handler entry;
+    if (!find_handler(code, unit, &entry) || is_watched(ts)) {
+        return -1;
+    }
+    int top = code->co_nlocalsplus + entry.depth;
+    PyObject *lasti = entry.lasti ? PyLong_FromLong(unit) : NULL;
+    if (top > f->stacktop || (entry.lasti && lasti == NULL)) {
+        PyErr_Clear();
+        return -1;
+    }
+    mg_frame_continue_at(f, unit);
+#if MG_BEFORE_3_13
+    f->prev_instr++; /* the traceback's line is that of the instruction last begun */
+#endif
+    if (add_traceback(ts, f, exc) < 0) {
+        Py_XDECREF(lasti);
+        return -1;
+    }
+    while (f->stacktop > top) {
+        PyObject *dropped = f->localsplus[--f->stacktop];
+        Py_XDECREF(dropped);
+    }
+    if (lasti != NULL) {
+        f->localsplus[f->stacktop++] = lasti;
+    }
+    f->localsplus[f->stacktop++] = Py_NewRef(exc);
+    mg_frame_continue_at(f, entry.target);
+    return entry.target;
+}
 
 void
 mg_frame_raise_at(mg_frame *f, int unit)

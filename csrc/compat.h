@@ -93,6 +93,11 @@ mg_frame_continue_at(mg_frame *f, int unit)
 /* The exception being raised belongs to the instruction at unit `unit` (compat.c). */
 void mg_frame_raise_at(mg_frame *f, int unit);
 
+/* Unwinds `f` to its own handler for `exc`, raised by the instruction at unit `unit`, as the interpreter would: a line in the
+ * traceback, the stack the handler expects. The unit at which the handler starts; -1 (nothing done) when `f` has none, or when
+ * somebody traces the thread (who wants to see the interpreter do it). */
+int mg_frame_catch(PyThreadState *ts, mg_frame *f, PyObject *exc, int unit);
+
 /* Ends `f` with `value` (stolen): what the evaluation function has to return. Everything above the locals of `f` is dropped.
  * 3.11 clears and pops the frame in our caller. Later versions do it inside the evaluation function: let CPython execute a
  * RETURN_VALUE that stands in an instruction stub of our own. */

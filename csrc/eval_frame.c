@@ -311,11 +311,15 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry
         }
         offset = resume->offset;
         started = 1;
-        if (resume->exc != NULL) {
-            Py_XDECREF(outer);
-            return throw_in_frame(ts, f, resume);
-        }
         int interpret = resume->interpret;
+        if (resume->exc != NULL) {
+            int target = interpret ? -1 : mg_frame_catch(ts, f, resume->exc, offset / 2);
+            if (target < 0) {
+                Py_XDECREF(outer);
+                return throw_in_frame(ts, f, resume);
+            }
+            offset = 2 * target; /* its handler is an entry point, too */
+        }
         Py_DECREF(result);
         if (interpret) {
             goto interpret;
@@ -350,11 +354,15 @@ run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
         Py_DECREF(resume);
         return raise_in_frame(ts, f, 0, 0);
     }
-    if (resume->exc != NULL) {
-        Py_XDECREF(outer);
-        return throw_in_frame(ts, f, resume);
-    }
     int offset = resume->offset, interpret = resume->interpret;
+    if (resume->exc != NULL) {
+        int target = interpret || t->policy == NULL ? -1 : mg_frame_catch(ts, f, resume->exc, offset / 2);
+        if (target < 0) {
+            Py_XDECREF(outer);
+            return throw_in_frame(ts, f, resume);
+        }
+        offset = 2 * target;
+    }
     Py_DECREF(resume);
     if (interpret || t->policy == NULL) {
         Py_XDECREF(outer);
@@ -414,7 +422,10 @@ materialise(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs
     t->pending_fn = args[0];
     t->pending = (Resume *)args[1];
     t->unusual++;
+    _PyErr_StackItem *handled = PyThreadState_Get()->exc_info;
+    PyObject *outer = Py_XNewRef(handled->exc_value); /* `resume` may say that the frame handles another exception */
     PyObject *result = PyObject_Vectorcall(args[0], NULL, 0, NULL);
+    Py_XSETREF(handled->exc_value, outer);
     if (t->pending == (Resume *)args[1]) { /* the call failed before there was a frame */
         t->pending_fn = NULL;
         t->pending = NULL;

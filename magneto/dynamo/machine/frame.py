@@ -42,11 +42,19 @@ NULL = NullTracker()
 
 
 @dataclass(slots=True, eq=False)
+class Handling:
+    """The exception being handled: one place for all frames of a thread, and one more for each generator, looked at before its caller's."""
+
+    value: Tracker | None
+    caller: Handling | None = None
+
+
+@dataclass(slots=True, eq=False)
 class SymFrame:
     """`locals` by slot (None = unbound); `before` is the value stack as it stood before the current instruction; `tail`: the caller pushes this frame's result
-    unchanged, so that the frame can be materialised at a break; `handled`: the exceptions now being handled, each with the
-    instruction count at which it was raised; `raised`: that count for the exception last caught; `compared`: what the comparison at an instruction
-    count gave, before it was made a bool."""
+    unchanged, so that the frame can be materialised at a break; `handled`: the exceptions whose handlers it has entered in this region;
+    `handling`: where CPython keeps the exception being handled, and `entered` what stood there at the frame's start; `compared`: what the comparison
+    at an instruction count gave, before it was made a bool."""
 
     code: CodeType
     locals: list[Tracker | None]
@@ -59,8 +67,9 @@ class SymFrame:
     current: Instruction | None = None
     count: int = 0
     before: list[Tracker] = field(default_factory=list)
-    handled: list[tuple[int, Tracker]] = field(default_factory=list)
-    raised: int = 0
+    handled: list[Tracker] = field(default_factory=list)
+    handling: Handling = field(default_factory=lambda: Handling(None))
+    entered: Tracker | None = None
     compared: tuple[int, Tracker | None] = (-1, None)
     keywords: tuple[str, ...] = ()
     yielded: bool = False
@@ -69,6 +78,11 @@ class SymFrame:
 
     def __post_init__(self) -> None:
         self.decoded = decode(self.code)
+
+    @property
+    def yields(self) -> bool:
+        """Whether it belongs to a generator."""
+        return bool(self.code.co_flags & 0x20)
 
     def push(self, value: Tracker) -> None:
         self.stack.append(value)

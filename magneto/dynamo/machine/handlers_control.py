@@ -88,16 +88,17 @@ def for_iter(m: M, f: SymFrame, i: Instruction) -> None:
 @opcode("PUSH_EXC_INFO", "exc -- previous exc")
 def push_exc_info(m: M, f: SymFrame, i: Instruction) -> None:
     exc = f.pop()
-    previous = m.handled_exception()
-    f.handled.append((f.raised, exc))
-    f.push(previous or m.const(None))
+    f.handled.append(exc)
+    f.push(f.handling.value or m.const(None))
     f.push(exc)
+    f.handling.value = exc
 
 
 @opcode("POP_EXCEPT", "previous --")
 def pop_except(m: M, f: SymFrame, i: Instruction) -> None:
-    f.pop()
-    f.handled.pop()
+    f.handling.value = f.pop()
+    if f.handled:
+        f.handled.pop()
 
 
 @opcode("CHECK_EXC_MATCH", "exc type -- exc matches")
@@ -108,7 +109,8 @@ def check_exc_match(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("RERAISE", "values* exc --")
 def reraise(m: M, f: SymFrame, i: Instruction) -> None:
-    raise CapturedRaise(f.pop(), f.raised)
+    exc = f.pop()
+    raise CapturedRaise(exc, getattr(exc, "born", None) or m.count)
 
 
 def _instance(m: M, exc: Tracker) -> Tracker:
@@ -121,13 +123,15 @@ def _instance(m: M, exc: Tracker) -> Tracker:
 def raise_varargs(m: M, f: SymFrame, i: Instruction) -> None:
     if i.arg == 0:
         handled = m.handled_exception()
-        if handled is None:
+        if not issubclass(handled.python_type(), BaseException):
             m.raise_exception(RuntimeError("No active exception to reraise"))
-        m.raise_exception(handled)
+        raise CapturedRaise(handled, getattr(handled, "born", None) or m.count)
     cause = f.pop() if i.arg == 2 else None
     exc = _instance(m, f.pop())
     if not issubclass(exc.python_type(), BaseException):
         m.raise_exception(TypeError("exceptions must derive from BaseException"))
+    if exc.source is not None and any(frame.current and frame.decoded.handler_at(frame.current.offset) for frame in m.frames):
+        m.graph_break("B107", value=exc.show(), reason="raising an existing exception changes its traceback")
     if cause is not None:
         m.apply(setattr, exc, m.const("__cause__"), _instance(m, cause))
     m.raise_exception(exc)
@@ -154,7 +158,7 @@ def before_with(m: M, f: SymFrame, i: Instruction) -> None:
 def with_except_start(m: M, f: SymFrame, i: Instruction) -> None:
     exc = f.stack[-1]
     kind = m.apply(type, exc)
-    f.push(m.call(f.stack[-4], [kind, exc, m.const(None)], {}))
+    f.push(m.call(f.stack[-4], [kind, exc, m.apply(getattr, exc, m.const("__traceback__"))], {}))
 
 
 # -- calls

@@ -8,6 +8,7 @@ deterministic, so instruction counts identify instructions.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -19,7 +20,7 @@ from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.closing import closing_runs_code
-from magneto.dynamo.machine.frame import NULL, SymFrame
+from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
@@ -61,6 +62,8 @@ class SymbolicMachine:
         self.wrapped: dict[int, Tracker] = {}
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
         self.count = 0
+        self.outside = trackers.OutsideException()
+        self.handling = Handling(self.outside)
         self.ending: Ending | None = None
         self._generators: dict[int, GeneratorRun] = {}
         self._tail = False
@@ -77,7 +80,7 @@ class SymbolicMachine:
         except RegionEnd:
             pass
         except CapturedRaise as raised:
-            raise Restart(raised.count, None, True) from None
+            raise Restart(raised.count, None, not getattr(raised.value, "caught", False)) from None
         assert self.ending is not None
         for run in self._generators.values():
             if run.pending() and run.tracker.born not in self.forced:
@@ -110,6 +113,11 @@ class SymbolicMachine:
 
         if len(self.frames) >= MAX_DEPTH:
             self.graph_break("B020", depth=MAX_DEPTH)
+        if frame.yields and self.frames:
+            frame.handling.caller = self.frames[-1].handling
+        else:
+            frame.handling = self.frames[-1].handling if self.frames else self.handling
+        frame.entered = frame.handling.value
         self.frames.append(frame)
         instructions = frame.decoded.instructions
         while True:
@@ -148,7 +156,8 @@ class SymbolicMachine:
         if handler.lasti:
             frame.push(self.const(instruction.offset // 2))
         frame.push(raised.value)
-        frame.raised = raised.count
+        if isinstance(raised.value, trackers.ExceptionTracker):
+            raised.value.caught = True
         frame.jump(handler.target)
         return True
 
@@ -171,8 +180,10 @@ class SymbolicMachine:
             if depth and not candidate.tail:
                 outer = self.frames[depth - 1]
                 raise Restart(outer.count, reason, False)
-            if candidate.handled:
-                raise Restart(candidate.handled[0][0], reason, True)
+            for exc in candidate.handled:
+                born = getattr(exc, "born", None)
+                if born is not None:
+                    raise Restart(born, reason, False)
         self.ending = Ending(reason=reason, interpret=interpret)
         raise RegionEnd
 
@@ -180,16 +191,34 @@ class SymbolicMachine:
         raise GraphBreak(id, self.user_stack(), **fields)
 
     def raise_exception(self, exc: BaseException | Tracker) -> NoReturn:
-        if isinstance(exc, Tracker):
-            raise CapturedRaise(exc, self.count)
-        raise CapturedRaise(trackers.ExceptionTracker.of(self, exc), self.count, exc)
+        real = None if isinstance(exc, Tracker) else exc
+        value = exc if isinstance(exc, Tracker) else trackers.ExceptionTracker.of(self, exc)
+        if isinstance(value, trackers.ExceptionTracker) and value.source is None:
+            if value.born is None:
+                value.born = self.count
+            context = self._innermost_handled()
+            if context is not value and context is not self.outside:
+                value.context = context
+        raise CapturedRaise(value, getattr(value, "born", None) or self.count, real)
 
-    def handled_exception(self) -> Tracker | None:
-        """The exception being handled, as `sys.exception()` would give it."""
-        for frame in reversed(self.frames):
-            if frame.handled:
-                return frame.handled[-1][1]
+    def _innermost_handled(self) -> Tracker | None:
+        handling: Handling | None = self.frames[-1].handling if self.frames else None
+        while handling is not None:
+            const = handling.value.try_const() if handling.value is not None else None
+            if handling.value is not None and (const is None or const.value is not None):
+                return handling.value
+            handling = handling.caller
         return None
+
+    def handled_exception(self) -> Tracker:
+        """The exception being handled, as `sys.exception()` would give it."""
+        found = self._innermost_handled()
+        if found is not self.outside:
+            return found or self.const(None)
+        if sys.exception() is not None:
+            self.graph_break("B101", callee="sys.exception", reason="the exception is handled by a caller of the function")
+        self.guard(Kind.STATE, None, ("sys.exception", sys.exception, (), None))
+        return self.const(None)
 
     # -- values
 

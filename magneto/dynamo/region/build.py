@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ _BASE = {
     "NULL": _C.NULL_,
     "call_active": _C.call_active,
     "materialise": _C.materialise,
+    "exception_now": sys.exception,
     "END": runtime.END,
     "clean": runtime.clean,
     "enter": runtime.enter,
@@ -195,14 +197,21 @@ class _Builder:
         locals_text = [self._locals(depth, frame) for depth, frame in enumerate(frames)]
         outer_stacks = [[self.em.value(value) for value in frame.stack] for frame in frames[:-1]]
         instruction = innermost.current
-        if self.ending.interpret or not has_form(innermost, instruction):
-            self._resume_at(innermost, instruction, locals_text[-1])
+        handling = [self._handling(frame.entered) for frame in frames[1:]] + [self._handling(self.machine.handling.value)]
+        formless = self.ending.interpret or not has_form(innermost, instruction)
+        if formless or handling[-1]:
+            self._resume_at(innermost, instruction, locals_text[-1], f"{', interpret=True' if formless else ''}{handling[-1]}")
         else:
             outcome = FORMS[instruction.op](FormContext(self.em, innermost, instruction))
             self._execute(innermost, instruction, outcome, locals_text[-1])
         for depth in range(len(frames) - 2, -1, -1):
-            self._materialise(frames[depth], frames[depth + 1], locals_text[depth], outer_stacks[depth])
+            self._materialise(frames[depth], frames[depth + 1], locals_text[depth], outer_stacks[depth], handling[depth])
         self.em.line("return s")
+
+    def _handling(self, value: Tracker | None) -> str:
+        """What a Resume says of the exception being handled: nothing, unless a handler was entered or left in this region. The instruction that breaks
+        is then left to the next region, so that what it calls sees the right exception."""
+        return f", handling={self.em.value(value)}" if value is not None and value is not self.machine.outside else ""
 
     def _locals(self, depth: int, frame: SymFrame) -> str:
         """Name of the tuple of all slots of a frame at the break."""
@@ -222,7 +231,7 @@ class _Builder:
         name: str = self.em.assign(f"locals_{depth}", f"({text}{',' if len(parts) == 1 else ''})")
         return name
 
-    def _resume_at(self, frame: SymFrame, instruction: Instruction, locals_name: str) -> None:
+    def _resume_at(self, frame: SymFrame, instruction: Instruction, locals_name: str, options: str) -> None:
         """Resume at the instruction itself; a CALL goes back to its KW_NAMES, whose effect the interpreter keeps outside the frame."""
         position = frame.decoded.index[instruction.offset]
         instructions = frame.decoded.instructions
@@ -230,25 +239,27 @@ class _Builder:
         while first and instructions[first - 1].op in ("KW_NAMES", "PRECALL") and instruction.op in ("CALL", "PRECALL"):
             first -= 1
         stack = _tuple([self.em.value(value) for value in frame.before])
-        self.em.line(f"s = Resume({instructions[first].offset}, {locals_name}, {stack}, interpret=True)")
+        self.em.line(f"s = Resume({instructions[first].offset}, {locals_name}, {stack}{options})")
 
     def _execute(self, frame: SymFrame, instruction: Instruction, outcome: Outcome, locals_name: str) -> None:
         line = self.em.line
         depth = self._handler_depth(frame, instruction)
         stack_at_throw = _tuple([self.em.value(value) for value in frame.before[:depth]])
         line("try:")
-        line(f"    r = {outcome.expr}")
+        line(f"    {outcome.expr}" if outcome.raises else f"    r = {outcome.expr}")
         line("except BaseException as e:")
         line(f"    s = Resume({instruction.offset}, {locals_name}, {stack_at_throw}, clean(e))")
+        if outcome.raises:
+            return
         line("else:")
-        resume = f"Resume({outcome.offset}, {locals_name}, {_tuple(outcome.stack)})"
+        resume = f"Resume({outcome.offset}, {locals_name}, {_tuple(outcome.stack)}{outcome.handling})"
         if outcome.condition:
             assert outcome.other_stack is not None
             other = f"Resume({outcome.other_offset}, {locals_name}, {_tuple(outcome.other_stack)})"
             resume = f"{other} if {outcome.condition} else {resume}"
         line(f"    s = {resume}")
 
-    def _materialise(self, outer: SymFrame, inner: SymFrame, locals_name: str, stack: list[str]) -> None:
+    def _materialise(self, outer: SymFrame, inner: SymFrame, locals_name: str, stack: list[str], handling: str) -> None:
         """The inner frame runs on as a frame of its own; its result goes on the outer frame's stack."""
         assert outer.current is not None
         function = self.em.const(_clone_function(inner), f"rest_of_{inner.code.co_name}")
@@ -256,9 +267,9 @@ class _Builder:
         line("try:")
         line(f"    r = materialise({function}, s)")
         line("except BaseException as e:")
-        line(f"    s = Resume({outer.current.offset}, {locals_name}, {_tuple(stack)}, clean(e))")
+        line(f"    s = Resume({outer.current.offset}, {locals_name}, {_tuple(stack)}, clean(e){handling})")
         line("else:")
-        line(f"    s = Resume({outer.current.next}, {locals_name}, {_tuple([*stack, 'r'])})")
+        line(f"    s = Resume({outer.current.next}, {locals_name}, {_tuple([*stack, 'r'])}{handling})")
 
     def _handler_depth(self, frame: SymFrame, instruction: Instruction) -> int:
         handler = frame.decoded.handler_at(instruction.offset)
@@ -287,7 +298,7 @@ def finish_region(plan: RegionPlan, graph: Callable[..., Any] | None, program: A
     namespace = plan.namespace
     if graph is not None:
         namespace["graph"] = graph
-    if plan.ending.reason is not None:
+    if plan.ending.value is None:
         function = _in_the_programs_name(plan)
     else:
         function = compile_source(f"{plan.name}_{next(_numbers)}", plan.text, namespace)[plan.name]

@@ -24,7 +24,8 @@ from magneto.dynamo.trackers.base import Tracker
 
 @dataclass(slots=True)
 class Outcome:
-    """`expr` is evaluated as `r`; then the frame resumes at `offset` with `stack`, or, if `condition` (an expression of r) holds, at the alternative."""
+    """`expr` is evaluated as `r`; then the frame resumes at `offset` with `stack`, or, if `condition` (an expression of r) holds, at the alternative.
+    `raises`: `expr` is a statement that raises. `handling`: what the Resume says of the exception being handled."""
 
     expr: str
     stack: list[str]
@@ -32,6 +33,8 @@ class Outcome:
     condition: str = ""
     other_stack: list[str] | None = None
     other_offset: int = -1
+    handling: str = ""
+    raises: bool = False
 
 
 Form = Callable[["FormContext"], Outcome]
@@ -281,6 +284,12 @@ def _before_with(c: FormContext) -> Outcome:
     return c.then(f"enter({c.v(1)})", 1, "r[0]", "r[1]")
 
 
+@form("RAISE_VARARGS")
+def _raise(c: FormContext) -> Outcome:
+    cause = f" from {c.v(1)}" if c.instruction.arg == 2 else ""
+    return Outcome(f"raise {c.v(c.instruction.arg)}{cause}", [], c.instruction.offset, raises=True)
+
+
 # -- calls and imports
 
 
@@ -337,6 +346,8 @@ def _import_name(c: FormContext) -> Outcome:
 def has_form(frame: SymFrame, instruction: Instruction) -> bool:
     """Whether the instruction can be executed by generated code in this state."""
     if instruction.op not in FORMS:
+        return False
+    if instruction.op == "RAISE_VARARGS" and instruction.arg == 0:
         return False
     return not (
         instruction.op == "CALL"

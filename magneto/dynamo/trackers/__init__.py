@@ -7,6 +7,7 @@ from magneto.dynamo.trackers import (
     rules_builtin,
     rules_container,
     rules_copy,
+    rules_exception,
     rules_iterate,
     rules_operator,
     rules_subscript,
@@ -20,19 +21,31 @@ from magneto.dynamo.trackers.construct import call_value
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, NamedTupleTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.context import GradModeTracker, context_methods
 from magneto.dynamo.trackers.dispatch import apply
+from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
 from magneto.dynamo.trackers.tensor import TensorTracker, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
-RULES = (lazy_number, rules_builtin, rules_container, rules_copy, rules_iterate, rules_operator, rules_subscript, rules_tensor, rules_torch)
+RULES = (
+    lazy_number,
+    rules_builtin,
+    rules_container,
+    rules_copy,
+    rules_exception,
+    rules_iterate,
+    rules_operator,
+    rules_subscript,
+    rules_tensor,
+    rules_torch,
+)
 
 __all__ = [
     "MISSING",
@@ -56,6 +69,7 @@ __all__ = [
     "NamedTupleTracker",
     "ObjectTracker",
     "OpaqueTracker",
+    "OutsideException",
     "PartialTracker",
     "Plain",
     "PyModuleTracker",

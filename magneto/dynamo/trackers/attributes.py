@@ -15,9 +15,10 @@ from magneto.dynamo.bytecode.decode import NO_DICT
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
+from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import FUNCTION_SLOTS, BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -181,8 +182,7 @@ def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) 
         m.call(held(m, accessor, name), [v, *([value] if value is not None else [])], {})
         return
     if name == "__class__" or isinstance(raw, types.GetSetDescriptorType):
-        if isinstance(v, ExceptionTracker) and name == "__cause__" and value is not None:
-            v.cause = value
+        if isinstance(v, ExceptionTracker) and v.set_link(m, name, value):
             return
         m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is computed by C code")
     is_slot = type(raw) is types.MemberDescriptorType

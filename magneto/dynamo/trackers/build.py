@@ -20,6 +20,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
+from magneto.dynamo.trackers.exception import wrap_exception
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker
@@ -337,7 +338,7 @@ SUBCLASS_BUILDERS: tuple[tuple[type, Builder], ...] = (
     (enum.Enum, wrap_const),
     (torch.Tensor, wrap_opaque),
     (types.ModuleType, wrap_py_module),
-    (BaseException, wrap_opaque),
+    (BaseException, wrap_exception),
 )
 
 

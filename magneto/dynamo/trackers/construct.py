@@ -16,11 +16,12 @@ from magneto.dynamo.trackers.build import builtin_base
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, has_rows, rule
+from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -129,7 +130,7 @@ def exception_methods(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapp
     """Fallback of dispatch: __new__ and __init__ of the built-in exceptions (each class has its own)."""
     if isinstance(fn, types.WrapperDescriptorType) and issubclass(fn.__objclass__, BaseException):
         if fn.__name__ == "__init__" and isinstance(args[0], ExceptionTracker) and not kwargs:
-            args[0].args = tuple(args[1:])
+            args[0].set_arguments(args[1:])
             return None
     return NotImplemented
 

@@ -1,4 +1,4 @@
-"""Instances of classes: existing ones read under guards, new ones made inside the region; exceptions; instances of subclasses of builtin containers."""
+"""Instances of classes: existing ones read under guards, new ones made inside the region; instances of subclasses of builtin containers."""
 
 from __future__ import annotations
 
@@ -132,54 +132,6 @@ class ObjectTracker(Tracker):
 
     def show(self) -> str:
         return f"{self.cls.__qualname__} object {self.source.text() if self.source else ''}".rstrip()
-
-
-class ExceptionTracker(ObjectTracker):
-    """An exception: `args`, cause, context."""
-
-    __slots__ = ("args", "cause", "real")
-
-    def __init__(self, cls: type[BaseException], args: Sequence[Tracker], real: BaseException | None = None) -> None:
-        super().__init__(cls)
-        self.args = tuple(args)
-        self.cause: Tracker | None = None
-        self.real = real
-
-    @classmethod
-    def of(cls, m: Machine, exc: BaseException) -> ExceptionTracker:
-        """Tracker of an exception that a rule met while computing for the program."""
-        made = cls(type(exc), [m.const(arg) for arg in exc.args], exc)
-        name = getattr(exc, "name", None)  # of AttributeError and NameError
-        if isinstance(name, str):
-            made.slots["name"] = ConstTracker(name)
-        return made
-
-    def special_attr(self, m: Machine, name: str) -> Tracker | None:
-        if name == "args":
-            return TupleTracker(self.args)
-        if name == "__cause__":
-            return self.cause or ConstTracker(None)
-        if name in ("__context__", "__traceback__", "__suppress_context__"):
-            m.graph_break("B103", attribute=name, value=self.show())
-        if name == "value" and issubclass(self.cls, StopIteration):
-            return self.args[0] if self.args else ConstTracker(None)
-        return self.slots.get(name)
-
-    def emit(self, em: Emitter) -> str:
-        cls = em.const(self.cls, self.cls.__name__)
-        args = ", ".join(em.value(arg) for arg in self.args)
-        name = em.assign("error", f"{cls}.__new__({cls}{', ' + args if args else ''})", self)
-        written: dict[str, Any] = dict(self.slots)
-        if self._attrs is not None:
-            written.update({key: value for key, (_, value) in self._attrs.entries.items()})  # type: ignore[misc]
-        for key, value in written.items():
-            em.line(f"{name}.{key} = {em.value(value)}")
-        if self.cause is not None:
-            em.line(f"{name}.__cause__ = {em.value(self.cause)}")
-        return name
-
-    def show(self) -> str:
-        return f"{self.cls.__name__}({', '.join(arg.show() for arg in self.args)})"
 
 
 class IdTracker(Tracker):

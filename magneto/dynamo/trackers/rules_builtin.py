@@ -20,6 +20,7 @@ from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, pure, rule
+from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
 from magneto.dynamo.trackers.iterator import (
     IteratorTracker,
@@ -28,7 +29,7 @@ from magneto.dynamo.trackers.iterator import (
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ExceptionTracker, IdTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.parent import SuperTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 
@@ -309,7 +310,7 @@ def _object_text(m: Machine, v: ObjectTracker, fn: Any) -> str:
                 break
             return str(const.value)
     if isinstance(v, ExceptionTracker):
-        values = [arg.try_const() for arg in v.args]
+        values = [arg.try_const() for arg in v.arguments(m)]
         if all(value is not None for value in values):
             if isinstance(v.cls.__str__, types.WrapperDescriptorType):
                 return str(fn(v.cls.__new__(v.cls, *(value.value for value in values if value is not None))))

@@ -11,11 +11,12 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker
+from magneto.dynamo.trackers.object import ObjectTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine

@@ -16,6 +16,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
+from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.iterator import (
@@ -35,7 +36,7 @@ from magneto.dynamo.trackers.iterator import (
     next_or_none,
     remaining,
 )
-from magneto.dynamo.trackers.object import ExceptionTracker, ObjectTracker
+from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.rules_container import sort_items
 from magneto.dynamo.trackers.tensor import TensorTracker
 

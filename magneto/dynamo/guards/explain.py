@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 from magneto.dynamo.guards import reading
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row, show_value
+from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.text import HOLD, check_function, show_row, show_tensor
 
 
@@ -34,6 +36,20 @@ def explain_miss(guards: GuardSet, state: Any) -> Miss:
         return Miss(None, HOLD, "", "")
     row = guards.rows[index]
     return Miss(row, index, show_row(row), _actual(row, frame))
+
+
+def changed_numbers(guards: GuardSet, state: Any) -> set[Source]:
+    """Sources of ints and floats that were guarded by value and now have another value of the same type."""
+    frame = state if isinstance(state, reading.Frame) else _frame_of(state)
+    found = set()
+    for row in guards:
+        if row.kind is not Kind.EQUALS or type(row.payload) not in (int, float) or row.source is None:
+            continue
+        with contextlib.suppress(reading.Absent, reading.Unreadable):
+            value = reading.read(row.source, frame)
+            if type(value) is type(row.payload) and repr(value) != repr(row.payload):
+                found.add(row.source)
+    return found
 
 
 def _frame_of(state: Any) -> reading.Frame:

@@ -12,6 +12,7 @@ from typing import Any
 
 from magneto import _C
 from magneto.base.logs import GUARDS, log
+from magneto.dynamo.guards.reading import relation
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row, TensorRow, Weak
 from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Source, Stack
 
@@ -83,7 +84,7 @@ class Builder:
     def check_python(self, holds: Callable[[Any], bool], src: int, row: int) -> None:
         """A check that only Python can make. The program is then evaluated completely on each call: Python code may change anything."""
         self.steady = False
-        self.python.append((OPS["PYTHON"], -1, src, row, False, holds))
+        self.python.append((OPS["PYTHON"], -1, src, row, False, _C.Disabled(holds)))
 
     def add(self, index: int, row: Row) -> None:
         kind, source, payload = row.kind, row.source, row.payload
@@ -111,6 +112,8 @@ class Builder:
             self._add_tensor(index, src, payload)
         elif kind is Kind.INT_RANGE:
             self._add_range(index, src, payload)
+        elif kind is Kind.RELATION:  # a function of a number: it changes nothing that other rows have found
+            self.python.append((OPS["PYTHON"], -1, src, index, False, _C.Disabled(relation(payload))))
         else:
             raise AssertionError(kind)
 

@@ -5,6 +5,7 @@ Attributes come from C descriptors and instance dictionaries, items from the sto
 
 from __future__ import annotations
 
+import builtins
 import collections
 import math
 import struct
@@ -288,3 +289,19 @@ def read_base(source: Source, frame: Frame) -> Any:
         return read(base, frame)
     except Absent:
         raise Unreadable from None
+
+
+_NUMBER_NAMES = {"math": math, **{name: getattr(builtins, name) for name in "abs float int round min max".split()}, "__builtins__": {}}
+
+
+def relation(condition: str) -> Callable[[Any], bool]:
+    """The condition of a RELATION row as a predicate; a value for which it raises does not fulfil it."""
+    holds = eval(f"lambda number: {condition.format(*['number'] * condition.count('{}'))}", dict(_NUMBER_NAMES))
+
+    def check(value: Any) -> bool:
+        try:
+            return type(value) in (int, float) and holds(value) is True
+        except (ArithmeticError, ValueError):
+            return False
+
+    return check

@@ -48,6 +48,7 @@ SHOW: dict[Kind, Callable[[str, Any], str]] = {
     Kind.TYPE_VERSION: lambda x, p: f"class {p.__qualname__} is not modified",
     Kind.STATE: lambda x, p: f"{p[0]} == {p[3]!r}",
     Kind.INT_RANGE: lambda x, p: _between(x, *p),
+    Kind.RELATION: lambda x, p: p.format(*[x] * p.count("{}")),
 }
 
 
@@ -120,6 +121,7 @@ _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
     Kind.TYPE_VERSION: lambda w, x, p: f"class_unchanged({w.const(p)}, {w.const(reading.class_snapshot(p))})",
     Kind.STATE: lambda w, x, p: f"same_constant({w.const(p[1])}(*{w.const(p[2])}), {w.const(p[3])})",
     Kind.INT_RANGE: lambda w, x, p: f"in_range({x}, {p[0]}, {p[1]})",
+    Kind.RELATION: lambda w, x, p: f"{w.const(reading.relation(p))}({x})",
 }
 
 

@@ -50,8 +50,11 @@ class GeneratorRun:
 class SymbolicMachine:
     """One capture attempt of one entry point. `state` is the C hook's FrameState."""
 
-    def __init__(self, state: Any, forced: Mapping[int, Forced], unbound: object, null: object) -> None:
+    def __init__(
+        self, state: Any, forced: Mapping[int, Forced], unbound: object, null: object, changing: frozenset[Source] = frozenset()
+    ) -> None:
         self.state = state
+        self.changing = changing
         self.forced = forced
         self.unbound, self.null = unbound, null
         self.guards = GuardSet()
@@ -355,6 +358,9 @@ class SymbolicMachine:
 
     def node(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: bool = False) -> Tracker:
         return self.recorder.node(target, args, kwargs, method)
+
+    def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
+        return self.recorder.number_input(number)
 
     def mode_node(self, fn: Callable[..., Any], *consts: Any) -> None:
         self.recorder.mode_node(fn, *consts)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.trackers.constant import ConstTracker
+    from magneto.dynamo.trackers.lifted import NumberInput
 
 
 class Emitter(Protocol):
@@ -22,6 +26,9 @@ class Emitter(Protocol):
     def const(self, obj: Any, hint: str = "c") -> str:
         """A literal when exact (int, str, None, tuple of such ...), otherwise a name bound to the object in the function's namespace."""
 
+    def early(self, expr: str) -> str:
+        """Name of an expression over the region's arguments, computed before the graph is called and anything has happened: it may raise."""
+
     def line(self, text: str) -> None:
         """Append one statement."""
 
@@ -34,6 +41,9 @@ class Emitter(Protocol):
 
 class Machine(Protocol):
     """The symbolic machine."""
+
+    changing: frozenset[Source]
+    """Sources of numbers that are known to differ between calls."""
 
     # -- values
     def wrap(self, obj: Any, source: Source) -> Tracker:
@@ -65,6 +75,9 @@ class Machine(Protocol):
     def node(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: bool = False) -> Tracker:
         """Record a torch-level call: `target` a callable, or a method name with method=True. Arguments are trackers or nested lists/tuples/dicts/slices of
         trackers and constants. Propagates TensorMeta through graph.fake; returns the tracker of the result (tensor, tuple of tensors, constant)."""
+
+    def number_input(self, number: ConstTracker) -> NumberInput:
+        """The graph input that a changing number becomes; one per number."""
 
     # -- effects and ends
     def effect(self, text: str, *operands: Tracker) -> None:

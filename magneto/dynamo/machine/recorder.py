@@ -36,6 +36,7 @@ class Recorder:
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
         self._present: dict[fx.Node, TensorMeta] = {}  # what is known of a node's tensor now: writes in place change it
+        self._numbers: dict[Any, trackers.NumberInput] = {}
         self._modes_guarded = False
         self._last_placeholder: fx.Node | None = None
 
@@ -45,8 +46,9 @@ class Recorder:
         """The node of a tensor; a tensor from outside becomes a placeholder at its first use."""
         if tracker.node is not None:
             return tracker.node
-        assert tracker.source is not None, tracker
-        name = placeholder_name(tracker.source)
+        source = tracker.number.source if isinstance(tracker, trackers.NumberInput) else tracker.source
+        assert source is not None or isinstance(tracker, trackers.NumberInput), tracker
+        name = placeholder_name(source) if source is not None else f"number_{len(self.inputs)}_"
         anchor = self._last_placeholder
         context = (
             self.graph.inserting_after(anchor) if anchor is not None else self.graph.inserting_before(next(iter(self.graph.nodes), None))
@@ -59,6 +61,14 @@ class Recorder:
         self.inputs.append((node, tracker))
         tracker.node = node
         return node
+
+    def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
+        """The input that stands for a changing number: one for all uses of a source, or of one computed number."""
+        key = number.source if number.source is not None else id(number)
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = trackers.NumberInput(number)
+        return found
 
     # -- calls
 

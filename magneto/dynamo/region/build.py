@@ -27,6 +27,9 @@ from magneto.dynamo.region import runtime
 from magneto.dynamo.region.emit import RegionEmitter
 from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.lazy_number import NAMES as NUMBER_NAMES
+from magneto.dynamo.trackers.lazy_number import typed
+from magneto.dynamo.trackers.lifted import as_tensor
 
 _numbers = itertools.count()
 _BASE = {
@@ -38,6 +41,9 @@ _BASE = {
     "materialise": _C.materialise,
     "exception_now": sys.exception,
     "END": runtime.END,
+    "as_tensor": as_tensor,
+    "typed": typed,
+    **NUMBER_NAMES,
     "clean": runtime.clean,
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
@@ -102,7 +108,7 @@ class _Builder:
         direct = [(source, name) for source, name in arguments if isinstance(source, (Local, Stack))]
         exported = [(source, name) for source, name in arguments if not isinstance(source, (Local, Stack))]
         parameters = ", ".join(name for _, name in direct + exported)
-        text = f"def {self.name}({parameters}):\n" + indent("\n".join([self._comment(), *head, *em.lines]), 4) + "\n"
+        text = f"def {self.name}({parameters}):\n" + indent("\n".join([self._comment(), *em.early_lines, *head, *em.lines]), 4) + "\n"
         n_locals = len(machine.state.locals)
         slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
         exports = tuple(source for source, _ in exported)
@@ -149,7 +155,7 @@ class _Builder:
             "parameter_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if isinstance(t.obj, torch.nn.Parameter)),
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
         }
-        call = f"graph({', '.join(em.source(tracker.source) for _, tracker in recorder.inputs)})"  # type: ignore[arg-type]
+        call = f"graph({', '.join(self._input(tracker) for _, tracker in recorder.inputs)})"
         targets = "".join(f"{name}, " for _, name in em.outputs).rstrip()
         line = f"{targets} = {call}" if targets else call
         if recorder.mode_changed:
@@ -158,6 +164,13 @@ class _Builder:
         else:
             head = [line]
         return head, gm, [tracker.obj for _, tracker in recorder.inputs]
+
+    def _input(self, tracker: trackers.TensorTracker) -> str:
+        """What the graph is given for one of its placeholders."""
+        if isinstance(tracker, trackers.NumberInput):
+            return f"as_tensor({self.em.value(tracker.number)})"
+        assert tracker.source is not None
+        return self.em.source(tracker.source)
 
     def _guard_distinct(self) -> None:
         """A region that writes to objects holds only while what it took for different objects are different objects.

@@ -35,6 +35,7 @@ class RegionEmitter:
 
     def __init__(self, names: set[str], namespace: dict[str, Any]) -> None:
         self.lines: list[str] = []
+        self.early_lines: list[str] = []
         self.namespace = namespace
         self.outputs: list[tuple[fx.Node, str]] = []
         self.arguments: dict[Source, str] = {}
@@ -120,6 +121,12 @@ class RegionEmitter:
         name = self._assign(hint, expr)
         if tracker is not None:
             self._remember(tracker, name)
+        return name
+
+    def early(self, expr: str) -> str:
+        """Name of an expression over arguments that is computed before anything else, where raising does no harm."""
+        name = self.fresh("n")
+        self.early_lines.append(f"{name} = {expr}")
         return name
 
     def line(self, text: str) -> None:

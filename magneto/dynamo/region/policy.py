@@ -22,8 +22,10 @@ from magneto.base.errors import GraphBreak, MagnetoError, UserError, warn_once
 from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging
 from magneto.dynamo import marks
-from magneto.dynamo.guards.explain import explain_miss
+from magneto.dynamo.bytecode.decode import slot_names
+from magneto.dynamo.guards.explain import changed_numbers, explain_miss
 from magneto.dynamo.guards.native import build_program
+from magneto.dynamo.guards.source import Local, Source
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region import runtime
@@ -47,6 +49,7 @@ class Context:
     dynamic: bool | None = None
     on_plan: Callable[[RegionPlan], None] | None = None
     plans: list[RegionPlan] = field(default_factory=list)
+    changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: numbers that differed between calls
 
 
 def install() -> None:
@@ -142,24 +145,27 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
         "recompile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, reason=str(reason), variants=len(missed)
     )
     log(1, lambda: f"recompile of {code.co_qualname} at {state.offset}: {reason}")
+    if context.dynamic is not False and missed[0].info:
+        changed = changed_numbers(missed[0].info["guards"], state)
+        context.changing.setdefault((code, state.offset), set()).update(changed)
     if config.error_on_recompile:
         raise UserError("U006", function="error_on_recompile", reason=str(reason))
     return True
 
 
-def _capture(state: Any) -> tuple[SymbolicMachine, RegionPlan]:
+def _capture(state: Any, changing: frozenset[Source]) -> tuple[SymbolicMachine, RegionPlan]:
     """Attempts until one capture needs no further forced break."""
     forced: dict[int, Forced] = {}
     marks.capturing.active = True
     try:
-        return _attempt(state, forced)
+        return _attempt(state, forced, changing)
     finally:
         marks.capturing.active = False
 
 
-def _attempt(state: Any, forced: dict[int, Forced]) -> tuple[SymbolicMachine, RegionPlan]:
+def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source]) -> tuple[SymbolicMachine, RegionPlan]:
     for _ in range(MAX_ATTEMPTS):
-        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_)
+        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_, changing)
         try:
             ending = machine.capture()
             return machine, plan_region(machine, ending)
@@ -178,7 +184,7 @@ def _attempt(state: Any, forced: dict[int, Forced]) -> tuple[SymbolicMachine, Re
 
 def _compile(context: Context, state: Any) -> Any:
     with events.timer("dynamo"):
-        machine, plan = _capture(state)
+        machine, plan = _capture(state, _changing(context, state))
     reason = plan.ending.reason
     if context.nopython and plan.ending.value is None:
         if reason is not None:
@@ -208,6 +214,16 @@ def _compile(context: Context, state: Any) -> Any:
     machine.release()
     plan.machine = plan.ending = None  # type: ignore[assignment]
     return region
+
+
+def _changing(context: Context, state: Any) -> frozenset[Source]:
+    """Sources of the numbers that become inputs: those that have changed; with `dynamic=True` all numbers in the frame's variables."""
+    found = context.changing.get((state.code, state.offset), set())
+    if context.dynamic:
+        names = slot_names(state.code)
+        values = enumerate(zip(names, state.locals, strict=True))
+        found = found | {Local(slot, name) for slot, (name, value) in values if type(value) in (int, float)}
+    return frozenset(found)
 
 
 def forget_frames(reason: GraphBreak) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from magneto.dynamo.trackers import (
     lazy_number,
+    lifted,
     rules_builtin,
     rules_container,
     rules_copy,
@@ -25,6 +26,7 @@ from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.lifted import NumberInput
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
@@ -36,6 +38,7 @@ from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 call = call_value
 RULES = (
     lazy_number,
+    lifted,
     rules_builtin,
     rules_container,
     rules_copy,
@@ -67,6 +70,7 @@ __all__ = [
     "ListTracker",
     "ModuleTracker",
     "NamedTupleTracker",
+    "NumberInput",
     "ObjectTracker",
     "OpaqueTracker",
     "OutsideException",

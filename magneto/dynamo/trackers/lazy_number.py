@@ -1,11 +1,14 @@
 """Numbers that are computed from unread numbers stay unread: `self.steps += 1` guards the type of `steps`, not its value.
 
 A counter that changes with each call then costs no recompile. As soon as the number decides something (a branch, a shape, an operand of a tensor
-operation) it is read, and with it what it was computed from: the usual EQUALS rows.
+operation) it is read, and with it what it was computed from: the usual EQUALS rows. Numbers that are known to change (`Machine.changing`) are computed by the
+region in more ways, also such that may raise: before anything else happens, so that CPython can run the frame again and raise the program's own exception.
 """
 
 from __future__ import annotations
 
+import builtins
+import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -14,62 +17,141 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
-SIGNS = {operator.add: "+", operator.iadd: "+", operator.sub: "-", operator.isub: "-", operator.mul: "*", operator.imul: "*"}
-"""Operations that never raise on numbers (a float overflow gives inf)."""
+SAFE = {
+    **dict.fromkeys((operator.add, operator.iadd), "({} + {})"),
+    **dict.fromkeys((operator.sub, operator.isub), "({} - {})"),
+    **dict.fromkeys((operator.mul, operator.imul), "({} * {})"),
+    operator.neg: "(-{})",
+    operator.pos: "(+{})",
+}
+"""Operations that never raise on numbers (a float overflow gives inf), and whose result's type follows from the operands' types."""
+
+CHECKED = {
+    **dict.fromkeys((operator.truediv, operator.itruediv), "({} / {})"),
+    **dict.fromkeys((operator.floordiv, operator.ifloordiv), "({} // {})"),
+    **dict.fromkeys((operator.mod, operator.imod), "({} % {})"),
+    **dict.fromkeys((operator.pow, operator.ipow), "({} ** {})"),
+    **{fn: f"{fn.__name__}({{}})" for fn in (abs, float, int, round)},
+    **{fn: f"{fn.__name__}({{}}, {{}})" for fn in (min, max)},
+    **{getattr(math, name): f"math.{name}({{}})" for name in "sqrt exp log log2 log10 log1p expm1 sin cos tan tanh floor ceil".split()},
+    math.pow: "math.pow({}, {})",
+}
+"""Operations that may raise, or give another type for other values: the region computes them first of all, and checks the type."""
 
 MAX_DEPTH = 32  # operations in one expression; a longer one is read
 
 
 class ComputedNumber(ConstTracker):
-    """`left sign right`, where at least one side is unread."""
+    """`template` over `operands`, at least one of which is unread; `checked`: see CHECKED."""
 
-    __slots__ = ("depth", "left", "right", "sign")
+    __slots__ = ("checked", "depth", "operands", "template")
 
-    def __init__(self, value: Any, sign: str, left: ConstTracker, right: ConstTracker, depth: int) -> None:
+    def __init__(self, value: Any, template: str, operands: tuple[ConstTracker, ...], depth: int, checked: bool) -> None:
         super().__init__(value)
-        self.sign, self.left, self.right, self.depth = sign, left, right, depth
+        self.template, self.operands, self.depth, self.checked = template, operands, depth, checked
 
     def read(self) -> Any:
-        self.left.read()
-        self.right.read()
+        for operand in self.operands:
+            operand.read()
         return self.value
 
     def python_type(self) -> type:
         return type(self.value)
 
     def emit(self, em: Emitter) -> str:
-        if not (is_unread(self.left) or is_unread(self.right)):
+        if not is_unread(self):
             return em.const(self.value)
-        return f"({em.value(self.left)} {self.sign} {em.value(self.right)})"
+        text = self.template.format(*[em.value(operand) for operand in self.operands])
+        return em.early(f"typed({text}, {type(self.value).__name__})") if self.checked else text
+
+    def text_of(self, name: str) -> str:
+        """The expression, with `name` for what is unread in it."""
+        return self.template.format(*[text_of(operand, name) for operand in self.operands])
+
+
+def typed(value: Any, cls: type) -> Any:
+    """A number that the region has computed, if it has the type it had at capture; otherwise the region gives up."""
+    if type(value) is not cls:
+        raise TypeError(f"a number of type {cls.__name__} is a {type(value).__name__} now")
+    return value
+
+
+def text_of(number: ConstTracker, name: str) -> str:
+    if isinstance(number, ComputedNumber):
+        return number.text_of(name)
+    return name if is_unread(number) else f"({number.value!r})"
 
 
 def is_unread(tracker: ConstTracker) -> bool:
     """Whether nobody has looked at the value yet."""
     if isinstance(tracker, ComputedNumber):
-        return is_unread(tracker.left) or is_unread(tracker.right)
+        return any(is_unread(operand) for operand in tracker.operands)
     return tracker._machine is not None
+
+
+def leaves(number: ConstTracker) -> list[ConstTracker]:
+    """The unread numbers that a number was computed from (itself when it is one)."""
+    if isinstance(number, ComputedNumber):
+        return [leaf for operand in number.operands for leaf in leaves(operand)]
+    return [number] if is_unread(number) else []
+
+
+def changing(m: Machine, *numbers: ConstTracker) -> bool:
+    """Whether something unread is in these numbers, and all of it is known to differ between calls."""
+    found = [leaf for number in numbers for leaf in leaves(number)]
+    return bool(found) and all(leaf.source in m.changing for leaf in found)
+
+
+def guard_types(m: Machine, *numbers: ConstTracker) -> None:
+    """The unread numbers keep their types."""
+    for number in numbers:
+        for leaf in leaves(number):
+            m.guard(Kind.TYPE_IS, leaf.source, type(leaf.value))
 
 
 def _depth(tracker: ConstTracker) -> int:
     return tracker.depth if isinstance(tracker, ComputedNumber) else 0
 
 
-def _arithmetic(fn: Any, sign: str) -> None:
-    @rule(fn, ConstTracker, ConstTracker)
-    def compute(m: Machine, left: ConstTracker, right: ConstTracker) -> Any:
-        if not (is_unread(left) or is_unread(right)):
-            return NotImplemented
-        depth = 1 + max(_depth(left), _depth(right))
-        for side in (left, right):
-            if type(side.value) not in (int, float) or depth > MAX_DEPTH:
-                return NotImplemented
-        for side in (left, right):
-            if side._machine is not None:
-                m.guard(Kind.TYPE_IS, side.source, type(side.value))
-        return ComputedNumber(fn(left.value, right.value), sign, left, right, depth)
+def compute(m: Machine, fn: Any, template: str, numbers: Sequence[ConstTracker], checked: bool) -> Any:
+    """`fn` of numbers as an unread number; NotImplemented where it has to be read."""
+    if not any(is_unread(number) for number in numbers) or (checked and not changing(m, *numbers)):
+        return NotImplemented
+    depth = 1 + max(map(_depth, numbers))
+    if depth > MAX_DEPTH or any(type(number.value) not in (int, float) or not math.isfinite(number.value) for number in numbers):
+        return NotImplemented
+    try:
+        value = fn(*[number.value for number in numbers])
+    except Exception:  # the usual way reads the operands and raises in the program
+        return NotImplemented
+    if type(value) not in (int, float) or (type(value) is int and value.bit_length() > 1024):
+        return NotImplemented
+    guard_types(m, *numbers)
+    return ComputedNumber(value, template, tuple(numbers), depth, checked)
 
 
-for _fn, _sign in SIGNS.items():
-    _arithmetic(_fn, _sign)
+def _arithmetic(fn: Any, template: str, checked: bool) -> None:
+    if template.count("{}") == 1:
+
+        @rule(fn, ConstTracker)
+        def unary(m: Machine, number: ConstTracker, *more: Any, **named: Any) -> Any:
+            return NotImplemented if more or named else compute(m, fn, template, (number,), checked)
+
+    else:
+
+        @rule(fn, ConstTracker, ConstTracker)
+        def binary(m: Machine, left: ConstTracker, right: ConstTracker, *more: Any, **named: Any) -> Any:
+            return NotImplemented if more or named else compute(m, fn, template, (left, right), checked)
+
+
+for _fn, _template in SAFE.items():
+    _arithmetic(_fn, _template, checked=False)
+for _fn, _template in CHECKED.items():
+    _arithmetic(_fn, _template, checked=True)
+
+NAMES: dict[str, Any] = {"math": math, **{name: getattr(builtins, name) for name in "abs float int round min max".split()}}
+"""What the templates use."""

@@ -18,6 +18,7 @@ from magneto.dynamo.trackers.container import DequeTracker, ListTracker, Sequenc
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.iterator import iterate
+from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
@@ -350,6 +351,8 @@ def is_not(m: Machine, a: Tracker, b: Tracker) -> Tracker:
 
 def try_truth(m: Machine, v: Tracker) -> bool | None:
     """Truth value; None when it depends on a tensor's data."""
+    if isinstance(v, ConstTracker) and (known := decides(m, v)) is not None:
+        return known
     const = v.try_const()
     if const is not None:
         return bool(const.value)

@@ -1,0 +1,255 @@
+"""Numbers that differ from call to call: the second value makes them inputs of the graph, and further values compile nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import magneto
+from tests.compare import Capturing, assert_equal, same
+
+X = torch.linspace(0.1, 2, 12).reshape(3, 4)
+INTS = tuple(range(2, 16))
+FLOATS = tuple(0.25 * n + 0.1 for n in range(14))
+
+CASES: list[tuple[Callable[..., Any], Sequence[Any], int]] = []
+
+
+def case(values: Sequence[Any], graphs: int = 2) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds fn(X, value) for all values; at most so many graphs."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        CASES.append((fn, values, graphs))
+        return fn
+
+    return register
+
+
+@case(INTS)
+def int_operand(x, n):
+    return x * n + 1 - n
+
+
+@case(FLOATS)
+def float_operand(x, lr):
+    return x - lr * x.sin() / lr
+
+
+@case(FLOATS)
+def half_precision(x, s):
+    return x.to(torch.bfloat16) * s, x.half() + s, x.double() / s
+
+
+@case(INTS)
+def integer_tensors(x, n):
+    return x.long() * n, (x > 1) + n, x.int() // n if False else x.int() - n, x.long() / n
+
+
+@case(FLOATS, graphs=8)
+def float_with_integer_tensor(x, s):  # the type of the result depends on torch's treatment of Python numbers: by value
+    return x.long() * s
+
+
+@case(FLOATS, graphs=8)
+def no_dimensions(x, s):
+    return x.sum() * s
+
+
+@case(FLOATS)
+def in_place(x, s):
+    y = x.clone()
+    y += s
+    y.mul_(s).add_(s)
+    y /= s
+    return y
+
+
+@case(FLOATS)
+def comparisons(x, s):
+    return x > s, s <= x, torch.where(x > s, x, s), x.masked_fill(x < s, s)
+
+
+@case(FLOATS)
+def as_a_tensor(x, s):
+    t = torch.tensor(s)
+    t += 1
+    return t, torch.tensor(s), x * t
+
+
+@case(INTS)
+def computed(x, step):
+    lr = 0.1 * (1 - 0.9**step) / math.sqrt(1 + step // 3)
+    return x * lr, step / 2, -step, lr
+
+
+@case(range(2, 40), graphs=3)
+def every_tenth(x, step):
+    if step % 10 == 0:
+        return x * 2
+    return x + step
+
+
+@case(range(2, 40), graphs=3)
+def from_then_on(x, step):
+    return x * 2 if step > 20 else x + step
+
+
+@case((*INTS, 0, -1, -2), graphs=4)
+def sign(x, n):
+    if n:
+        return x * n if n > 0 else x - n
+    return x
+
+
+@case([n / 10 for n in range(30)], graphs=3)
+def float_threshold(x, s):
+    return x * s if s < 1.5 else x + s
+
+
+@case(INTS)
+def warm_up(x, step):
+    return x * min(step / 10, 1.0)
+
+
+@case((3, 4, 5.5, 6.5, True, 2**40, -7, 2, 3.0), graphs=7)
+def types_change(x, n):
+    return x * n
+
+
+@case((1.5, 2.5, math.inf, -math.inf, 3.5, 0.0, -0.0), graphs=7)
+def special_values(x, s):
+    return x * s, s, 1 / x * s
+
+
+@case((2, 3, 0, 4, 0, 5), graphs=3)
+def may_raise(x, n):
+    return x * (1 / n)
+
+
+@case((2, 3, -2, 4, -3), graphs=3)
+def type_of_a_power(x, n):
+    return x * 2**n, 2**n
+
+
+@case(INTS)
+def in_a_callee(x, n):
+    def scale(y, by):
+        return y * by
+
+    return scale(scale(x, n), n + 1)
+
+
+@case((2**62, 2**63, 2**64, 3, 4))
+def beyond_64_bits(x, n):
+    return x + n
+
+
+@case(INTS)
+def with_a_break_between(x, n):
+    y = x * n
+    magneto.graph_break()
+    return y + n
+
+
+@pytest.mark.parametrize(("fn", "values", "graphs"), CASES, ids=[fn.__name__ for fn, _, _ in CASES])
+def test_few_graphs(fn, values, graphs):
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(fn)
+    breaks = fn.__name__ == "with_a_break_between"
+    magneto.config.recompile_limit, before = 64, magneto.config.recompile_limit
+    try:
+        for value in values:
+            same(fn, compiled, X, value)
+    finally:
+        magneto.config.recompile_limit = before
+    if graphs < 8:
+        assert len(backend.graphs) <= graphs * (1 + breaks)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("fn", [int_operand, float_operand, half_precision, integer_tensors, in_place, comparisons, as_a_tensor, computed])
+def test_compiled(fn, backend):
+    compiled = magneto.optimize(backend)(fn)
+    for value in (2, 3, 7) if fn in (int_operand, integer_tensors, computed) else (0.5, 1.25, 0.3):
+        same(fn, compiled, X, value, tolerance=1e-6 if backend == "inductor" and fn is not half_precision else 4e-3)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_gradients(backend):
+    def loss(x, s):
+        return (x * s).sin().sum() / x.numel() + (x / s).sum()
+
+    compiled = magneto.optimize(backend)(loss)
+    for s in (0.5, 0.75, 2.5):
+        plain, ours = X.clone().requires_grad_(), X.clone().requires_grad_()
+        loss(plain, s).backward()
+        compiled(ours, s).backward()
+        assert_equal(ours.grad, plain.grad, 1e-6)
+
+
+class Stepping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+        self.rate = 0.5
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.step += 1
+        if self.step % 7 == 0:
+            self.rate = self.rate / 2
+            x = x + 1
+        return self.linear(x) * (1 + self.step / 100) * self.rate
+
+
+def test_counters_of_a_module():
+    plain = Stepping()
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(copy.deepcopy(plain))
+    for _ in range(40):
+        assert_equal(compiled(X), plain(X))
+        assert (compiled.step, compiled.rate) == (plain.step, plain.rate)
+    assert len(backend.graphs) <= 5
+
+
+def test_a_loop_with_a_break_compiles_few_regions():
+    def steps(x, n):
+        seen = []
+        for i in range(n):
+            x = x * i + 1
+            seen.append(float(x.sum()))
+        return x, seen
+
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(steps)
+    same(steps, compiled, X, 12)
+    assert len(backend.graphs) <= 6
+
+
+def test_dynamic_says_how():
+    never, always = Capturing(), Capturing()
+    for n in (2, 3, 4):
+        magneto.optimize(never, dynamic=False)(int_operand)(X, n)
+    compiled = magneto.optimize(always, dynamic=True)(int_operand)
+    for n in (2, 3, 4):
+        same(int_operand, compiled, X, n)
+    assert len(always.graphs) == 1
+    by_value = magneto.optimize(never, dynamic=False)(int_operand)
+    before = len(never.graphs)
+    for n in (2, 3, 4):
+        same(int_operand, by_value, X, n)
+    assert len(never.graphs) - before == 3
+
+
+def test_the_condition_is_in_the_guards_and_in_the_explanation():
+    compiled = magneto.optimize("eager")(every_tenth)
+    for n in (2, 3, 10):
+        compiled(X, n)
+    shown = str(magneto.inspect(compiled))
+    assert "(L['step'] % (10)) == 0) is True" in shown
+    assert "(L['step'] % (10)) == 0) is False" in shown

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SequenceTracker(Tracker):
     """Base of tuples, lists and deques. `cls` is the exact type."""
 
-    __slots__ = ("_machine", "_sized", "cls", "entries", "obj")
+    __slots__ = ("_machine", "_sized", "_started", "cls", "entries", "obj")
 
     def __init__(
         self, items: Sequence[Entry], cls: type, source: Source | None = None, obj: Any = MISSING, machine: Machine | None = None
@@ -35,6 +35,7 @@ class SequenceTracker(Tracker):
         self.obj = obj
         self._machine = machine
         self._sized = machine is None
+        self._started = len(self.entries)  # of an existing sequence: its length when the region starts
 
     def python_type(self) -> type:
         return self.cls
@@ -43,7 +44,7 @@ class SequenceTracker(Tracker):
         """Somebody learnt the length."""
         if not self._sized:
             self._sized = True
-            self._machine.guard(Kind.LENGTH, self.source, len(self.entries))  # type: ignore[union-attr]
+            self._machine.guard(Kind.LENGTH, self.source, self._started)  # type: ignore[union-attr]
 
     def length(self) -> int:
         self.sized()
@@ -51,7 +52,7 @@ class SequenceTracker(Tracker):
 
     def item(self, m: Machine, index: int) -> Tracker:
         """Item at a position; the caller has checked the bounds with `length`, or the index is a non-negative one within the entries."""
-        if index < 0:
+        if not 0 <= index < self._started:
             self.sized()
         entry = self.entries[index]
         if type(entry) is Later:

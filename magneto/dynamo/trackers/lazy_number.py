@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
-SAFE = {
+SAFE: dict[Any, str] = {
     **dict.fromkeys((operator.add, operator.iadd), "({} + {})"),
     **dict.fromkeys((operator.sub, operator.isub), "({} - {})"),
     **dict.fromkeys((operator.mul, operator.imul), "({} * {})"),
@@ -30,7 +30,7 @@ SAFE = {
 }
 """Operations that never raise on numbers (a float overflow gives inf), and whose result's type follows from the operands' types."""
 
-CHECKED = {
+CHECKED: dict[Any, str] = {
     **dict.fromkeys((operator.truediv, operator.itruediv), "({} / {})"),
     **dict.fromkeys((operator.floordiv, operator.ifloordiv), "({} // {})"),
     **dict.fromkeys((operator.mod, operator.imod), "({} % {})"),

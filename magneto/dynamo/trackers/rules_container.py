@@ -146,7 +146,8 @@ def fromkeys(m: Machine, keys: Tracker, value: Tracker | None = None) -> Tracker
 
 @rule((list.append, collections.deque.append), SequenceTracker, Tracker)
 def append(m: Machine, v: SequenceTracker, item: Tracker) -> None:
-    v.sized()
+    if not isinstance(v, ListTracker):  # a list grows without being looked at
+        v.sized()
     v.entries.append(item)
     if isinstance(v, DequeTracker) and v.maxlen is not None and len(v.entries) > v.maxlen:
         del v.entries[0]
@@ -157,7 +158,8 @@ def append(m: Machine, v: SequenceTracker, item: Tracker) -> None:
 @rule((list.extend, collections.deque.extend), SequenceTracker, Tracker)
 def extend(m: Machine, v: SequenceTracker, items: Tracker) -> None:
     found = iterate(m, items)
-    v.sized()
+    if not isinstance(v, ListTracker):
+        v.sized()
     v.entries.extend(found)
     if isinstance(v, DequeTracker) and v.maxlen is not None:
         del v.entries[: max(0, len(v.entries) - v.maxlen)]

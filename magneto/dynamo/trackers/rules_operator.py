@@ -18,8 +18,8 @@ from magneto.dynamo.trackers.container import DequeTracker, ListTracker, Sequenc
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.iterator import iterate
-from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
+from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker

@@ -57,7 +57,7 @@ class Slotted:
 
 
 FITTING = {
-    (int,): [Kind.INT_RANGE, Kind.EQUALS],
+    (int,): [Kind.INT_RANGE, Kind.EQUALS, Kind.RELATION],
     (dict,): [Kind.KEYS, Kind.KEY_ABSENT, Kind.LENGTH, Kind.SAME],
     (list, tuple, collections.deque): [Kind.LENGTH, Kind.SAME, Kind.DISTINCT],
     (Node, Slotted): [Kind.ABSENT, Kind.ID_IS, Kind.TYPE_IS, Kind.SAME],
@@ -209,6 +209,8 @@ class World:
             return source, twin[0] if twin else self.source()
         if kind is Kind.DISTINCT:
             return source, (self.source(), self.source())
+        if kind is Kind.RELATION:
+            return source, rng.choice(("({} % 3 == 0) is True", "({} > 1) is True", "(1 // {} == 0) is False"))
         if kind is Kind.TYPE_VERSION:
             return Held("Child", Child), Child
         return source, rng.choice([(0, None), (None, 1), (-1, 2**80), (None, None)])

@@ -232,6 +232,14 @@ def test_int_range():
     assert not holds((Kind.INT_RANGE, X, (0, 2**70)), 2**71)
 
 
+def test_relation():
+    both = Both((Kind.RELATION, X, "({} % 10 == 0) is True"))
+    assert both.holds(20)
+    assert both.holds(20.0)
+    assert not any(both.holds(value) for value in (21, True, "20", None, float("nan")))
+    assert not Both((Kind.RELATION, X, "(1 / {} < 1) is False")).holds(0)  # raises: does not hold
+
+
 def test_state():
     values = [1]
     both = Both((Kind.STATE, None, ("first", values.__getitem__, (0,), 1)))

@@ -195,7 +195,17 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
         except Exception as error:
             return recover(gm, error)
     assert unit.compiled is not None
-    return unit.compiled
+    return unit.compiled if unit.joint is None or unit.grad_enabled else _in_grad_mode(unit.compiled)
+
+
+def _in_grad_mode(compiled: Compiled) -> Compiled:
+    """For a graph that begins without gradients and switches them on: what it records depends on its own switches, not on where it begins."""
+
+    def run(*inputs: Any) -> Any:
+        with torch.enable_grad():
+            return compiled(*inputs)
+
+    return run
 
 
 def needs_grad(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:

@@ -156,6 +156,13 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Entering or leaving it changes state that capture does not model. The block's body is captured separately.",
         "Enter it outside of the optimised function where possible.",
     ),
+    ErrorEntry(
+        "B112",
+        "{value} becomes a leaf of autograd in this region",
+        "requires_grad_() or nn.Parameter() makes a new leaf. A graph records gradients for its inputs only, so operations on the leaf that autograd "
+        "records are captured from the next region on, where it is an input.",
+        "",
+    ),
     # ---- U0xx: public functions --------------------------------------------------------------------------------------
     ErrorEntry("U001", "{function}() expects {expected}, got {got}", "", ""),
     ErrorEntry(

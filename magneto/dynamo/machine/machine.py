@@ -362,6 +362,9 @@ class SymbolicMachine:
     def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
         return self.recorder.number_input(number)
 
+    def known(self, tensor: trackers.TensorTracker) -> Any:
+        return self.recorder.known(tensor)
+
     def mode_node(self, fn: Callable[..., Any], *consts: Any) -> None:
         self.recorder.mode_node(fn, *consts)
 

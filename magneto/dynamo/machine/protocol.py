@@ -79,6 +79,9 @@ class Machine(Protocol):
     def number_input(self, number: ConstTracker) -> NumberInput:
         """The graph input that a changing number becomes; one per number."""
 
+    def known(self, tensor: Any) -> Any:
+        """The real tensor, where the region makes it out of constants alone; None: its numbers depend on data."""
+
     # -- effects and ends
     def effect(self, text: str, *operands: Tracker) -> None:
         """Log a side effect replayed at the region's end, in order. `text` is a statement template with {0} {1} ... for the operands, e.g.

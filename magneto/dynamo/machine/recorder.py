@@ -14,6 +14,7 @@ from magneto.dynamo import trackers
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
+from magneto.dynamo.machine.known import known_value
 from magneto.dynamo.trackers.base import Tracker
 from magneto.graph import DataDependent, FakeResult, TensorMeta, UnsupportedFake, fake_call
 
@@ -31,7 +32,7 @@ class Recorder:
         self.keep: set[fx.Node] = set()
         self.mutated: set[Tracker] = set()
         self.n_calls = 0
-        self.random = False
+        self.random_nodes: set[fx.Node] = set()
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
@@ -81,7 +82,7 @@ class Recorder:
         fx_kwargs = {name: self.argument(arg, tensors) for name, arg in kwargs.items()}
         fake_args = [_fake(arg, self._present) for arg in fx_args]
         fake_kwargs = {name: _fake(arg, self._present) for name, arg in fx_kwargs.items()}
-        fn = getattr(tensors[0].cls if tensors else torch.Tensor, target) if method else target
+        fn = getattr(torch.Tensor, target) if method else target
         try:
             with self._autocast():
                 result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
@@ -98,16 +99,35 @@ class Recorder:
         node.meta["val"] = result.value
         node.meta["stack"] = machine.user_stack()
         self.n_calls += 1
-        self.random |= result.random
-        if result.mutated or result.random:
+        if result.random:
+            self.random_nodes.add(node)
+        mutated = dict.fromkeys(result.mutated)
+        if kwargs.get("out") is not None:  # composite functions write it unseen
+            mutated.update(
+                dict.fromkeys([("out",)] if isinstance(kwargs["out"], Tracker) else [("out", i) for i in range(len(kwargs["out"]))])
+            )
+        if mutated or result.random:
             self.keep.add(node)
         tracked = self._result(node, result, tensors)
-        if result.aliases and _name(target) != "detach":
-            self._join_views(args, kwargs, result, tracked)
+        if result.aliases:
+            self._join_views(args, kwargs, result, tracked, _name(target) != "detach")
         gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
-        for path in result.mutated:
+        for path in mutated:
             self._mark_mutated(args, kwargs, path, gradient)
         return tracked
+
+    def known(self, tracker: trackers.TensorTracker) -> torch.Tensor | None:
+        """The numbers of a tensor that the region made out of constants; None: they depend on data."""
+        self.guard_modes()
+        autocast = self.autocasts or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        if (
+            tracker.node is None
+            or autocast
+            or tracker.new_leaf
+            or any(n.op == "call_function" and n.target in _AUTOCAST for n in self.keep)
+        ):
+            return None
+        return known_value(self.graph, tracker.node, self.keep, self.random_nodes)
 
     def guard_modes(self) -> None:
         """What an operation depends on besides its operands: grad mode, autocast ... guarded once per region."""
@@ -156,6 +176,8 @@ class Recorder:
         """FX argument of a tracker or of a nested structure of trackers."""
         if isinstance(value, trackers.TensorTracker):
             tensors.append(value)
+            if value.new_leaf and self.grad_mode and value.meta.requires_grad:
+                self.machine.graph_break("B112", value=value.show())
             node = self.input_node(value)
             self._present[node] = value.meta
             return node
@@ -177,12 +199,12 @@ class Recorder:
     def _mark_mutated(self, args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...], gradient: bool) -> None:
         value = _at(args, kwargs, path)
         if isinstance(value, trackers.TensorTracker):
-            self.mutated.add(value)
+            self.mutated.update(value.memory or (value,))
             if gradient and not value.meta.requires_grad and value.meta.dtype.is_floating_point:
                 value.meta = value.meta.with_(requires_grad=True, is_leaf=False)
             trackers.written(value)
 
-    def _join_views(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: FakeResult, tracked: Tracker) -> None:
+    def _join_views(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: FakeResult, tracked: Tracker, views: bool) -> None:
         """Tell results that are views of arguments: a later write through one changes what autograd knows of the others."""
         for place, path in result.aliases:
             argument = _at(args, kwargs, path)
@@ -190,7 +212,9 @@ class Recorder:
             for step in place:
                 found = found.item(self.machine, step) if isinstance(found, trackers.TupleTracker | trackers.ListTracker) else found
             if isinstance(argument, trackers.TensorTracker) and isinstance(found, trackers.TensorTracker) and found is not argument:
-                trackers.join_views(argument, found)
+                trackers.join_memory(argument, found)
+                if views:
+                    trackers.join_views(argument, found)
 
     # -- results
 
@@ -243,6 +267,9 @@ class Recorder:
                 self.graph.erase_node(node)
                 self.inputs.remove((node, tracker))
                 tracker.node = None
+
+
+_AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 
 def _at(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...]) -> Any:

@@ -83,7 +83,7 @@ class RegionEmitter:
         if found is not None:
             return found
         if isinstance(tracker, trackers.TensorTracker) and tracker.source is None:
-            return self._remember(tracker, self._output(tracker))
+            return self._remember(tracker, tracker.emit_made(self, self._output(tracker)))
         if id(tracker) in self._building:
             raise trackers.CannotEmit(tracker)
         self._building.add(id(tracker))

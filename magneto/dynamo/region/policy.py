@@ -208,7 +208,7 @@ def _compile(context: Context, state: Any) -> Any:
         backend=context.backend_name,
         graph=graph,
     )
-    if graph is not None and machine.recorder.random:
+    if graph is not None and machine.recorder.random_nodes:
         graph = runtime.keeps_random_stream(graph)
     region = finish_region(plan, graph, program)
     machine.release()

@@ -13,6 +13,9 @@ from magneto.dynamo.trackers import (
     rules_operator,
     rules_subscript,
     rules_tensor,
+    rules_tensor_index,
+    rules_tensor_state,
+    rules_tensor_values,
     rules_torch,
 )
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
@@ -32,7 +35,7 @@ from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
-from magneto.dynamo.trackers.tensor import TensorTracker, join_views, written
+from magneto.dynamo.trackers.tensor import TensorTracker, join_memory, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
@@ -47,6 +50,9 @@ RULES = (
     rules_operator,
     rules_subscript,
     rules_tensor,
+    rules_tensor_index,
+    rules_tensor_state,
+    rules_tensor_values,
     rules_torch,
 )
 
@@ -91,6 +97,7 @@ __all__ = [
     "from_value",
     "graph_argument",
     "iterate",
+    "join_memory",
     "join_views",
     "next_or_none",
     "truth",

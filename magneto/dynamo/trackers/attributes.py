@@ -155,6 +155,8 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
         if name in ("__name__", "__qualname__") and (const := value.try_const()) is not None:
             setattr(v, name.strip("_"), const.value)
         return
+    if v.special_set(m, name, value):
+        return
     if not isinstance(v, ObjectTracker):
         m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is {'set' if value is not None else 'deleted'}")
     cls = v.cls

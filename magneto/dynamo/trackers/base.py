@@ -99,6 +99,10 @@ class Tracker:
         """Set (None: delete) an attribute in place of the class's own __setattr__ or __delattr__ `hook`; False: run it."""
         return False
 
+    def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
+        """Set (None: delete) an attribute that this kind of value keeps by itself; False: the ordinary protocol applies."""
+        return False
+
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         """The result of calling the value; None: this kind is not called by itself (its type's __call__ decides)."""
         return None

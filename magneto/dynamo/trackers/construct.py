@@ -55,12 +55,12 @@ def _enum_member(m: Machine, cls: type[enum.Enum], args: Sequence[Tracker]) -> T
 def type_call(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
     """type.__call__: allocate, initialise."""
     cls = klass.obj
-    if issubclass(cls, torch.Tensor):
-        m.graph_break("B101", callee=cls.__qualname__, reason="parameters and tensor subclasses are constructed by Python")
     if getattr(cls, "__abstractmethods__", None):
         m.graph_break("B101", callee=cls.__qualname__, reason="the class is abstract")
     new = find_in_type(m, cls, "__new__")
     fn = new.__func__ if isinstance(new, staticmethod) else new
+    if issubclass(cls, torch.Tensor) and not isinstance(fn, types.FunctionType):
+        m.graph_break("B101", callee=cls.__qualname__, reason="its instances are made by C code")
     if isinstance(fn, types.FunctionType):
         made = m.call(held(m, fn, f"{cls.__name__}.__new__"), [klass, *args], kwargs)
     else:

@@ -31,6 +31,7 @@ from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.parent import SuperTracker
+from magneto.dynamo.trackers.rules_tensor_state import LEGACY
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -199,9 +200,9 @@ def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
         if info is torch.nn.Parameter:
             return issubclass(cls, torch.nn.Parameter)
         if info is torch.nn.Buffer:
-            return issubclass(cls, torch.nn.Buffer) or (v.obj is not MISSING and isinstance(v.obj, torch.nn.Buffer))
-        legacy = {"FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "BoolTensor"}
-        if isinstance(info, type) and info.__name__ in legacy:
+            marked = v.attrs.get("_is_buffer")
+            return (v.obj is not MISSING and isinstance(v.obj, torch.nn.Buffer)) or (marked is not None and m.truth(marked))
+        if info in LEGACY:
             return isinstance(torch.empty(0, dtype=v.meta.dtype), info)
     const = v.try_const()
     if const is not None:
@@ -253,6 +254,8 @@ def hash_(m: Machine, v: Tracker) -> Any:
         return folded
     if isinstance(v, (ModuleTracker, ClassTracker)):
         return m.const(hash(v.obj))
+    if isinstance(v, TensorTracker):  # torch says so
+        return IdTracker(v)
     method = find_special(m, v, "__hash__") if isinstance(v, ObjectTracker) else None
     if isinstance(method, BoundMethodTracker) and isinstance(method.fn, FunctionTracker):
         return m.call(method, [], {})
@@ -262,11 +265,6 @@ def hash_(m: Machine, v: Tracker) -> Any:
 
 
 # -- conversions
-
-
-@rule((int, float, complex), TensorTracker)
-def number_of_tensor(m: Machine, v: TensorTracker) -> Any:
-    m.graph_break("B102", operation="int(), float() or complex()")
 
 
 @rule((int, float, complex), ObjectTracker)

@@ -114,11 +114,6 @@ def pow_(m: Machine, a: Tracker, b: Tracker, *args: Tracker) -> Any:
     return m.apply(operator.pow, a, b) if not args else fold(m, pow, (a, b, *args), {})
 
 
-@rule((math.floor, math.ceil, math.trunc), TensorTracker)
-def math_of_tensor(m: Machine, v: TensorTracker) -> Any:
-    m.graph_break("B102", operation="math function of a tensor")
-
-
 # -- iterators
 
 
@@ -140,8 +135,6 @@ def next_(m: Machine, it: Tracker, *default: Tracker) -> Tracker:
 def range_(m: Machine, *args: Tracker) -> Any:
     values = []
     for arg in args:
-        if isinstance(arg, TensorTracker):
-            m.graph_break("B102", operation="range() of a tensor")
         values.append(m.apply(operator.index, arg))
     return fold(m, range, values, {})
 

@@ -137,7 +137,9 @@ def _containers(m: Machine, name: str, a: Tracker, b: Tracker) -> Any:
         const = times.try_const()
         if isinstance(sequence, (ListTracker, TupleTracker)) and const is not None and isinstance(const.value, int):
             items = sequence.items(m) * const.value
-            return ListTracker(items) if isinstance(sequence, ListTracker) else TupleTracker(items)
+            if isinstance(sequence, ListTracker):
+                return ListTracker(items)
+            return TupleTracker(items, torch.Size if sequence.cls is torch.Size and type(torch.Size(()) * 2) is torch.Size else tuple)
     left, right = _as_set(m, a), _as_set(m, b)
     if left is not None and right is not None and name in ("or", "and", "sub", "xor"):
         return set_algebra(name, left, right)
@@ -357,7 +359,8 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
     if const is not None:
         return bool(const.value)
     if isinstance(v, TensorTracker):
-        return None
+        value = m.known(v)
+        return None if value is None else bool(value)
     target = payload_of(v)
     if isinstance(v, ObjectTracker):
         for name in ("__bool__", "__len__"):

@@ -19,7 +19,6 @@ from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
-from magneto.dynamo.trackers.torch_calls import lower
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -31,7 +30,13 @@ def index_of(m: Machine, v: Tracker) -> int | None:
     if const is not None:
         return operator.index(const.value) if hasattr(type(const.value), "__index__") else None
     if isinstance(v, TensorTracker):
-        m.graph_break("B102", operation="use as an index")
+        value = m.known(v)
+        if value is None:
+            m.graph_break("B102", operation="use as an index")
+        try:
+            return operator.index(value)
+        except TypeError as error:
+            m.raise_exception(error)
     method = find_special(m, v, "__index__") if isinstance(v, ObjectTracker) else None
     return index_of(m, m.call(method, [], {})) if method is not None else None
 
@@ -51,20 +56,6 @@ def slice_of(m: Machine, v: SliceTracker | ConstTracker) -> slice:
 
 def is_slice(v: Tracker) -> bool:
     return isinstance(v, SliceTracker) or (isinstance(v, ConstTracker) and type(v.value) is slice)
-
-
-@rule(operator.getitem, TensorTracker, Tracker)
-def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
-    check_index(m, key)
-    return m.node(operator.getitem, [v, lower(m, key)], {})
-
-
-def check_index(m: Machine, key: Tracker) -> None:
-    """Boolean masks select a number of elements known only at run time."""
-    parts = key.items(m) if isinstance(key, SequenceTracker) else [key]
-    for part in parts:
-        if isinstance(part, TensorTracker) and part.meta.dtype in (torch.bool, torch.uint8):
-            m.graph_break("B105", operation="indexing with a boolean mask")
 
 
 @rule(operator.getitem, SequenceTracker, Tracker)
@@ -111,7 +102,7 @@ def dict_getitem(m: Machine, v: DictTracker, key: Tracker) -> Any:
 @rule(operator.getitem, ConstTracker, Tracker)
 def const_getitem(m: Machine, v: ConstTracker, key: Tracker) -> Any:
     if isinstance(key, TensorTracker):
-        m.graph_break("B102", operation="use as an index")
+        key = m.const(index_of(m, key))
     return fold(m, operator.getitem, (v, key), {})
 
 
@@ -136,14 +127,6 @@ def object_getitem(m: Machine, v: ObjectTracker, key: Tracker) -> Any:
     if v.payload is not None:
         return m.apply(operator.getitem, v.payload, key)
     m.raise_exception(TypeError(f"'{v.cls.__name__}' object is not subscriptable"))
-
-
-@rule(operator.setitem, TensorTracker, Tracker, Tracker)
-def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -> None:
-    m.node(operator.setitem, [v, lower(m, key), lower(m, value)], {})
-    gradient = isinstance(value, TensorTracker) and value.meta.requires_grad
-    if gradient and not v.meta.requires_grad and m.grad_enabled():  # type: ignore[attr-defined]
-        v.meta = v.meta.with_(requires_grad=True, is_leaf=False)
 
 
 @rule(operator.setitem, SequenceTracker, Tracker, Tracker)

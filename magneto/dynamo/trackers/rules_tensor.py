@@ -12,6 +12,8 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.rules_tensor_state import LEGACY
 from magneto.dynamo.trackers.tensor import TensorTracker, size_of
 from magneto.dynamo.trackers.torch_calls import TENSOR_BASE
 from magneto.graph.meta import TensorMeta
@@ -110,24 +112,33 @@ def tensor_hash(m: Machine, v: TensorTracker) -> Any:
     return m.apply(hash, v)
 
 
+def _dtype_named(v: Tracker) -> torch.dtype | None:
+    """torch.float64, "torch.DoubleTensor" or torch.DoubleTensor, of which the last two name the CPU as well."""
+    const = v.try_const()
+    value = const.value if const is not None else v.obj if isinstance(v, ClassTracker) else None
+    if isinstance(value, torch.dtype):
+        return value
+    return next((dtype for cls, dtype in LEGACY.items() if value is cls or value == f"torch.{cls.__name__}"), None)
+
+
 @method("type")
 def type_(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if args or kwargs:
-        consts = [arg.try_const() for arg in args]
-        if len(args) == 1 and not kwargs and consts[0] is not None and isinstance(consts[0].value, torch.dtype):
-            return m.node("to", [v, consts[0].value], {}, method=True)
+        dtype = _dtype_named(args[0]) if len(args) == 1 and not kwargs else None
+        if dtype is not None:
+            return m.apply(torch.Tensor.to, v, m.const(dtype))
         m.graph_break("B104", operation="Tensor.type(...)", value=v.show())
     return m.const(torch.empty(0, dtype=v.meta.dtype, device=v.meta.device).type())
+
+
+@rule(torch.Tensor.dim_order, TensorTracker)
+def dim_order(m: Machine, v: TensorTracker, /, **kwargs: Tracker) -> Any:
+    return NotImplemented if kwargs else m.const(torch.empty_strided(v.meta.shape, v.meta.strides, dtype=v.meta.dtype).dim_order())
 
 
 @method("type_as")
 def type_as(m: Machine, v: TensorTracker, other: TensorTracker) -> Any:
     return m.node("type_as", [v, other], {}, method=True)
-
-
-@method("new_tensor")
-def new_tensor(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    m.graph_break("B102", operation="Tensor.new_tensor")
 
 
 def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
@@ -141,6 +152,8 @@ def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
 
     @rule(raw, TensorTracker)
     def body(m: Machine, v: Tracker, *args: Tracker) -> Any:
+        if swap and isinstance(args[0], TensorTracker):  # called by name: the operator would not come here, and divides otherwise
+            return NotImplemented
         return m.apply(fn, args[0], v) if swap else m.apply(fn, v, *args)
 
 

@@ -14,7 +14,6 @@ from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.context import tracked_autocast
 from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.iterator import iterate
@@ -23,7 +22,7 @@ from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.rules_tensor import METHODS
 from magneto.dynamo.trackers.tensor import TensorTracker, size_of
-from magneto.dynamo.trackers.torch_calls import lower, record
+from magneto.dynamo.trackers.torch_calls import lower
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +57,17 @@ def is_same_size(m: Machine, a: TensorTracker, b: TensorTracker) -> Tracker:
 def result_type(m: Machine, a: Tracker, b: Tracker) -> Tracker:
     values = [torch.empty((1,) * len(v.meta.shape), dtype=v.meta.dtype) if isinstance(v, TensorTracker) else lower(m, v) for v in (a, b)]
     return m.const(torch.result_type(*values))
+
+
+@rule((torch.manual_seed, torch.seed, torch.set_rng_state, torch.get_rng_state, torch.random.fork_rng))
+def random_state(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    """The random stream is eager's; what reads or sets its state stands between two graphs."""
+    m.graph_break("B101", callee="a function of torch.random", reason="it reads or sets the state of the random stream")
+
+
+@rule((torch._check, torch._check_value, torch._check_index, torch._check_type, torch._check_not_implemented), ConstTracker)
+def check(m: Machine, condition: ConstTracker, message: Tracker | None = None) -> Any:
+    return None if condition.read() is True else NotImplemented
 
 
 def _always(value: Any, *fns: Any) -> None:
@@ -147,22 +157,6 @@ if torch.distributed.is_available():
     _state(torch.distributed.is_initialized)
 
 
-@rule(torch.tensor, Tracker)
-def tensor(m: Machine, data: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    """From numbers only: a tensor inside the data would have to be read."""
-    if isinstance(data, TensorTracker):
-        m.graph_break("B102", operation="torch.tensor of a tensor")
-    if _holds_tensor(m, data):
-        m.graph_break("B102", operation="torch.tensor of tensors")
-    return record(m, torch.tensor, [data, *args], kwargs)
-
-
-def _holds_tensor(m: Machine, v: Tracker) -> bool:
-    if isinstance(v, TensorTracker):
-        return True
-    return isinstance(v, SequenceTracker) and any(_holds_tensor(m, item) for item in v.items(m))
-
-
 @rule((torch.where, torch.Tensor.where), TensorTracker)
 def where(m: Machine, condition: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if not args and not kwargs:
@@ -214,8 +208,8 @@ def contiguous(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracke
 
 def _identity_if(names: str, dtype: torch.dtype) -> None:
     @rule(getattr(torch.Tensor, names), TensorTracker)
-    def body(m: Machine, v: TensorTracker) -> Any:
-        return v if v.meta.dtype is dtype else NotImplemented
+    def body(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+        return v if v.meta.dtype is dtype and not args and not kwargs else NotImplemented
 
 
 for _method, _dtype in (
@@ -231,8 +225,8 @@ for _method, _dtype in (
 
 
 @rule(torch.Tensor.cpu, TensorTracker)
-def cpu(m: Machine, v: TensorTracker) -> Any:
-    return v if v.meta.device.type == "cpu" else NotImplemented
+def cpu(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    return v if v.meta.device.type == "cpu" and not args and not kwargs else NotImplemented
 
 
 @rule((torch.broadcast_shapes,))
@@ -250,11 +244,6 @@ def device(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
 
 
 PURE.add(torch.device)
-
-
-@rule(torch.nn.Parameter)
-def parameter(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    m.graph_break("B101", callee="nn.Parameter", reason="parameters are created by Python")
 
 
 @rule(torch.nn.Module.__getattr__, Tracker, ConstTracker)

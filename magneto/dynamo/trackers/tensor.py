@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,17 @@ from magneto.graph.meta import TensorMeta
 if TYPE_CHECKING:
     from torch import fx
 
-    from magneto.dynamo.machine.protocol import Machine
+    from magneto.dynamo.machine.protocol import Emitter, Machine
 
 
 class TensorTracker(Tracker):
-    """`meta` follows in-place changes; `node` is the FX node (None: an outside tensor not used as input yet); `cls` is Tensor or Parameter."""
+    """`meta` follows in-place changes; `node` is the FX node (None: an outside tensor not used as input yet); `cls` is Tensor or Parameter.
 
-    __slots__ = ("cls", "meta", "node", "obj", "views")
+    `attrs`: attributes that the region has set (None: deleted), `grad` among them. `new_leaf`: it begins to require gradients here, where
+    the graph cannot say so: operations that autograd would record are left to the next region. `memory`: the tensors known to share its memory.
+    """
+
+    __slots__ = ("attrs", "cls", "memory", "meta", "new_leaf", "node", "obj", "views")
 
     def __init__(
         self,
@@ -41,6 +46,9 @@ class TensorTracker(Tracker):
         self.node = node
         self.obj = obj
         self.views: list[TensorTracker] | None = None  # all tensors that are views of one base, this one included
+        self.memory: list[TensorTracker] | None = None
+        self.attrs: dict[str, Tracker | None] = {}
+        self.new_leaf = False
 
     def python_type(self) -> type:
         return self.cls
@@ -48,10 +56,38 @@ class TensorTracker(Tracker):
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         return tensor_attr(m, self, name)
 
+    def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
+        set_tensor_attr(m, self, name, value)
+        return True
+
+    def emit_made(self, em: Emitter, text: str) -> str:
+        """What the graph gives for a tensor made in the region, as an instance of its class."""
+        if self.cls is torch.Tensor:
+            return text
+        cls = em.const(self.cls, self.cls.__name__)
+        made = em.const(torch.Tensor._make_subclass, "make_subclass")  # type: ignore[attr-defined]
+        return em.assign(self.cls.__name__.lower(), f"{made}({cls}, {text})", self)
+
     def show(self) -> str:
         where = self.source.text() if self.source else (self.node.name if self.node is not None else "")
         dtype = str(self.meta.dtype).removeprefix("torch.")
         return f"{self.cls.__name__} {where} {dtype}{list(self.meta.shape)}"
+
+
+def join_memory(argument: TensorTracker, result: TensorTracker) -> None:
+    """`result` shares memory with `argument`."""
+    group = argument.memory if argument.memory is not None else [argument]
+    argument.memory = result.memory = group
+    group.append(result)
+
+
+def rebind(v: TensorTracker, result: Tracker) -> TensorTracker:
+    """From here on `v` is what the node of `result` gives (same values, other metadata); where `v` exists outside, an effect says so too."""
+    assert isinstance(result, TensorTracker)
+    v.node, v.meta = result.node, result.meta
+    if result is not v:
+        join_memory(result, v)
+    return v
 
 
 def join_views(argument: TensorTracker, result: TensorTracker) -> None:
@@ -83,7 +119,7 @@ META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {
     "is_quantized": lambda t: False,
     "is_nested": lambda t: False,
     "is_mkldnn": lambda t: False,
-    "names": lambda t: (None,) * len(t.shape),
+    **({"names": lambda t: (None,) * len(t.shape)} if hasattr(torch.Tensor, "names") else {}),
     **{
         f"is_{kind}": (lambda t, kind=kind: t.device.type == kind)  # type: ignore[misc]
         for kind in ("cpu", "cuda", "meta", "mps", "xla", "xpu", "ipu", "maia", "mtia", "vulkan")
@@ -101,6 +137,8 @@ def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
     """`v.name`, None for what the tensor does not have."""
     if name == "shape":
         return size_of(m, v.meta.shape)
+    if name in v.attrs:
+        return v.attrs[name]
     computed = META_ATTRS.get(name)
     if computed is not None:
         return m.const(computed(v.meta))
@@ -111,6 +149,10 @@ def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
         return ClassTracker(v.cls)
     if name == "grad":
         return _grad(m, v)
+    if name == "grad_fn" and v.meta.is_leaf:
+        return m.const(None)
+    if name == "grad_fn":
+        return GradFnTracker(v)
     raw = getattr(v.cls, name, MISSING)
     if isinstance(raw, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         return BoundMethodTracker(BuiltinTracker(raw), v)
@@ -132,7 +174,56 @@ def _own_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
     return None
 
 
+class GradFnTracker(Tracker):
+    """The grad_fn of a tensor that autograd computed: some object. Which one, only the finished region knows."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: TensorTracker) -> None:
+        super().__init__()
+        self.of = of
+
+    def python_type(self) -> type:
+        return torch.autograd.graph.Node
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        m.graph_break("B103", attribute=name, value=self.show())
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("grad_fn", f"{em.value(self.of)}.grad_fn", self)
+
+    def show(self) -> str:
+        return f"grad_fn of {self.of.show()}"
+
+
+def set_tensor_attr(m: Machine, v: TensorTracker, name: str, value: Tracker | None) -> None:
+    """`v.name = value`, or `del v.name` for None."""
+    setter = ATTR_SETTERS.get(name)
+    raw = getattr(v.cls, name, MISSING)
+    if setter is not None and value is not None:
+        setter(m, v, value)
+        return
+    if value is None and (raw is not MISSING or tensor_attr(m, v, name) is None):
+        m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is deleted")
+    if raw is not MISSING and hasattr(type(raw), "__set__") or not name.isidentifier() or keyword.iskeyword(name):
+        m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is set")
+    v.attrs[name] = value
+    if value is not None:
+        m.effect(f"{{0}}.{name} = {{1}}", v, value)
+    else:
+        m.effect(f"del {{0}}.{name}", v)
+
+
+ATTR_SETTERS: dict[str, Callable[[Any, TensorTracker, Tracker], None]] = {}
+"""Attributes whose assignment means something to torch (filled by rules_tensor_state)."""
+
+
 def _grad(m: Machine, v: TensorTracker) -> Tracker | None:
+    retained = v.obj is not MISSING and v.source is not None and v.obj.retains_grad
+    if not v.meta.is_leaf and v.meta.requires_grad and not retained:
+        m.graph_break("B103", attribute="grad", value=f"{v.show()}, which is no leaf: torch warns")
+    if retained:
+        m.wrap(True, Attr(v.source, "retains_grad")).try_const()  # type: ignore[arg-type]
     if v.obj is MISSING or v.source is None:
         return m.const(None)
     return m.wrap(v.obj.grad, Attr(v.source, "grad"))

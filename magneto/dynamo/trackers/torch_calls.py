@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.base.errors import GraphBreak
+from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows
+from magneto.dynamo.trackers.function import FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import OpaqueTracker
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import TensorTracker, rebind
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -36,13 +39,13 @@ DATA_DEPENDENT = frozenset(
     "equal allclose is_nonzero item tolist numpy "
     "__bool__ __int__ __float__ __index__ __complex__ __contains__ is_set_to isin_ data_ptr storage untyped_storage numpy_T __array__ __dlpack__ "
     "__dlpack_device__ __reduce_ex__ __deepcopy__ backward register_hook register_post_accumulate_grad_hook retain_grad cpu_ share_memory_ is_shared "
-    "set_ resize_ resize_as_ apply_ map_ map2_ requires_grad_ pin_memory is_pinned to_sparse to_dense _values _indices coalesce tensor_split_ "
+    "set_ resize_ resize_as_ apply_ map_ map2_ pin_memory is_pinned to_sparse to_dense _values _indices coalesce tensor_split_ "
     "record_stream to_mkldnn as_subclass __setstate__ module_load".split()
 )
 """Names of operations (functions and methods) that cannot be nodes: their result, or its shape, is known only at run time, or they are not tensor operations."""
 
 NOT_OPERATIONS = frozenset(
-    "manual_seed seed initial_seed get_rng_state set_rng_state save load compile set_num_threads set_num_interop_threads set_default_dtype set_default_device "
+    "manual_seed seed initial_seed get_rng_state fork_rng set_rng_state save load compile set_num_threads set_num_interop_threads set_default_dtype set_default_device "
     "set_flush_denormal from_file from_numpy frombuffer _assert_async get_num_threads get_num_interop_threads".split()
 )
 
@@ -141,14 +144,11 @@ def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str
     lowered = [lower(m, arg) for arg in args]
     named = {name: lower(m, arg) for name, arg in kwargs.items()}
     out = named.get("out")
-    if out is not None and not isinstance(out, TensorTracker):
-        m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="several tensors")
-    before = out.meta if out is not None else None
+    if isinstance(out, TensorTracker):
+        return _into(m, target, lowered, named, out, method)
+    if isinstance(out, (tuple, list)):
+        return _into_several(m, target, lowered, named, out, method)
     result = m.node(target, lowered, named, method=method)
-    if out is not None and before is not None:
-        if not isinstance(result, TensorTracker) or (result.meta.shape, result.meta.dtype) != (before.shape, before.dtype):
-            m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="a tensor of another shape or type")
-        return _updated(out, result)
     if named.get("inplace") is True and lowered and isinstance(lowered[0], TensorTracker) and isinstance(result, TensorTracker):
         return _updated(lowered[0], result)
     name = _name(target)
@@ -160,6 +160,37 @@ def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str
         and isinstance(result, TensorTracker)
     ):
         return _updated(lowered[0], result)
+    return result
+
+
+def _into(m: Machine, target: Any, args: list[Any], named: dict[str, Any], out: TensorTracker, method: bool) -> Tracker:
+    """With `out=`. An empty tensor made in the region, which torch would resize, becomes the result instead."""
+    if out.source is None and out.meta.numel == 0 and out.views is None and not out.meta.requires_grad:
+        result = m.node(target, args, {name: value for name, value in named.items() if name != "out"}, method=method)
+        if isinstance(result, TensorTracker) and result.meta.dtype is out.meta.dtype:
+            return rebind(out, result)
+        m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="a tensor of another type")
+    before = out.meta
+    result = m.node(target, args, named, method=method)
+    if not isinstance(result, TensorTracker) or (result.meta.shape, result.meta.dtype) != (before.shape, before.dtype):
+        m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="a tensor of another shape or type")
+    return _updated(out, result)
+
+
+def _into_several(m: Machine, target: Any, args: list[Any], named: dict[str, Any], out: Sequence[Any], method: bool) -> Tracker:
+    """With a tuple of tensors as `out=`: the results are these tensors."""
+    before = [item.meta if isinstance(item, TensorTracker) else None for item in out]
+    result = m.node(target, args, named, method=method)
+    if not isinstance(result, SequenceTracker):  # unbind_copy, split_copy: None
+        return result
+    after = result.items(m)
+    fits = len(after) == len(before) and all(
+        isinstance(a, TensorTracker) and b is not None and (a.meta.shape, a.meta.dtype) == (b.shape, b.dtype)
+        for a, b in zip(after, before, strict=True)
+    )
+    if not fits:
+        m.graph_break("B104", operation=f"{_name(target)}(out=...)", value="tensors of other shapes or types")
+    result.entries[:] = [_updated(old, new) for old, new in zip(out, after, strict=True)]  # type: ignore[arg-type]
     return result
 
 
@@ -187,7 +218,14 @@ def call_torch(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
         m.graph_break("B102", operation=f"torch.{name}")
     if name in NOT_OPERATIONS:
         m.graph_break("B101", callee=name, reason="it changes torch's state")
-    return record(m, fn, args, kwargs)
+    if not isinstance(fn, types.FunctionType):
+        return record(m, fn, args, kwargs)
+    try:
+        return record(m, fn, args, kwargs)
+    except GraphBreak as reason:
+        if reason.id != "B011":
+            raise
+    return m.inline(FunctionTracker.existing(m, fn, Held(name, fn)), args, kwargs)  # it asks for numbers somewhere inside: break there
 
 
 FALLBACKS.append(call_torch)

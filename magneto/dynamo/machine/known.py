@@ -1,0 +1,97 @@
+"""Values of tensors that the region makes out of constants: `torch.arange(3).tolist()` needs no break.
+
+Nothing is computed while the program is traced. When the program asks for numbers, the part of the graph that they come from is cut out and, if
+nothing in it depends on an input's numbers or on random ones, run for real.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.graph import TensorMeta
+
+MAX_NODES = 200
+MAX_ELEMENTS = 1 << 14
+METADATA_ONLY = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full size_of".split())
+"""Operations that look at their tensor's metadata alone."""
+UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_".split())
+
+
+def known_value(graph: fx.Graph, node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> torch.Tensor | None:
+    """The tensor that `node` stands for at this point of the program; None when it depends on data. `kept`: nodes that write, draw or switch modes."""
+    needed: set[fx.Node] = set()
+    if not _gather(node, needed):
+        return None
+    writes = [k for k in kept if k.op in ("call_function", "call_method")]
+    changed = True
+    while changed:  # a write into memory that the value is a view of belongs to it
+        changed = False
+        for write in writes:
+            if write in needed:
+                continue
+            sources: set[fx.Node] = set()
+            complete = _gather(write, sources)
+            if sources & needed:
+                if not complete or not _gather(write, needed):
+                    return None
+                changed = True
+    if needed & random:
+        return None
+    return _run(graph, needed, node)
+
+
+def _gather(node: fx.Node, needed: set[fx.Node]) -> bool:
+    """Add what `node` is computed from; False when an input's numbers are among it."""
+    todo, complete = [node], True
+    while todo:
+        one = todo.pop()
+        if one in needed:
+            continue
+        needed.add(one)
+        name = _name(one)
+        if one.op not in ("call_function", "call_method") or name in UNDEFINED or len(needed) > MAX_NODES or not _small(one):
+            complete = False
+        elif name not in METADATA_ONLY:
+            todo.extend(one.all_input_nodes)
+    return complete
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+
+
+def _small(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    metas = value if isinstance(value, (tuple, list)) else (value,)
+    return all(not isinstance(meta, TensorMeta) or (meta.numel <= MAX_ELEMENTS and meta.device.type == "cpu") for meta in metas)
+
+
+def _run(graph: fx.Graph, needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor | None:
+    values: dict[fx.Node, Any] = {}
+
+    def load(node: fx.Node) -> Any:
+        if node not in values:  # only its metadata are looked at
+            meta: TensorMeta = node.meta["val"]
+            values[node] = torch.empty(1, dtype=meta.dtype).as_strided(meta.shape, (0,) * len(meta.shape))
+            if meta.is_dense() and meta.numel <= MAX_ELEMENTS:
+                values[node] = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype)
+        return values[node]
+
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")  # a warning is the program's to see
+            for node in graph.nodes:
+                if node in needed:
+                    args, kwargs = fx.map_arg(node.args, load), fx.map_arg(node.kwargs, load)
+                    if node.op == "call_method":
+                        values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                    else:
+                        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:
+        return None
+    found = values[wanted]
+    return found if isinstance(found, torch.Tensor) else None

@@ -1,0 +1,217 @@
+"""Rows of what changes a tensor object rather than its numbers: attributes, requires_grad, detach_, in-place views, construction from a class.
+
+The graph computes values; the change of an existing object is an effect behind it. Inside the region the tensor goes on as the node that has the new
+metadata (`rebind`). What autograd would record for a leaf made here is left to the next region (`new_leaf`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import SequenceTracker
+from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.tensor import ATTR_SETTERS, TensorTracker, join_memory, rebind
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+
+def _refuse(m: Machine, v: TensorTracker, reason: str) -> Any:
+    m.graph_break("B107", value=v.show(), reason=reason)
+
+
+def _is_view(v: TensorTracker) -> bool:
+    return v.views is not None and v.views[0] is not v
+
+
+# -- requires_grad
+
+
+def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
+    """`v.requires_grad_(flag)`."""
+    if v.meta.requires_grad == flag:
+        return v
+    if flag:
+        if not (v.meta.dtype.is_floating_point or v.meta.dtype.is_complex):
+            _refuse(m, v, "only floating-point tensors can require gradients")
+        v.meta = v.meta.with_(requires_grad=True, is_leaf=True)
+        v.new_leaf = True
+    elif not v.meta.is_leaf:
+        _refuse(m, v, "requires_grad of a tensor that autograd computed")
+    elif v.new_leaf:
+        v.meta = v.meta.with_(requires_grad=False)
+    else:
+        rebind(v, m.node("detach", [v], {}, method=True))
+    m.effect(f"{{0}}.requires_grad_({flag})", v)
+    return v
+
+
+@rule(torch.Tensor.requires_grad_, TensorTracker)
+def requires_grad_(m: Machine, v: TensorTracker, requires_grad: Tracker | None = None) -> Any:
+    return require_grad(m, v, requires_grad is None or m.truth(requires_grad))
+
+
+def _set_requires_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
+    const = value.try_const()
+    if const is None or type(const.value) is not bool:
+        _refuse(m, v, "requires_grad is set to what is no bool")
+    require_grad(m, v, const.value)  # type: ignore[union-attr]
+
+
+def _set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
+    """Torch checks the gradient's geometry; one that fits is taken as it is."""
+    if isinstance(value, TensorTracker):
+        one, two = v.meta, value.meta
+        if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device) or value is v:
+            _refuse(m, v, "a gradient of another shape, dtype or device")
+    elif not (isinstance(value, ConstTracker) and value.read() is None):
+        _refuse(m, v, "a gradient that is no tensor")
+    if v.meta.requires_grad and not v.meta.is_leaf:
+        _refuse(m, v, "the gradient of a tensor that is no leaf")
+    v.attrs["grad"] = value
+    m.effect("{0}.grad = {1}", v, value)
+
+
+def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
+    """`v.data = value`: from here on `v` is memory of `value`. As a leaf that requires grad it enters a graph again in the next region."""
+    if not isinstance(value, TensorTracker) or value.cls is not torch.Tensor or v.cls not in (torch.Tensor, torch.nn.Parameter):
+        _refuse(m, v, "its data becomes what is no plain tensor")
+        return
+    if not v.meta.is_leaf or v.views is not None or (value.meta.dtype, value.meta.device) != (v.meta.dtype, v.meta.device):
+        _refuse(m, v, "its data becomes a tensor of another dtype, or autograd has seen it")
+    held = m.node("detach", [value], {}, method=True)
+    m.effect("{0}.data = {1}", v, held)
+    requires_grad = v.meta.requires_grad
+    v.memory = None
+    rebind(v, held)
+    v.meta = v.meta.with_(requires_grad=requires_grad, is_leaf=True)
+    v.new_leaf = requires_grad
+
+
+ATTR_SETTERS.update(requires_grad=_set_requires_grad, grad=_set_grad, data=_set_data)
+
+
+# -- detach_ and views in place
+
+
+@rule((torch.Tensor.detach_, torch.detach_), TensorTracker)
+def detach_(m: Machine, v: TensorTracker) -> Any:
+    if _is_view(v) or v.new_leaf:
+        _refuse(m, v, "detach_ of a view or a new leaf")
+    if not v.meta.requires_grad:
+        return v
+    rebind(v, m.node("detach", [v], {}, method=True))
+    v.views = None
+    if v.source is not None:
+        m.effect("{0}.detach_()", v)
+    return v
+
+
+IN_PLACE_VIEWS = ("as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
+
+
+def _view_in_place(name: str) -> None:
+    @rule(tuple(getattr(owner, f"{name}_") for owner in (torch.Tensor, torch) if hasattr(owner, f"{name}_")), TensorTracker)
+    def body(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+        if v.meta.requires_grad and (v.source is not None or v.new_leaf or _is_view(v)):
+            _refuse(m, v, f"{name}_ of a leaf or view that requires gradients")
+        consts = [arg.try_const() for arg in (*args, *kwargs.values())]
+        if any(const is None for const in consts):
+            _refuse(m, v, f"{name}_ with arguments that are not constant")
+        shared = v.views
+        rebind(v, m.node(name, [v, *(c.value for c in consts[: len(args)] if c)], _named(kwargs), method=True))
+        v.views = shared
+        if v.source is not None:
+            slots = [f"{{{i}}}" for i in range(1, len(args) + 1)] + [f"{key}={{{i}}}" for i, key in enumerate(kwargs, len(args) + 1)]
+            m.effect(f"{{0}}.{name}_({', '.join(slots)})", v, *args, *kwargs.values())
+        return v
+
+
+def _named(kwargs: dict[str, Tracker]) -> dict[str, Any]:
+    return {key: const.value for key, value in kwargs.items() if (const := value.try_const()) is not None}
+
+
+for _name in IN_PLACE_VIEWS:
+    _view_in_place(_name)
+
+
+# -- construction
+
+
+@rule(torch.Tensor._make_subclass, ClassTracker, TensorTracker)  # type: ignore[attr-defined]
+def make_subclass(m: Machine, cls: ClassTracker, data: TensorTracker, require_grad: Tracker | None = None, **kwargs: Tracker) -> Any:
+    """A new object of the class over the memory of `data`."""
+    if kwargs:
+        return NotImplemented
+    held = m.node("detach", [data], {}, method=True)
+    assert isinstance(held, TensorTracker)
+    made = TensorTracker(held.meta, cls.obj, held.node)
+    join_memory(data, made)
+    return require_grad_if(m, made, require_grad)
+
+
+def require_grad_if(m: Machine, made: TensorTracker, flag: Tracker | None) -> TensorTracker:
+    return require_grad(m, made, True) if flag is not None and m.truth(flag) else made
+
+
+LEGACY = {
+    **{
+        getattr(torch, f"{name}Tensor"): dtype
+        for name, dtype in (("Float", torch.float32), ("Double", torch.float64), ("Half", torch.float16))
+    },
+    **{
+        getattr(torch, f"{name}Tensor"): dtype
+        for name, dtype in (("BFloat16", torch.bfloat16), ("Bool", torch.bool), ("Byte", torch.uint8))
+    },
+    **{getattr(torch, f"{name}Tensor"): dtype for name, dtype in (("Char", torch.int8), ("Short", torch.int16), ("Int", torch.int32))},
+    torch.LongTensor: torch.int64,
+}
+
+
+def _legacy(m: Machine, dtype: torch.dtype, device: Any, args: tuple[Tracker, ...]) -> Any:
+    """torch.Tensor(...) and its like: numbers of dimensions, or a list of numbers."""
+    consts = [arg.try_const() for arg in args]
+    if all(const is not None and type(const.value) is int for const in consts):
+        return m.node(torch.empty, [*(const.value for const in consts if const)] or [0], {"dtype": dtype, "device": device})
+    if len(args) != 1:
+        return NotImplemented
+    data = args[0]
+    if isinstance(data, SequenceTracker) and data.cls in (list, tuple):
+        return m.apply(torch.tensor, data, dtype=m.const(dtype), device=m.const(device))
+    return NotImplemented
+
+
+for _cls, _dtype in LEGACY.items():
+
+    def _constructor(dtype: torch.dtype) -> Any:
+        return lambda m, *args: _legacy(m, dtype, torch.device("cpu"), args)
+
+    rule(_cls)(_constructor(_dtype))
+
+
+@rule(torch.Tensor)
+def plain_tensor(m: Machine, *args: Tracker) -> Any:
+    const = m.apply(torch.get_default_dtype).try_const()
+    assert const is not None
+    return _legacy(m, const.value, torch.device("cpu"), args)
+
+
+@rule(torch.Tensor.new, TensorTracker)
+def new(m: Machine, v: TensorTracker, *args: Tracker) -> Any:
+    return _legacy(m, v.meta.dtype, v.meta.device, args)
+
+
+@rule(torch.Tensor.new_tensor, TensorTracker, Tracker)
+def new_tensor(m: Machine, v: TensorTracker, data: Tracker, /, **kwargs: Tracker) -> Any:
+    if isinstance(data, TensorTracker):
+        m.graph_break("B102", operation="Tensor.new_tensor of a tensor, which warns")
+    if "dtype" not in kwargs:
+        kwargs["dtype"] = m.const(v.meta.dtype)
+    if "device" not in kwargs:
+        kwargs["device"] = m.const(v.meta.device)
+    return m.apply(torch.tensor, data, **kwargs)

@@ -1,0 +1,120 @@
+"""Rows of what asks a tensor for its numbers: known where the region makes it out of constants; otherwise a break at exactly that point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import SequenceTracker
+from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.torch_calls import lower, record
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+
+def asked(m: Machine, v: TensorTracker, compute: Callable[[torch.Tensor], Any], operation: str) -> Tracker:
+    """`compute` of the tensor's numbers, or the break B102."""
+    value = m.known(v)
+    if value is None:
+        m.graph_break("B102", operation=operation)
+    try:
+        result = compute(value)
+    except Exception as error:
+        m.raise_exception(error)
+    return m.const(result)
+
+
+def _method(name: str) -> None:
+    fn = getattr(torch.Tensor, name)
+
+    @rule(fn, TensorTracker)
+    def body(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+        if args or kwargs:
+            return NotImplemented
+        return asked(m, v, fn, f"Tensor.{name}")
+
+
+for _name in ("item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"):
+    _method(_name)
+
+
+def _conversion(fn: Callable[[Any], Any]) -> None:
+    rule(fn, TensorTracker)(lambda m, v: asked(m, v, fn, f"{fn.__name__}()"))
+
+
+for _fn in (int, float, complex, math.floor, math.ceil, math.trunc, torch.is_nonzero):
+    _conversion(_fn)
+
+
+def _comparison(fn: Any) -> None:
+    @rule(fn, TensorTracker, TensorTracker)
+    def body(m: Machine, a: TensorTracker, b: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+        one, two = m.known(a), m.known(b)
+        consts = {name: const.value for name, value in kwargs.items() if (const := value.try_const()) is not None}
+        if one is None or two is None or args or len(consts) < len(kwargs):
+            return NotImplemented
+        return m.const(fn(one, two, **consts))
+
+
+for _compare in (torch.equal, torch.allclose, torch.Tensor.equal, torch.Tensor.allclose):
+    _comparison(_compare)
+
+
+@rule(torch.tensor, Tracker)
+def tensor(m: Machine, data: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    """From numbers, and from nested lists that hold tensors of one number."""
+    if isinstance(data, TensorTracker):
+        m.graph_break("B102", operation="torch.tensor of a tensor, which warns")
+    if not _holds_tensor(m, data):
+        return record(m, torch.tensor, [data, *args], kwargs)
+    leaves, shape = _flatten(m, data)
+    dtype = kwargs.pop("dtype", None)
+    device = kwargs.pop("device", None)
+    const = dtype.try_const() if dtype is not None else None
+    wanted = const.value if const is not None and const.value is not None else _common_dtype(leaves)
+    if kwargs or args or wanted is None:
+        m.graph_break("B102", operation="torch.tensor of tensors")
+    place = device.try_const() if device is not None else None
+    target = torch.device(place.value) if place is not None and place.value is not None else torch.device("cpu")
+    parts = [_as_scalar(m, leaf, wanted, target) for leaf in leaves]
+    return m.node(torch.reshape, [m.node(torch.stack, [parts], {}), shape], {})
+
+
+def _as_scalar(m: Machine, leaf: Tracker, dtype: torch.dtype, device: torch.device) -> Tracker:
+    if isinstance(leaf, TensorTracker):
+        return m.node("to", [m.node("detach", [leaf], {}, method=True), device, dtype], {}, method=True)
+    return m.node(torch.tensor, [lower(m, leaf)], {"dtype": dtype, "device": device})
+
+
+def _holds_tensor(m: Machine, v: Tracker) -> bool:
+    if isinstance(v, TensorTracker):
+        return True
+    return isinstance(v, SequenceTracker) and any(_holds_tensor(m, item) for item in v.items(m))
+
+
+def _flatten(m: Machine, v: Tracker) -> tuple[list[Tracker], tuple[int, ...]]:
+    """Leaves of a nested list, and its shape; what is ragged or holds larger tensors is left to torch."""
+    if isinstance(v, SequenceTracker) and v.cls in (list, tuple):
+        parts = [_flatten(m, item) for item in v.items(m)]
+        shapes = {shape for _, shape in parts}
+        if len(shapes) == 1:
+            return [leaf for leaves, _ in parts for leaf in leaves], (len(parts), *shapes.pop())
+    elif isinstance(v, TensorTracker) and not v.meta.shape or isinstance(v, ConstTracker) and type(v.read()) in (int, float, bool):
+        return [v], ()
+    m.graph_break("B102", operation="torch.tensor of tensors")
+
+
+def _common_dtype(leaves: list[Tracker]) -> torch.dtype | None:
+    """What torch infers: the promotion of the leaves' dtypes, numbers counting as tensors of the default dtypes."""
+    found: torch.dtype | None = None
+    for leaf in leaves:
+        dtype = leaf.meta.dtype if isinstance(leaf, TensorTracker) else torch.tensor(leaf.try_const().value).dtype  # type: ignore[union-attr]
+        found = dtype if found is None else torch.promote_types(found, dtype)
+    return found

@@ -1,0 +1,229 @@
+"""Tensors as objects: attributes that the program sets, gradients, requires_grad, views in place, parameters, constants made in the region."""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import magneto
+from tests.compare import Capturing, assert_equal
+from tests.python.programs import Program, Programs, X, Y, check
+
+programs = Programs()
+
+
+def leaf():
+    return X.clone().requires_grad_()
+
+
+@programs.add()
+def user_attributes(x):
+    y = x + 1
+    y.scale = [2]
+    x.seen = True
+    z = x * 2
+    z.gone = 1
+    del z.gone
+    return y, y.scale, x.seen, hasattr(z, "gone"), hasattr(z, "other"), z
+
+
+@programs.add(leaf())
+def gradient_is_set(x):
+    x.grad = torch.ones_like(x)
+    first = x.grad + 1
+    x.grad = None
+    return first, x.grad is None, x * 2
+
+
+@programs.add()
+def data_is_set(x):
+    before = x + 0
+    x.data = torch.zeros(2)
+    x.add_(1)
+    return before, x + 1
+
+
+@programs.add()
+def data_is_written(x):
+    x.data.add_(1)
+    return x + 1
+
+
+@programs.add(leaf())
+def detached_in_place(x):
+    y = x * 2
+    z = y.exp()
+    y.detach_()
+    return y, y.requires_grad, z, y * 3
+
+
+@programs.add(leaf())
+def graph_functions(x):
+    return x.grad_fn is None, (x * 2).grad_fn is None, x.detach().grad_fn, x.is_leaf, (x * 2).is_leaf
+
+
+@programs.add()
+def views_in_place(x):
+    y = x.clone()
+    w = y.view(-1)
+    y.t_()
+    y.unsqueeze_(0).mul_(2)
+    y.squeeze_()
+    y.transpose_(0, 1)
+    v = x.view(-1)[2:6].reshape(2, 2)
+    v.t_()
+    v.mul_(3)
+    return y, w, v, x
+
+
+@programs.add()
+def view_in_place_of_an_argument(x):
+    x.t_()
+    x.add_(1)
+    return x + 1, x.shape
+
+
+@programs.add()
+def conversions(x):
+    return (
+        x.type(torch.float64),
+        x.type("torch.DoubleTensor"),
+        x.type(torch.LongTensor),
+        x.new([1.0, 2.0]),
+        x.new_tensor([1, 2]),
+        x.new_tensor(3.0),
+        torch.Tensor([1, 2]),
+        torch.Tensor(2, 3).shape,
+        torch.FloatTensor([1, 2.5]),
+        torch.LongTensor([1]),
+        x.float(memory_format=torch.contiguous_format),
+    )
+
+
+@programs.add()
+def of_nested_tensors(x):
+    return torch.tensor([[x[0, 0], 3.0], [x[0, 1], 1]]), torch.tensor([x[0, 0].long(), 2]), torch.tensor([x[0, 0] > 0, True])
+
+
+@programs.add()
+def parameter_without_gradients(x):
+    with torch.no_grad():
+        w = nn.Parameter(torch.ones(4))
+        w.mul_(2)
+        y = x * w
+    buffer = nn.Buffer(x * 2)
+    return y, w, type(w), isinstance(w, nn.Parameter), w.requires_grad, isinstance(buffer, nn.Buffer), buffer.persistent, buffer + 1
+
+
+@programs.add()
+def sizes(x):
+    s = x.shape
+    return s + (1,), s[1:], s.numel(), s * 2, (1,) + s, s == (3, 4), s.count(3), hash(s) == hash((3, 4)), str(s), torch.Size([x.size(0), 5])
+
+
+@programs.add()
+def identity_and_hash(x):
+    y = x + 1
+    return hash(x) == hash(x), hash(x) == hash(y), y in {y}, {x: 1, y: 2}[y], x in [x, y], [y].index(y)
+
+
+@programs.add()
+def constants_made_here(x):
+    total = 0
+    for i in torch.arange(3).tolist():
+        total = total + i
+    table = torch.zeros(3)
+    table[1] = 4
+    table.view(-1)[2:].add_(2)
+    if table.sum() == 6:
+        x = x + torch.full((2,), 7)[0].item()
+    size = torch.tensor(x.shape)
+    return x, total, int(torch.tensor(4)), bool(torch.tensor(True)), size.prod().item(), x.view(size.tolist()), table.tolist(), table
+
+
+@programs.add()
+def known_indices(x):
+    mask = torch.tensor([True, False, True])
+    return x[torch.tensor(1)], x[mask], [1, 2, 3][torch.tensor(2)], x[:, torch.tensor([True, False, True, False])], x[range(2)]
+
+
+@programs.add()
+def results_into(x):
+    v, i = torch.empty(3), torch.empty(3, dtype=torch.long)
+    found = torch.max(x, 1, out=(v, i))
+    o = torch.empty(0)
+    torch.add(x, x, out=o)
+    k = torch.zeros(9, 16)
+    torch.kron(x, x, out=k)
+    return found.values is v, v, i, o + 1, k
+
+
+@programs.add()
+def geometry(x):
+    return x.dim_order(), x.t().dim_order(), torch._check(x.shape[0] == 3), x + 1
+
+
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
+def test_program(program):
+    check(program)
+
+
+def new_leaf(x):
+    y = torch.zeros(3).requires_grad_()
+    z = x.detach().requires_grad_()
+    return (y * 2).sum() + (z * 3).sum(), y, z
+
+
+def new_parameter(x):
+    w = nn.Parameter(torch.ones(4))
+    return (x * w).sum(), w
+
+
+def data_of_a_parameter(x):
+    x.data = x.data * 2
+    return (x * x).sum(), x
+
+
+@pytest.mark.parametrize("backend", [Capturing(), "aot_eager"])
+@pytest.mark.parametrize("fn", [new_leaf, new_parameter, data_of_a_parameter])
+def test_gradients_of_new_leaves(fn, backend):
+    """Operations on a leaf made in the region stand in the next one, so that the leaf gets its gradient."""
+    results = []
+    for call in (fn, magneto.optimize(backend)(fn)):
+        x = leaf()
+        loss, *leaves = call(x)
+        loss.backward()
+        results.append(([value.grad for value in leaves], [value.is_leaf for value in leaves], x.grad))
+    assert_equal(results[1], results[0])
+
+
+@pytest.mark.parametrize("backend", [Capturing(), "aot_eager"])
+def test_gradients_after_no_grad(backend):
+    """A graph that begins where gradients are off, and switches them on."""
+
+    def fn(layer, x):
+        with torch.no_grad():
+            layer.weight.mul_(0.5)
+            magneto.graph_break()
+        return layer(x).sum()
+
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 2)
+    ours, plain = copy.deepcopy(layer), layer
+    fn(plain, X).backward()
+    magneto.optimize(backend)(fn)(ours, X).backward()
+    assert_equal(ours.weight.grad, plain.weight.grad)
+
+
+def test_one_statement_with_two_values():
+    def fn(x):
+        return int(x.sum()) + int((x + 1).sum()), x + 1
+
+    backend = Capturing()
+    assert_equal(magneto.optimize(backend)(fn)(X), fn(X))
+    assert len(backend.graphs) == 3

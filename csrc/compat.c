@@ -154,6 +154,18 @@ is_watched(PyThreadState *ts)
 #endif
 }
 
+/* Whether the instruction is a `raise` without an exception: the traceback has the frame's line already. */
+static int
+is_reraise(PyCodeObject *code, int unit)
+{
+    _Py_CODEUNIT word = _PyCode_CODE(code)[unit];
+#if MG_BEFORE_3_12
+    return _Py_OPCODE(word) == RAISE_VARARGS && _Py_OPARG(word) == 0;
+#else
+    return word.op.code == RAISE_VARARGS && word.op.arg == 0;
+#endif
+}
+
 /* Adds the line of `f` to the traceback of `exc`. */
 static int
 add_traceback(PyThreadState *ts, mg_frame *f, PyObject *exc)
@@ -204,7 +216,7 @@ mg_frame_catch(PyThreadState *ts, mg_frame *f, PyObject *exc, int unit)
 #if MG_BEFORE_3_13
     f->prev_instr++; /* the traceback's line is that of the instruction last begun */
 #endif
-    if (add_traceback(ts, f, exc) < 0) {
+    if (!is_reraise(code, unit) && add_traceback(ts, f, exc) < 0) {
         Py_XDECREF(lasti);
         return -1;
     }

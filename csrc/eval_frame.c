@@ -439,6 +439,18 @@ materialise(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs
     return result;
 }
 
+#if !MG_BEFORE_3_12
+static PyObject *
+left_of_group(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *whole, *parts;
+    if (!PyArg_ParseTuple(args, "OO!:left_of_group", &whole, &PyList_Type, &parts)) {
+        return NULL;
+    }
+    return PyUnstable_Exc_PrepReraiseStar(whole, parts);
+}
+#endif
+
 #else /* !MG_SUPPORTED */
 
 static PyObject *
@@ -489,6 +501,9 @@ counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 static PyMethodDef functions[] = {
     {"materialise", FAST(materialise), METH_FASTCALL,
      "materialise(fn, resume)\n\nRuns fn (over clone_code(code)) as a frame that starts in the state `resume`; its result, or its exception."},
+#if MG_SUPPORTED && !MG_BEFORE_3_12
+    {"left_of_group", left_of_group, METH_VARARGS, "left_of_group(group, parts)\n\nWhat `except*` raises at its end, or None."},
+#endif
     {"set_compiler", set_compiler, METH_O, "set_compiler(callback(policy, state, missed)) -> the callback before"},
     {"set_on_rerun", set_on_rerun, METH_O, "set_on_rerun(callback(region, exc)) -> the callback before"},
     {"counters", counters, METH_NOARGS, "What happened so far in this process."},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import operator
 import sys
 from typing import TYPE_CHECKING
@@ -142,6 +143,17 @@ def load_assertion_error(m: M, f: SymFrame, i: Instruction) -> None:
     f.push(m.wrap(AssertionError, Held("AssertionError", AssertionError)))
 
 
+@opcode("CHECK_EG_MATCH", "exc type -- rest match")
+def check_eg_match(m: M, f: SymFrame, i: Instruction) -> None:
+    kind = f.pop()
+    match, rest = trackers.match_group(m, f.stack[-1], kind)
+    none = m.const(None)
+    f.stack[-1] = rest or none
+    f.push(match or none)
+    if match is not None:
+        f.handling.value = match
+
+
 # -- with
 
 
@@ -149,16 +161,15 @@ def load_assertion_error(m: M, f: SymFrame, i: Instruction) -> None:
 def before_with(m: M, f: SymFrame, i: Instruction) -> None:
     manager = f.pop()
     enter, leave = trackers.context_methods(m, manager)
-    result = m.call(enter, [], {})
     f.push(leave)
-    f.push(result)
+    f.push(m.call_tail(enter, [], {}))
 
 
 @opcode("WITH_EXCEPT_START", "exit lasti previous exc -- exit lasti previous exc result")
 def with_except_start(m: M, f: SymFrame, i: Instruction) -> None:
     exc = f.stack[-1]
     kind = m.apply(type, exc)
-    f.push(m.call(f.stack[-4], [kind, exc, m.apply(getattr, exc, m.const("__traceback__"))], {}))
+    f.push(m.call_tail(f.stack[-4], [kind, exc, m.apply(getattr, exc, m.const("__traceback__"))], {}))
 
 
 # -- calls
@@ -230,12 +241,22 @@ def call_intrinsic_1(m: M, f: SymFrame, i: Instruction) -> None:
         m.graph_break("B002", name=f"CALL_INTRINSIC_1 {i.arg}", reason="rare interpreter operation")
 
 
-@opcodes("value1 value2 -- result", "CALL_INTRINSIC_2")
+@opcodes("value1 value2 -- result", "CALL_INTRINSIC_2", "PREP_RERAISE_STAR")
 def call_intrinsic_2(m: M, f: SymFrame, i: Instruction) -> None:
+    left = m.iterate(f.stack[-1]) if i.op == "PREP_RERAISE_STAR" or i.arg == 1 else []
+    if left and all((const := part.try_const()) is not None and const.value is None for part in left):
+        f.popn(2)
+        f.push(m.const(None))
+        return
     m.graph_break("B002", name=f"CALL_INTRINSIC_2 {i.arg}", reason="rare interpreter operation")
 
 
 # -- functions
+
+
+@opcode("LOAD_BUILD_CLASS", "-- function")
+def load_build_class(m: M, f: SymFrame, i: Instruction) -> None:
+    f.push(m.wrap(builtins.__build_class__, Held("__build_class__", builtins.__build_class__)))
 
 
 def _closure(m: M, value: Tracker) -> tuple[trackers.CellTracker, ...]:

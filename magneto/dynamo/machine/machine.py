@@ -66,6 +66,7 @@ class SymbolicMachine:
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
         self.count = 0
         self.outside = trackers.OutsideException()
+        self._handled_outside = sys.exception()
         self.handling = Handling(self.outside)
         self.ending: Ending | None = None
         self._generators: dict[int, GeneratorRun] = {}
@@ -94,6 +95,7 @@ class SymbolicMachine:
     def release(self) -> None:
         """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""
         self.state = None
+        self._handled_outside = None
         for held in (self.wrapped, self.overlay, self._generators):
             held.clear()
         for kept in (self.frames, self.effects, self.contexts, self.recorder.inputs):
@@ -218,7 +220,10 @@ class SymbolicMachine:
         found = self._innermost_handled()
         if found is not self.outside:
             return found or self.const(None)
-        if sys.exception() is not None:
+        for index, obj in enumerate(self.state.stack):
+            if obj is self._handled_outside and obj is not None:  # by a handler of this very frame
+                return self.wrap(obj, Stack(index))
+        if self._handled_outside is not None:
             self.graph_break("B101", callee="sys.exception", reason="the exception is handled by a caller of the function")
         self.guard(Kind.STATE, None, ("sys.exception", sys.exception, (), None))
         return self.const(None)

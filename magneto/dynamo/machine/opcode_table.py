@@ -24,7 +24,6 @@ EFFECTS: dict[str, str] = {}
 BREAKING: dict[str, str] = {
     "PRINT_EXPR": "interactive output",
     "IMPORT_STAR": "import * binds unknown names",
-    "LOAD_BUILD_CLASS": "class definitions run arbitrary code",
     "SETUP_ANNOTATIONS": "module or class level code",
     "STORE_NAME": "module or class level code",
     "DELETE_NAME": "module or class level code",
@@ -33,8 +32,6 @@ BREAKING: dict[str, str] = {
     "LOAD_CLASSDEREF": "class level code",
     "LOAD_FROM_DICT_OR_DEREF": "class level code",
     "LOAD_FROM_DICT_OR_GLOBALS": "class level code",
-    "CHECK_EG_MATCH": "exception groups are handled by the interpreter",
-    "PREP_RERAISE_STAR": "exception groups are handled by the interpreter",
     "CLEANUP_THROW": "exceptions thrown into a delegating generator",
 }
 UNSUPPORTED: dict[str, str] = {

@@ -15,7 +15,7 @@ from magneto.dynamo.machine.frame import SymFrame
 from magneto.dynamo.machine.handlers_control import split_call
 from magneto.dynamo.trackers.base import MISSING, Tracker
 
-_NAMES = ("locals", "globals", "vars", "dir", "eval", "exec", "super", "breakpoint", "__build_class__")
+_NAMES = ("locals", "globals", "vars", "dir", "eval", "exec", "super", "breakpoint")
 _CALLABLES: frozenset[Any] = frozenset(
     [
         *(getattr(builtins, name) for name in _NAMES),

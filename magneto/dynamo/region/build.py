@@ -44,6 +44,8 @@ _BASE = {
     "as_tensor": as_tensor,
     "typed": typed,
     **NUMBER_NAMES,
+    "match_group": runtime.match_group,
+    "left_of_group": getattr(_C, "left_of_group", None),
     "clean": runtime.clean,
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,

@@ -228,10 +228,8 @@ def _get_len(c: FormContext) -> Outcome:
 def _unpacker(n: int) -> Callable[[Any], Any]:
     names = ", ".join(f"a{k}" for k in range(n)) + ","
     namespace: dict[str, Any] = {}
-    exec(
-        f"def unpack(value):\n    {names} = value\n    return {names}" if n else "def unpack(value):\n    () = value\n    return ()",
-        namespace,
-    )
+    text = f"def unpack(value):\n    {names} = value\n    return {names}" if n else "def unpack(value):\n    () = value\n    return ()"
+    exec(compile(text, "<unpack>", "exec"), namespace)  # (a name under which the hook leaves it alone)
     function: Callable[[Any], Any] = namespace["unpack"]
     return function
 
@@ -286,8 +284,33 @@ def _before_with(c: FormContext) -> Outcome:
 
 @form("RAISE_VARARGS")
 def _raise(c: FormContext) -> Outcome:
+    if c.instruction.arg == 0:
+        return Outcome("raise exception_now()", [], c.instruction.offset, raises=True)
     cause = f" from {c.v(1)}" if c.instruction.arg == 2 else ""
     return Outcome(f"raise {c.v(c.instruction.arg)}{cause}", [], c.instruction.offset, raises=True)
+
+
+@form("CHECK_EG_MATCH")
+def _check_eg_match(c: FormContext) -> Outcome:
+    outcome = c.then(f"match_group({c.v(2)}, {c.v(1)})", 2, "r[0]", "r[1]")
+    outcome.handling = ", handling=KEEP if r[1] is None else r[1]"
+    return outcome
+
+
+if VERSION >= (3, 12):
+
+    @form("CALL_INTRINSIC_2")
+    def _prepare_reraise(c: FormContext) -> Outcome:
+        return c.then(f"left_of_group({c.v(2)}, {c.v(1)})", 2, "r")
+
+
+# -- with
+
+
+@form("WITH_EXCEPT_START")
+def _with_except_start(c: FormContext) -> Outcome:
+    exc = c.v(1)
+    return c.then(f"call_active({c.v(4)}, type({exc}), {exc}, {exc}.__traceback__)", 0, "r")
 
 
 # -- calls and imports
@@ -348,7 +371,9 @@ def has_form(frame: SymFrame, instruction: Instruction) -> bool:
     if instruction.op not in FORMS:
         return False
     if instruction.op == "RAISE_VARARGS" and instruction.arg == 0:
-        return False
+        return frame.decoded.handler_at(instruction.offset) is not None
+    if instruction.op == "CALL_INTRINSIC_2":
+        return instruction.arg == 1
     return not (
         instruction.op == "CALL"
         and any(isinstance(value, trackers.Tracker) and value is NULL for value in frame.before[len(frame.before) - instruction.arg :])

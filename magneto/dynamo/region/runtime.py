@@ -33,6 +33,16 @@ def enter(manager: Any) -> tuple[Any, Any]:
     return leave, enter_method.__get__(manager, cls)()
 
 
+def match_group(exc: BaseException, kinds: Any) -> tuple[BaseException | None, BaseException | None]:
+    """(rest, match) of `except* kinds`."""
+    if isinstance(exc, kinds):
+        return None, exc if isinstance(exc, BaseExceptionGroup) else BaseExceptionGroup("", [exc])
+    if isinstance(exc, BaseExceptionGroup):
+        match, rest = exc.split(kinds)
+        return rest, match
+    return exc, None
+
+
 def keeps_random_stream(graph: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled graph that draws random numbers: when it fails, the interpreter runs the frame again, and draws the same ones."""
 

@@ -34,6 +34,7 @@ from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTra
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
+from magneto.dynamo.trackers.rules_exception import match_group
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
 from magneto.dynamo.trackers.tensor import TensorTracker, join_memory, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
@@ -99,6 +100,7 @@ __all__ = [
     "iterate",
     "join_memory",
     "join_views",
+    "match_group",
     "next_or_none",
     "truth",
     "wrap",

@@ -9,6 +9,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
+from magneto.dynamo.trackers.klass import find_in_type, held
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -31,6 +32,43 @@ def exc_info(m: Machine) -> Tracker:
 def with_traceback(m: Machine, exc: ExceptionTracker, traceback: Tracker) -> Any:
     m.apply(setattr, exc, m.const("__traceback__"), traceback)
     return exc
+
+
+def match_group(m: Machine, exc: Tracker, kinds: Tracker) -> tuple[Tracker | None, Tracker | None]:
+    """(match, rest) of `except* kinds`. An existing group is split by CPython, between two graphs."""
+    if exc.try_const() is not None:
+        return None, None
+    assert isinstance(exc, ExceptionTracker)
+    if exc.source is not None:
+        m.graph_break("B002", name="CHECK_EG_MATCH", reason="a group that was raised outside of the graph")
+    if m.truth(m.apply(isinstance, exc, kinds)):
+        return (exc if issubclass(exc.cls, BaseExceptionGroup) else _group(m, exc, [exc], "")), None
+    if not issubclass(exc.cls, BaseExceptionGroup):
+        return None, exc
+    pairs = [match_group(m, part, kinds) for part in m.iterate(m.apply(getattr, exc, m.const("exceptions")))]
+    halves = [[part for part in half if part is not None] for half in zip(*pairs, strict=True)]
+    return _derive(m, exc, halves[0]), _derive(m, exc, halves[1])
+
+
+def _group(m: Machine, exc: ExceptionTracker, parts: list[Tracker], message: Any) -> ExceptionTracker:
+    kind = ExceptionGroup if all(issubclass(part.python_type(), Exception) for part in parts) else BaseExceptionGroup
+    made = m.call(held(m, kind, kind.__name__), [m.const(message), ListTracker(parts)], {})
+    assert isinstance(made, ExceptionTracker)
+    made.born, made.caught = exc.born, True
+    return made
+
+
+def _derive(m: Machine, exc: ExceptionTracker, parts: list[Tracker]) -> Tracker | None:
+    """A part of a group, as BaseExceptionGroup.split makes it."""
+    if not parts:
+        return None
+    if find_in_type(m, exc.cls, "derive") is not BaseExceptionGroup.derive:
+        m.graph_break("B104", operation="split", value=exc.show())
+    made = _group(m, exc, parts, m.apply(getattr, exc, m.const("message")))
+    made.cause, made.context = exc.cause, exc.context
+    if m.truth(m.apply(hasattr, exc, m.const("__notes__"))):
+        m.apply(setattr, made, m.const("__notes__"), m.apply(list, m.apply(getattr, exc, m.const("__notes__"))))
+    return made
 
 
 @rule(BaseException.add_note, ExceptionTracker, Tracker)

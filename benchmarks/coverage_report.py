@@ -81,7 +81,7 @@ def document(data: dict[str, Any]) -> str:
     )
     text += ", ".join(f"{name} {version}" for name, version in data["versions"].items()) + ".\n\n## Totals\n\n"
     text += markdown_table(
-        ["", *sides], [[key.replace("_", " "), *(str(sums[side][key]) for side in sides)] for key in next(iter(sums.values()), {})]
+        [[key.replace("_", " "), *(str(sums[side][key]) for side in sides)] for key in next(iter(sums.values()), {})], ["", *sides]
     )
     text += "\n\n## Per library\n\n" + _per_library(data, sides)
     text += "\n\n## Programs that are not one graph\n\nBreaks as each compiler counts them; `-` is one graph.\n\n" + _not_single(
@@ -102,7 +102,7 @@ def _per_library(data: dict[str, Any], sides: list[str]) -> str:
                 f"{sums[side]['single_graph']} of {sums[side]['programs']}, {sums[side]['breaks']} breaks" for side in sides if side in sums
             ]
             lines.append([library, str(sums[sides[0]]["models"]), *cells])
-    return markdown_table(["library", "models", *(f"{side}: single graphs" for side in sides)], lines)
+    return markdown_table(lines, ["library", "models", *(f"{side}: single graphs" for side in sides)])
 
 
 def _not_single(data: dict[str, Any], sides: list[str]) -> str:
@@ -110,7 +110,7 @@ def _not_single(data: dict[str, Any], sides: list[str]) -> str:
     for (program, mode), rows in _pairs(data["rows"]).items():
         if any(not single(row) for row in rows.values()) and all(row["status"] != "eager" for row in rows.values()):
             lines.append([program, mode, *(_cell(rows.get(side)) for side in sides)])
-    return markdown_table(["program", "mode", *sides], lines)
+    return markdown_table(lines, ["program", "mode", *sides])
 
 
 def _cell(row: Row | None) -> str:

@@ -153,6 +153,13 @@ def known_indices(x):
 
 
 @programs.add()
+def sizes_as_tensors(x):
+    """Sizes that torch computed from numbers, as Longformer does."""
+    rows = torch.div(x.size(0) * 4, 2, rounding_mode="trunc")
+    return x.view(rows, 2), x.new_zeros((rows + 1, 2)), x.reshape(1, rows, 2), x.as_strided((rows - 4, torch.tensor(2)), (1, 2)), x * rows
+
+
+@programs.add()
 def results_into(x):
     v, i = torch.empty(3), torch.empty(3, dtype=torch.long)
     found = torch.max(x, 1, out=(v, i))

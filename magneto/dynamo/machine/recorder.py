@@ -21,6 +21,8 @@ from magneto.graph import DataDependent, FakeResult, TensorMeta, UnsupportedFake
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
 
+_WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+
 
 class Recorder:
     """The FX graph under construction. `inputs`: placeholders in order with the trackers they stand for."""
@@ -87,6 +89,9 @@ class Recorder:
             with self._autocast():
                 result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
         except DataDependent as problem:
+            settled = self._sizes_settled(args, kwargs)
+            if settled is not None:
+                return self.node(target, *settled, method)
             machine.graph_break("B011", name=_name(target), reason=str(problem))
         except (UnsupportedFake, NotImplementedError) as problem:
             machine.graph_break("B013", name=_name(target), reason=str(problem))
@@ -115,6 +120,24 @@ class Recorder:
         for path in mutated:
             self._mark_mutated(args, kwargs, path, gradient)
         return tracked
+
+    def _sizes_settled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments with whole numbers in place of the tensors of one number behind the first argument: sizes computed by torch from constants.
+        None when there are none, or when one is not known."""
+        found: list[int] = []
+
+        def settle(value: Any) -> Any:
+            if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+                return type(value)(settle(item) for item in value)
+            if isinstance(value, trackers.TensorTracker) and not value.meta.shape and value.meta.dtype in _WHOLE:
+                number = self.known(value)
+                if number is not None:
+                    found.append(int(number))
+                    return found[-1]
+            return value
+
+        settled = (*args[:1], *(settle(arg) for arg in args[1:])), {name: settle(arg) for name, arg in kwargs.items()}
+        return settled if found else None
 
     def known(self, tracker: trackers.TensorTracker) -> torch.Tensor | None:
         """The numbers of a tensor that the region made out of constants; None: they depend on data."""

@@ -14,7 +14,7 @@ mg_raw_attr(PyObject *obj, PyObject *name, PyObject **out)
     int status = -1;
     if (descr != NULL && (Py_IS_TYPE(descr, &PyMemberDescr_Type) || Py_IS_TYPE(descr, &PyGetSetDescr_Type))) {
         PyTypeObject *owner = ((PyDescrObject *)descr)->d_type;
-        int plain = Py_IS_TYPE(descr, &PyMemberDescr_Type) || !PyType_HasFeature(owner, Py_TPFLAGS_HEAPTYPE);
+        int plain = Py_IS_TYPE(descr, &PyMemberDescr_Type) || !PyType_HasFeature(owner, Py_TPFLAGS_HEAPTYPE) || owner == deque_type;
         if (plain && (!mg_is_tensor_type(owner) || mg_tensor_getter_is_plain(obj))) {
             *out = get(descr, obj, (PyObject *)Py_TYPE(obj));
             status = *out != NULL ? 1 : PyErr_ExceptionMatches(PyExc_AttributeError) ? 0 : -1;
@@ -143,10 +143,30 @@ mg_raw_key(PyObject *obj, Py_ssize_t index)
     return walk.found;
 }
 
+/* Elements of a set in its order of iteration. */
+static int
+elements_equal(PyObject *set, PyObject *keys)
+{
+    PyObject *iterator = PySet_GET_SIZE(set) == PyTuple_GET_SIZE(keys) ? PySet_Type.tp_iter(set) : NULL, *item;
+    key_walk walk = {.keys = keys};
+    int equal = iterator != NULL;
+    while (equal && (item = PyIter_Next(iterator)) != NULL) {
+        equal = visit_key(&walk, item);
+        Py_DECREF(item);
+    }
+    equal = equal && !PyErr_Occurred();
+    Py_XDECREF(iterator);
+    PyErr_Clear();
+    return equal;
+}
+
 int
 mg_keys_equal(PyObject *obj, PyObject *keys)
 {
     key_walk walk = {.keys = keys};
+    if (PyAnySet_Check(obj)) {
+        return elements_equal(obj, keys);
+    }
     return PyDict_Check(obj) && PyDict_GET_SIZE(obj) == PyTuple_GET_SIZE(keys) && walk_keys(obj, &walk);
 }
 

@@ -116,7 +116,9 @@ def attr(obj: Any, name: str) -> Any:
     descr = _find_in_mro(type(obj), name)
     if type(descr) in (types.MemberDescriptorType, types.GetSetDescriptorType):
         owner = descr.__objclass__
-        if type(descr) is types.GetSetDescriptorType and (owner.__flags__ & _HEAPTYPE or not _plain_getter(owner, obj)):
+        if type(descr) is types.GetSetDescriptorType and (
+            owner.__flags__ & _HEAPTYPE and owner is not collections.deque or not _plain_getter(owner, obj)
+        ):
             raise Unreadable
         try:
             return descr.__get__(obj)
@@ -176,17 +178,22 @@ def _at(cls: Any, obj: Any, key: Any) -> Any:
 
 
 def keys(obj: Any) -> list[Any]:
-    """Keys in order (an OrderedDict keeps an order of its own)."""
+    """Keys in order (an OrderedDict keeps an order of its own), elements of a set in their order of iteration."""
     if isinstance(obj, collections.OrderedDict):
         return list(collections.OrderedDict.__iter__(obj))
     if isinstance(obj, dict):
         return list(dict.__iter__(obj))
     if isinstance(obj, types.MappingProxyType):
         return list(obj)
+    for cls in (set, frozenset):
+        if isinstance(obj, cls):
+            return list(cls.__iter__(obj))  # type: ignore[attr-defined]
     raise Unreadable
 
 
 def key_at(obj: Any, index: int) -> Any:
+    if isinstance(obj, (set, frozenset)):
+        raise Absent
     try:
         return keys(obj)[index]
     except (Unreadable, IndexError):

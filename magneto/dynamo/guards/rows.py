@@ -20,7 +20,7 @@ class Kind(Enum):
     EQUALS = "payload: constant; same type and equal, nested tuples/frozensets compared element by element, floats by bit pattern"
     TENSOR = "payload: TensorRow; exact type, dtype, device, shape, strides, requires_grad, plain (strided, no conj/neg bit...), inference or not"
     LENGTH = "payload: int; len of an exact list, tuple, dict, set, deque"
-    KEYS = "payload: tuple of keys in order; keys of an exact dict (or OrderedDict) are these"
+    KEYS = "payload: tuple of keys in order; keys of an exact dict (or OrderedDict), or elements of a set, are these"
     KEY_ABSENT = "payload: key; the dict does not hold it"
     ABSENT = "payload: None; the slot or cell is unbound, or the attribute (payload: name) is not set"
     SAME = "payload: Source; both sources give the identical object"

@@ -17,7 +17,7 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Source
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.base import Tracker
-from magneto.dynamo.trackers.constant import CONST_TYPES, ConstTracker, is_constant, is_numpy_scalar
+from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.exception import wrap_exception
@@ -53,7 +53,7 @@ def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
 def from_value(m: Machine, value: Any) -> Tracker:
     """Tracker of a fresh value computed during capture: no source, nothing guarded."""
     cls = type(value)
-    if cls in CONST_TYPES:
+    if cls in CONST_TYPES or cls in VALUE_TYPES:
         return ConstTracker(value)
     if isinstance(value, Tracker):
         return value
@@ -64,7 +64,9 @@ def from_value(m: Machine, value: Any) -> Tracker:
     if cls is dict or cls is collections.OrderedDict:
         return DictTracker.of(m, [(from_value(m, key), from_value(m, item)) for key, item in value.items()], cls)
     if cls is set or cls is frozenset:
-        return SetTracker.of(m, [from_value(m, item) for item in value], cls)
+        made = SetTracker.of(m, [from_value(m, item) for item in value], cls)
+        made.real = value if made.real is not None else None
+        return made
     if is_constant(value) or is_numpy_scalar(value):
         return ConstTracker(value)
     return m.wrap(value, Held(getattr(value, "__name__", cls.__name__), value))
@@ -120,8 +122,9 @@ def wrap_list(m: Machine, obj: list[Any], source: Source) -> Tracker:
 
 def wrap_deque(m: Machine, obj: collections.deque[Any], source: Source) -> Tracker:
     _typed(m, obj, source)
-    m.guard(Kind.LENGTH, source, len(obj))
-    return OpaqueTracker(obj, source, m) if len(obj) else DequeTracker([], obj.maxlen, source, obj, m)
+    if not isinstance(source, Held):
+        m.guard(Kind.EQUALS, Attr(source, "maxlen"), obj.maxlen)
+    return DequeTracker(later_items(list(obj), source), obj.maxlen, source, obj, m)
 
 
 def wrap_dict(m: Machine, obj: dict[Any, Any], source: Source) -> Tracker:
@@ -242,7 +245,15 @@ def wrap_mappingproxy(m: Machine, obj: Any, source: Source) -> Tracker:
     return built
 
 
-_OBJECT_BASES = (object, dict, list, tuple, collections.OrderedDict, collections.defaultdict)
+_VALUES: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda obj: bytes.__getitem__(obj, slice(None)),
+    complex: lambda obj: complex.__pos__(obj),
+}
+"""Immutable types that programs subclass, and the plain value of an instance."""
+_OBJECT_BASES = (object, dict, list, tuple, set, frozenset, *_VALUES, collections.OrderedDict, collections.defaultdict)
 
 
 def _laid_out_by_c(cls: type) -> bool:
@@ -280,6 +291,20 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
         built.payload = payload
     elif base is list:
         built.payload = ListTracker(later_items(list(list.__iter__(obj)), source), list, source, obj, m)
+    elif base in _VALUES:
+        value = _VALUES[base](obj)
+        if base in (int, float):
+            built.payload = ConstTracker(value, Attr(source, "real"), None if isinstance(source, Held) else m)
+        else:
+            _same(m, obj, source)
+            built.payload = ConstTracker(value)
+    elif base in (set, frozenset):
+        entries = {item: ConstTracker(item) for item in base.__iter__(obj) if is_constant(item)}
+        if len(entries) != base.__len__(obj):
+            return wrap_opaque(m, obj, source)
+        elements = SetTracker(entries, base, None, obj, m)  # type: ignore[arg-type]
+        elements.owner = built
+        built.payload = elements
     elif base is tuple:
         items = list(tuple.__iter__(obj))
         if not cls.__dictoffset__:
@@ -294,7 +319,7 @@ def wrap_weakref(m: Machine, obj: Any, source: Source) -> Tracker:
 
 
 BUILDERS: dict[type, Builder] = {
-    **dict.fromkeys(CONST_TYPES, wrap_const),
+    **dict.fromkeys(CONST_TYPES | VALUE_TYPES, wrap_const),
     types.CodeType: wrap_const,
     torch.Tensor: wrap_tensor,
     torch.nn.Parameter: wrap_tensor,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import enum
+import re
 import struct
 import sys
 import types
@@ -24,6 +27,14 @@ SINGLETONS: frozenset[type] = frozenset(
     {type(None), type(Ellipsis), type(NotImplemented), bool, torch.dtype, torch.layout, torch.memory_format, torch.qscheme}
 )
 """Types of which every value is one object: the guard compares a pointer."""
+
+VALUE_TYPES: frozenset[type] = frozenset(
+    {
+        *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone),
+        *(decimal.Decimal, re.Pattern, re.Match, struct.Struct, types.GenericAlias, types.UnionType),
+    }
+)
+"""Types of C whose instances never change and that may be equal where they differ (Decimal("1.0"), Decimal("1.00")): the guard compares a pointer."""
 
 CONST_TYPES: frozenset[type] = SCALARS | SINGLETONS
 
@@ -67,7 +78,7 @@ class ConstTracker(Tracker):
         if machine is not None:
             self._machine = None
             cls = type(self.value)
-            by_identity = cls in SINGLETONS or isinstance(self.value, (enum.Enum, types.CodeType))
+            by_identity = cls in SINGLETONS or cls in VALUE_TYPES or isinstance(self.value, (enum.Enum, types.CodeType))
             machine.guard(Kind.ID_IS if by_identity else Kind.EQUALS, self.source, self.value)
         return self.value
 

@@ -19,7 +19,7 @@ from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, has_rows, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
-from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 
@@ -105,18 +105,31 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
         if not cls.__dictoffset__:
             return TupleTracker(items, cls)
         made.payload = TupleTracker(items)
+    elif base in (set, frozenset):
+        given = m.apply(base, *(args if base is frozenset else ()))
+        assert isinstance(given, SetTracker)
+        elements = SetTracker(dict(given.entries), base)
+        elements.real, elements.owner, made.payload = given.real, made, elements
+    elif base in (int, float, complex, str, bytes):
+        made.payload = m.apply(base, *args, **kwargs)
+        if not isinstance(made.payload, ConstTracker):
+            m.graph_break("B101", callee=cls.__qualname__, reason="its value is not constant")
     elif new is not object.__new__:
         m.graph_break("B101", callee=cls.__qualname__, reason="its __new__ is C code")
     return made
 
 
-@rule((object.__new__, dict.__new__, list.__new__, tuple.__new__, collections.OrderedDict.__new__, BaseException.__new__), ClassTracker)
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict)
+_BASES = (object, *_CONTAINERS, int, float, complex, str, bytes, BaseException)
+
+
+@rule(tuple(base.__new__ for base in _BASES), ClassTracker)
 def new(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     cls = klass.obj
     if cls is object:
         return ObjectTracker(object)
-    if cls in (dict, list, tuple, collections.OrderedDict):
-        return m.apply(cls, *(args if cls is tuple else ()))
+    if cls in _BASES and cls is not BaseException:
+        return m.apply(cls, *(() if cls in (dict, list, set, collections.OrderedDict) else args), **kwargs)
     base = builtin_base(cls)
     return allocate(m, klass, object.__new__ if base is object else MISSING, args, kwargs)
 
@@ -149,6 +162,14 @@ def list_init(m: Machine, v: ObjectTracker, *args: Tracker) -> None:
     if args:
         assert v.payload is not None
         m.apply(list.extend, v.payload, *args)
+
+
+@rule(set.__init__, ObjectTracker)
+def set_init(m: Machine, v: ObjectTracker, *args: Tracker) -> None:
+    if args:
+        assert v.payload is not None
+        m.apply(set.clear, v.payload)
+        m.apply(set.update, v.payload, *args)
 
 
 @rule(type.__call__, ClassTracker)

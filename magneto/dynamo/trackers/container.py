@@ -68,6 +68,16 @@ class SequenceTracker(Tracker):
                 entries[index] = entry.read(m)
         return list(entries)  # type: ignore[arg-type]
 
+    def log(self, m: Machine, method: str, *operands: Tracker) -> None:
+        """Log the call of a method that changes an existing sequence, past overrides of a subclass."""
+        if self.source is None:
+            return
+        places = [f"{{{i}}}" for i in range(1, len(operands) + 1)]
+        if type(self.obj) is self.cls:
+            m.effect(f"{{0}}.{method}({', '.join(places)})", self, *operands)
+        else:
+            m.effect(f"{self.cls.__name__}.{method}({', '.join(['{0}', *places])})", self, *operands)
+
     def _parts(self, em: Emitter) -> list[str]:
         return [em.source(e.source) if isinstance(e, Later) else em.value(e) for e in self.entries]
 
@@ -154,6 +164,9 @@ class DequeTracker(SequenceTracker):
     ) -> None:
         super().__init__(items, collections.deque, source, obj, machine)
         self.maxlen = maxlen
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        return m.const(self.maxlen) if name == "maxlen" else None
 
     def emit(self, em: Emitter) -> str:
         if self.source is not None:

@@ -26,7 +26,7 @@ _LINKS = ("__cause__", "__context__")
 class ExceptionTracker(ObjectTracker):
     """An exception. `born`: the count of the instruction that raised it inside the region; `caught`: a handler of the program has run for it."""
 
-    __slots__ = ("_arguments", "born", "caught", "cause", "context", "real")
+    __slots__ = ("_arguments", "caught", "cause", "context", "real")
 
     def __init__(
         self,

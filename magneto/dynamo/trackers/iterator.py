@@ -377,24 +377,33 @@ class GeneratorTracker(IteratorTracker):
 
 
 class SteppedIterator(IteratorTracker):
-    """An iterator of `itertools` that steps a Python generator of trackers. Half-used it cannot leave the region."""
+    """An iterator of `itertools` that steps a Python iterator of trackers. It can leave the region while unused, as the call `kind(*args)`; half-used it cannot."""
 
-    __slots__ = ("born", "kind", "steps")
+    __slots__ = ("args", "born", "finished", "kind", "started", "steps")
 
-    def __init__(self, m: Machine, kind: type, steps: Iterator[Tracker]) -> None:
+    def __init__(self, m: Machine, kind: Any, steps: Iterator[Tracker], args: Sequence[Tracker] | None = None) -> None:
         super().__init__()
         self.kind = kind
         self.steps = steps
+        self.args = args
+        self.started = self.finished = False
         self.born: int | None = m.count  # type: ignore[attr-defined]
 
     def python_type(self) -> type:
-        return self.kind
+        return self.kind if isinstance(self.kind, type) else type(self.steps)
 
     def step(self, m: Machine) -> Tracker | None:
-        return next(self.steps, None)
+        self.started = True
+        item = next(self.steps, None)
+        self.finished = item is None
+        return item
 
     def emit(self, em: Emitter) -> str:
-        raise CannotEmit(self)
+        if self.finished:
+            return em.assign("it", "iter(())", self)
+        if self.started or self.args is None:
+            raise CannotEmit(self)
+        return em.assign("it", f"{em.const(self.kind, self.kind.__name__)}({', '.join(em.value(arg) for arg in self.args)})", self)
 
 
 def remaining(m: Machine, it: Tracker) -> Iterator[Tracker]:

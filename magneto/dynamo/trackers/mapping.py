@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import operator
 import types
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Item, KeyAt, Source
 from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker, read
-from magneto.dynamo.trackers.constant import ConstTracker, is_constant
+from magneto.dynamo.trackers.constant import VALUE_TYPES, ConstTracker, is_constant
 from magneto.dynamo.trackers.container import TupleTracker
 
 if TYPE_CHECKING:
@@ -32,6 +33,34 @@ class Identity:
         return id(self.of)
 
 
+class ByProgram:
+    """Token of a key that hashes and compares by methods of the program."""
+
+    __slots__ = ("hash", "m", "of")
+
+    def __init__(self, m: Machine, of: Tracker) -> None:
+        self.m, self.of = m, of
+        const = m.apply(hash, of).try_const()
+        if const is None:
+            m.graph_break("B104", operation="use as a dictionary key", value=of.show())
+        self.hash: int = const.value
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is ByProgram:
+            return other.of is self.of or self.m.truth(self.m.apply(operator.eq, self.of, other.of))
+        if is_constant(other):
+            return self.m.truth(self.m.apply(operator.eq, self.of, ConstTracker(other)))
+        self.m.graph_break("B104", operation="use as a dictionary key", value=self.of.show())
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
+def by_program(token: Hashable) -> bool:
+    """Whether a look-up of the token may run code of the program."""
+    return type(token) is ByProgram or (type(token) is tuple and any(map(by_program, token)))
+
+
 def hashes_by_identity(cls: type) -> bool:
     """Whether dictionary look-up of instances compares identity only (tensors count: their __eq__ is not asked for the same object)."""
     if cls.__hash__ in (object.__hash__, type.__hash__) and cls.__eq__ in (object.__eq__, type.__eq__):  # type: ignore[comparison-overlap]
@@ -41,7 +70,7 @@ def hashes_by_identity(cls: type) -> bool:
 
 def object_token(obj: Any) -> Hashable:
     """Token of a real key."""
-    if is_constant(obj):
+    if is_constant(obj) or type(obj) in VALUE_TYPES:
         token: Hashable = obj
         return token
     if type(obj) is tuple:
@@ -66,6 +95,13 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
         return tuple(key_token(m, item) for item in key.items(m))
     if cls.__hash__ is None:
         m.raise_exception(TypeError(f"unhashable type: '{cls.__name__}'"))
+    if isinstance(cls.__hash__, types.FunctionType) and not hasattr(cls, "__torch_function__") and not isinstance(key.obj, type):
+        return ByProgram(m, key)
+    payload = getattr(key, "payload", None)
+    if payload is not None:
+        return key_token(m, payload)
+    if isinstance(key, SetTracker):
+        return ByProgram(m, key)
     if hashes_by_identity(cls) or isinstance(key.obj, type):
         return Identity(key.obj if key.obj is not MISSING else key)
     if key.obj is not MISSING and type(key.obj).__hash__ is not None and not isinstance(type(key.obj).__hash__, types.FunctionType):
@@ -168,6 +204,7 @@ class DictTracker(Tracker):
         return self.get_token(m, key_token(m, key), key)
 
     def get_token(self, m: Machine, token: Hashable, key: Tracker | None = None) -> Tracker | None:
+        self._searchable(m, token)
         found = self.entries.get(token)
         if found is None and not self._whole:
             real = token.of if type(token) is Identity else token
@@ -185,6 +222,11 @@ class DictTracker(Tracker):
             self.entries[token] = (key_entry, entry)
         return entry  # type: ignore[return-value]
 
+    def _searchable(self, m: Machine, token: Hashable) -> None:
+        """A key with methods of the program is found in dictionaries made inside the region only."""
+        if self.obj is not MISSING and by_program(token):
+            m.graph_break("B104", operation="look-up by methods of the program", value=self.show())
+
     def _absent(self, m: Machine, token: Hashable, key: Tracker | None) -> None:
         if self._listed or self.obj is MISSING:
             return
@@ -199,6 +241,7 @@ class DictTracker(Tracker):
     def has(self, m: Machine, key: Tracker) -> bool:
         """Whether a key is there; presence of a key nobody read needs the key list."""
         token = key_token(m, key)
+        self._searchable(m, token)
         if not self._whole and token not in self.entries:
             self.materialise()
         if token in self.entries:
@@ -237,6 +280,7 @@ class DictTracker(Tracker):
         """Set an entry whose effect the caller logs."""
         self.materialise()
         token = key_token(m, key)
+        self._searchable(m, token)
         old = self.entries.get(token)
         self.entries[token] = (old[0] if old is not None else key, value)
 
@@ -325,9 +369,12 @@ class DictViewTracker(Tracker):
 
 
 class SetTracker(Tracker):
-    """set or frozenset (`cls`) of hashable values, in order of insertion. An existing set is guarded as a whole, by value."""
+    """set or frozenset (`cls`) of hashable values. An existing set is guarded as a whole, in its order of iteration.
 
-    __slots__ = ("_machine", "cls", "entries", "obj")
+    `real` is a set with the same hash table, made by the same operations in the same order: only it knows the order of iteration. None where an element hashes by its address.
+    """
+
+    __slots__ = ("_machine", "cls", "entries", "obj", "owner", "real")
 
     def __init__(
         self,
@@ -341,13 +388,20 @@ class SetTracker(Tracker):
         self.entries: dict[Hashable, Tracker] = entries if entries is not None else {}
         self.cls = cls
         self.obj = obj
+        self.owner: Tracker = self
+        self.real: set[Any] | frozenset[Any] | None = obj if obj is not MISSING else cls() if not self.entries else None
         self._machine = machine
 
     @classmethod
     def of(cls, m: Machine, items: Iterable[Tracker], kind: type = set) -> SetTracker:
-        built = cls(None, kind)
+        """A set made by adding the items one by one."""
+        built = cls(None, set)
         for item in items:
-            built.entries.setdefault(key_token(m, item), item)
+            built.insert(m, item)
+        built.cls = kind
+        if built.real is not None and kind is frozenset:
+            values = [const.value for item in built.entries.values() if (const := item.try_const()) is not None]
+            built.real = frozenset(values)
         return built
 
     def python_type(self) -> type:
@@ -357,17 +411,42 @@ class SetTracker(Tracker):
         """Somebody looked inside."""
         if self._machine is not None:
             m, self._machine = self._machine, None
-            m.guard(Kind.EQUALS, self.source, self.cls(self.obj))
+            m.guard(Kind.KEYS, self.source or self.owner.source, tuple(self.cls.__iter__(self.obj)))  # type: ignore[attr-defined]
 
     def items(self, m: Machine) -> list[Tracker]:
+        """The elements in their order of iteration."""
         self.known()
-        if self.source is None and len(self.entries) > 1:
-            # a real set's order follows its hashes: build one where the elements are constants
-            consts = [item.try_const() for item in self.entries.values()]
-            if all(const is not None for const in consts):
-                real = self.cls(const.value for const in consts if const is not None)
-                return [self.entries[value] for value in real]
-        return list(self.entries.values())
+        if len(self.entries) < 2:
+            return list(self.entries.values())
+        if self.real is None:
+            m.graph_break("B104", operation="iteration in the order of addresses", value=self.show())
+        return [self.entries[value] for value in self.cls.__iter__(self.real)]  # type: ignore[attr-defined]
+
+    def insert(self, m: Machine, item: Tracker) -> None:
+        """set.add, not logged."""
+        self.known()
+        token = key_token(m, item)
+        self.entries.setdefault(token, item)
+        real = self.own()
+        if real is not None:
+            const = item.try_const()
+            if const is None:
+                self.real = None
+            else:
+                real.add(const.value)
+
+    def drop(self, m: Machine, item: Tracker) -> None:
+        """Remove an element that is there, not logged."""
+        del self.entries[key_token(m, item)]
+        real, const = self.own(), item.try_const()
+        if real is not None and const is not None:
+            real.discard(const.value)
+
+    def own(self) -> set[Any] | None:
+        """The set that changes are made to; a copy of an existing one may have another order."""
+        if self.real is self.obj and self.obj is not MISSING:
+            self.real = None
+        return self.real  # type: ignore[return-value]
 
     def length(self) -> int:
         self.known()
@@ -377,6 +456,16 @@ class SetTracker(Tracker):
         self.known()
         return key_token(m, item) in self.entries
 
+    def logged(self) -> bool:
+        """Whether changes must be replayed: the set exists outside."""
+        return self.source is not None or self.owner.source is not None
+
+    def effect(self, m: Machine, method: str, *operands: Tracker) -> None:
+        """Log the call of a method of set."""
+        if self.logged():
+            places = "".join(f", {{{i}}}" for i in range(1, len(operands) + 1))
+            m.effect(f"set.{method}({{0}}{places})", self.owner, *operands)
+
     def try_const(self) -> Const | None:
         if self.cls is not frozenset:
             return None
@@ -384,15 +473,24 @@ class SetTracker(Tracker):
         if any(const is None for const in consts):
             return None
         self.known()
-        return Const(frozenset(const.value for const in consts if const is not None))
+        return Const(self.real if self.real is not None else frozenset(const.value for const in consts if const is not None))
 
     def emit(self, em: Emitter) -> str:
         if self.source is not None:
             return em.source(self.source)
-        items = ", ".join(em.value(item) for item in self.entries.values())
         if self.cls is frozenset:
+            items = ", ".join(em.value(item) for item in self.entries.values())
             return em.assign("s", f"frozenset(({items}{',' if items else ''}))")
-        return em.assign("s", f"{{{items}}}" if items else "set()", self)
+        name = em.assign("s", "set()", self)
+        self.fill(em, name)
+        return name
+
+    def fill(self, em: Emitter, name: str) -> None:
+        """Statements that put the elements into the empty set `name`."""
+        if self.real is not None and len(self.entries) > 1:
+            em.line(f"set.update({name}, {em.const(self.real, 'elements')})")  # a merge into an empty set keeps the order
+        elif self.entries:
+            em.line(f"set.update({name}, ({', '.join(em.value(item) for item in self.entries.values())},))")
 
     def show(self) -> str:
         return f"{self.cls.__name__}[{len(self.entries)}]({self.source.text() if self.source else ''})"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Source
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
-from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -28,7 +28,7 @@ def instance_dict(obj: Any) -> dict[str, Any] | None:
 class ObjectTracker(Tracker):
     """An instance. `attrs` is its __dict__, `slots` the slots written or read, `payload` the builtin container inside (subclasses of dict, list, tuple...)."""
 
-    __slots__ = ("_attrs", "cls", "obj", "payload", "slots")
+    __slots__ = ("_attrs", "born", "cls", "obj", "payload", "slots")
 
     def __init__(self, cls: type, source: Source | None = None, obj: Any = MISSING) -> None:
         super().__init__(source)
@@ -37,6 +37,7 @@ class ObjectTracker(Tracker):
         self._attrs: DictTracker | None = None
         self.slots: dict[str, Tracker | None] = {}
         self.payload: Tracker | None = None
+        self.born: int | None = None  # set: it cannot leave the region, which then ends at this instruction
 
     def python_type(self) -> type:
         return self.cls
@@ -103,12 +104,16 @@ class ObjectTracker(Tracker):
     def emit(self, em: Emitter) -> str:
         if self.source is not None:
             return em.source(self.source)
+        if self.born is not None:
+            raise CannotEmit(self)
         name = self.emit_empty(em)
         payload = self.payload
         if isinstance(payload, DictTracker):
             payload.fill(em, name, em.const(payload.cls.__setitem__, "setitem"))  # type: ignore[index]
         elif isinstance(payload, SequenceTracker) and payload.cls is list and payload.entries:
             em.line(f"list.extend({name}, {em.value(payload)})")
+        elif isinstance(payload, SetTracker) and payload.cls is set:
+            payload.fill(em, name)
         written = dict(self.slots)
         if self._attrs is not None:
             written.update({key: value for key, (_, value) in self._attrs.entries.items()})  # type: ignore[misc]
@@ -120,8 +125,9 @@ class ObjectTracker(Tracker):
     def emit_empty(self, em: Emitter) -> str:
         cls = em.const(self.cls, self.cls.__name__)
         payload = self.payload
-        if isinstance(payload, TupleTracker):
-            return em.assign("obj", f"{em.const(tuple.__new__, 'new_tuple')}({cls}, {em.value(payload)})", self)
+        if isinstance(payload, TupleTracker) or (isinstance(payload, SetTracker) and payload.cls is frozenset):
+            new = em.const(payload.cls.__new__, f"new_{payload.cls.__name__}")
+            return em.assign("obj", f"{new}({cls}, {em.value(payload)})", self)
         if payload is None:
             return em.assign("obj", f"{em.const(object.__new__, 'new_object')}({cls})", self)
         if isinstance(payload, ConstTracker):
@@ -132,6 +138,11 @@ class ObjectTracker(Tracker):
 
     def show(self) -> str:
         return f"{self.cls.__qualname__} object {self.source.text() if self.source else ''}".rstrip()
+
+
+def payload_of(v: Tracker) -> Tracker:
+    """The built-in value inside an instance of its subclass."""
+    return v.payload if isinstance(v, ObjectTracker) and v.payload is not None else v
 
 
 class IdTracker(Tracker):

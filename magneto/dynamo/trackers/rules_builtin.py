@@ -6,7 +6,6 @@ import builtins
 import functools
 import inspect
 import logging
-import math
 import sys
 import types
 import typing
@@ -15,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.trackers.attributes import find_special, generic_get, generic_set, get_attr, no_attribute, set_attr
+from magneto.dynamo.trackers.attributes import generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker
-from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, pure, rule
-from magneto.dynamo.trackers.exception import ExceptionTracker
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
+from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, rule
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker
 from magneto.dynamo.trackers.iterator import (
     IteratorTracker,
-    iterate,
 )
-from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
+from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker
@@ -38,14 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from magneto.dynamo.machine.protocol import Machine
-
-CONST_CLASSES = (int, float, complex, bool, str, bytes, range, torch.dtype, torch.device)
-for _cls in CONST_CLASSES:
-    pure(raw for name, raw in vars(_cls).items() if isinstance(raw, (types.MethodDescriptorType, types.WrapperDescriptorType)))
-    pure([_cls])
-pure(fn for fn in vars(math).values() if callable(fn))
-pure([divmod, chr, ord, bin, hex, oct, ascii, len, int.from_bytes, str.maketrans, float.fromhex, bytes.fromhex])
-pure([torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo])
 
 
 def const_str(m: Machine, v: Tracker) -> str:
@@ -247,127 +236,7 @@ def id_(m: Machine, v: Tracker) -> Any:
     return IdTracker(v)
 
 
-@rule(hash, Tracker)
-def hash_(m: Machine, v: Tracker) -> Any:
-    folded = fold(m, hash, (v,), {})
-    if folded is not NotImplemented:
-        return folded
-    if isinstance(v, (ModuleTracker, ClassTracker)):
-        return m.const(hash(v.obj))
-    if isinstance(v, TensorTracker):  # torch says so
-        return IdTracker(v)
-    method = find_special(m, v, "__hash__") if isinstance(v, ObjectTracker) else None
-    if isinstance(method, BoundMethodTracker) and isinstance(method.fn, FunctionTracker):
-        return m.call(method, [], {})
-    if v.python_type().__hash__ is None:
-        m.raise_exception(TypeError(f"unhashable type: '{v.python_type().__name__}'"))
-    return NotImplemented
-
-
-# -- conversions
-
-
-@rule((int, float, complex), ObjectTracker)
-def number_of_object(m: Machine, v: ObjectTracker, *args: Tracker) -> Any:
-    for name in ("__int__", "__float__", "__index__"):
-        method = find_special(m, v, name)
-        if method is not None:
-            return m.call(method, [], {})
-    return NotImplemented
-
-
-def text_of(m: Machine, v: Tracker, fn: Any) -> str:
-    """str() or repr() of a value whose text capture knows."""
-    const = v.try_const()
-    if const is not None:
-        return str(fn(const.value))
-    if isinstance(v, SequenceTracker) and v.cls in (list, tuple):
-        items = [text_of(m, item, repr) for item in v.items(m)]
-        if v.cls is list:
-            return "[" + ", ".join(items) + "]"
-        return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
-    if isinstance(v, SequenceTracker) and v.cls is torch.Size:
-        return "torch.Size([" + ", ".join(text_of(m, item, repr) for item in v.items(m)) + "])"
-    if isinstance(v, DictTracker) and v.cls is dict:
-        return "{" + ", ".join(f"{text_of(m, k, repr)}: {text_of(m, x, repr)}" for k, x in v.pairs(m)) + "}"
-    if isinstance(v, ClassTracker):
-        return str(fn(v.obj))
-    if isinstance(v, (ObjectTracker, ExceptionTracker)):
-        return _object_text(m, v, fn)
-    m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
-
-
-def _object_text(m: Machine, v: ObjectTracker, fn: Any) -> str:
-    names = ("__str__", "__repr__") if fn is str else ("__repr__",)
-    for name in names:
-        if isinstance(find_in_type(m, v.cls, name), types.FunctionType):
-            method = find_special(m, v, name)
-            assert method is not None
-            const = m.call(method, [], {}).try_const()
-            if const is None:
-                break
-            return str(const.value)
-    if isinstance(v, ExceptionTracker):
-        values = [arg.try_const() for arg in v.arguments(m)]
-        if all(value is not None for value in values):
-            if isinstance(v.cls.__str__, types.WrapperDescriptorType):
-                return str(fn(v.cls.__new__(v.cls, *(value.value for value in values if value is not None))))
-    m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
-
-
-@rule(str, Tracker)
-def str_(m: Machine, v: Tracker, *args: Tracker) -> Any:
-    return NotImplemented if args else m.const(text_of(m, v, str))
-
-
-@rule(repr, Tracker)
-def repr_(m: Machine, v: Tracker) -> Any:
-    return m.const(text_of(m, v, repr))
-
-
-@rule(format, Tracker)
-def format_(m: Machine, v: Tracker, spec: Tracker | None = None) -> Any:
-    folded = fold(m, format, (v,) if spec is None else (v, spec), {})
-    if folded is not NotImplemented:
-        return folded
-    if isinstance(v, ObjectTracker) and isinstance(find_in_type(m, v.cls, "__format__"), types.FunctionType):
-        method = find_special(m, v, "__format__")
-        assert method is not None
-        return m.call(method, [spec if spec is not None else m.const("")], {})
-    const = spec.try_const() if spec is not None else None
-    if spec is None or (const is not None and const.value == ""):
-        return m.const(text_of(m, v, str))
-    return NotImplemented
-
-
-@rule(str.format, Tracker)
-def str_format(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    folded = fold(m, str.format, (v, *args), kwargs)
-    if folded is not NotImplemented:
-        return folded
-    texts = [m.const(text_of(m, arg, str)) if arg.try_const() is None else arg for arg in args]
-    named = {k: m.const(text_of(m, arg, str)) if arg.try_const() is None else arg for k, arg in kwargs.items()}
-    return fold(m, str.format, (v, *texts), named)
-
-
-@rule(str.join, ConstTracker, Tracker)
-def str_join(m: Machine, v: ConstTracker, items: Tracker) -> Any:
-    return fold(m, lambda text, *parts: text.join(parts), (v, *iterate(m, items)), {})
-
-
 # -- the rest
-
-
-@rule(print)
-def print_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    """Texts that capture knows are printed when the region's effects are replayed."""
-    texts = [text_of(m, arg, str) for arg in args]
-    if any(value.try_const() is None for value in kwargs.values()):
-        return NotImplemented
-    operands = [m.const(text) for text in texts] + list(kwargs.values())
-    parts = [f"{{{i}}}" for i in range(len(texts))] + [f"{name}={{{len(texts) + i}}}" for i, name in enumerate(kwargs)]
-    m.effect(f"print({', '.join(parts)})", *operands)
-    return None
 
 
 @rule(typing.cast, Tracker, Tracker)
@@ -450,4 +319,4 @@ def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
 
 
 FALLBACKS.append(call_numpy)
-__all__ = ["DictViewTracker", "IteratorTracker", "builtins", "has_rows", "is_instance", "text_of"]
+__all__ = ["DictViewTracker", "IteratorTracker", "builtins", "has_rows", "is_instance"]

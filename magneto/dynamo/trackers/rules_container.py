@@ -5,15 +5,17 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.build import from_value
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import apply, fold, pure, rule
+from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.iterator import (
     CallableIterator,
     ItemsIterator,
@@ -24,9 +26,10 @@ from magneto.dynamo.trackers.iterator import (
     known_items,
 )
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, key_token
-from magneto.dynamo.trackers.object import ObjectTracker
-from magneto.dynamo.trackers.rules_operator import payload_of, same, set_algebra
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
+from magneto.dynamo.trackers.object import ObjectTracker, payload_of
+from magneto.dynamo.trackers.plain import plain_all
+from magneto.dynamo.trackers.rules_operator import same, set_algebra
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -37,6 +40,12 @@ ODict = collections.OrderedDict
 
 def _is_none(v: Tracker | None) -> bool:
     return v is None or (isinstance(v, ConstTracker) and v.read() is None)
+
+
+def raise_key_error(m: Machine, key: Tracker) -> NoReturn:
+    """KeyError with the key itself."""
+    const = key.try_const()
+    m.raise_exception(KeyError(const.value) if const is not None else ExceptionTracker(KeyError, [key]))
 
 
 # -- constructors
@@ -62,12 +71,27 @@ def size(m: Machine, *args: Tracker) -> Tracker:
 
 @rule(set)
 def set_(m: Machine, *args: Tracker) -> Tracker:
-    return SetTracker.of(m, iterate(m, args[0]) if args else [])
+    return make_set(m, args, set)
 
 
 @rule(frozenset)
 def frozenset_(m: Machine, *args: Tracker) -> Tracker:
-    return SetTracker.of(m, iterate(m, args[0]) if args else [], frozenset)
+    return make_set(m, args, frozenset)
+
+
+def make_set(m: Machine, args: tuple[Tracker, ...], kind: type) -> SetTracker:
+    """set(iterable): of another set, its table is taken over."""
+    inner = payload_of(args[0]) if args else None
+    if isinstance(inner, ConstTracker) and type(inner.value) is frozenset:
+        inner = from_value(m, inner.read())
+    if isinstance(inner, SetTracker):
+        inner.known()
+        if kind is frozenset and inner.cls is frozenset and inner is args[0]:
+            return inner
+        made = SetTracker(dict(inner.entries), kind)
+        made.real = kind(inner.real) if inner.real is not None else None
+        return made
+    return SetTracker.of(m, iterate(m, args[0]) if args else [], kind)
 
 
 def _fill(m: Machine, target: DictTracker, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) -> None:
@@ -151,8 +175,7 @@ def append(m: Machine, v: SequenceTracker, item: Tracker) -> None:
     v.entries.append(item)
     if isinstance(v, DequeTracker) and v.maxlen is not None and len(v.entries) > v.maxlen:
         del v.entries[0]
-    if v.source is not None:
-        m.effect("{0}.append({1})", v, item)
+    v.log(m, "append", item)
 
 
 @rule((list.extend, collections.deque.extend), SequenceTracker, Tracker)
@@ -163,8 +186,8 @@ def extend(m: Machine, v: SequenceTracker, items: Tracker) -> None:
     v.entries.extend(found)
     if isinstance(v, DequeTracker) and v.maxlen is not None:
         del v.entries[: max(0, len(v.entries) - v.maxlen)]
-    if v.source is not None and found:
-        m.effect("{0}.extend({1})", v, ListTracker(found))
+    if found:
+        v.log(m, "extend", ListTracker(found))
 
 
 @rule(collections.deque.appendleft, DequeTracker, Tracker)
@@ -173,8 +196,7 @@ def appendleft(m: Machine, v: DequeTracker, item: Tracker) -> None:
     v.entries.insert(0, item)
     if v.maxlen is not None and len(v.entries) > v.maxlen:
         v.entries.pop()
-    if v.source is not None:
-        m.effect("{0}.appendleft({1})", v, item)
+    v.log(m, "appendleft", item)
 
 
 @rule((list.pop, collections.deque.pop), SequenceTracker)
@@ -187,8 +209,7 @@ def pop(m: Machine, v: SequenceTracker, index: Tracker | None = None) -> Any:
         m.raise_exception(IndexError("pop index out of range"))
     item = v.item(m, position)
     del v.entries[position]
-    if v.source is not None:
-        m.effect(f"{{0}}.pop({position if isinstance(v, ListTracker) else ''})", v)
+    v.log(m, "pop", *([m.const(position)] if isinstance(v, ListTracker) else []))
     return item
 
 
@@ -198,27 +219,24 @@ def popleft(m: Machine, v: DequeTracker) -> Any:
         m.raise_exception(IndexError("pop from an empty deque"))
     item = v.item(m, 0)
     del v.entries[0]
-    if v.source is not None:
-        m.effect("{0}.popleft()", v)
+    v.log(m, "popleft")
     return item
 
 
 @rule(list.insert, ListTracker, Tracker, Tracker)
 def insert(m: Machine, v: ListTracker, index: Tracker, item: Tracker) -> None:
-    position = m.apply(operator.index, index).try_const()
-    assert position is not None
+    position = m.apply(operator.index, index)
+    assert isinstance(position, ConstTracker)
     v.sized()
-    v.entries.insert(position.value, item)
-    if v.source is not None:
-        m.effect("{0}.insert({1}, {2})", v, index, item)
+    v.entries.insert(position.read(), item)
+    v.log(m, "insert", position, item)
 
 
 @rule((list.clear, collections.deque.clear), SequenceTracker)
 def list_clear(m: Machine, v: SequenceTracker) -> None:
     v.sized()
     v.entries.clear()
-    if v.source is not None:
-        m.effect("{0}.clear()", v)
+    v.log(m, "clear")
 
 
 @rule(list.copy, ListTracker)
@@ -226,19 +244,17 @@ def list_copy(m: Machine, v: ListTracker) -> Tracker:
     return ListTracker(v.items(m))
 
 
-@rule(list.reverse, ListTracker)
-def list_reverse(m: Machine, v: ListTracker) -> None:
+@rule((list.reverse, collections.deque.reverse), SequenceTracker)
+def list_reverse(m: Machine, v: SequenceTracker) -> None:
     v.sized()
     v.entries.reverse()
-    if v.source is not None:
-        m.effect("{0}.reverse()", v)
+    v.log(m, "reverse")
 
 
 @rule(list.sort, ListTracker)
 def list_sort(m: Machine, v: ListTracker, /, **kwargs: Tracker) -> None:
     v.entries = list(sort_items(m, v.items(m), kwargs))
-    if v.source is not None:
-        m.effect("{0}[:] = {1}", v, ListTracker(v.entries))
+    v.log(m, "__setitem__", m.const(slice(None)), ListTracker(v.entries))
 
 
 def sort_items(m: Machine, items: list[Tracker], kwargs: dict[str, Tracker]) -> list[Tracker]:
@@ -273,7 +289,7 @@ def sequence_index(m: Machine, v: SequenceTracker, item: Tracker, *bounds: Track
     m.raise_exception(ValueError(text))
 
 
-@rule((list.count, tuple.count), SequenceTracker, Tracker)
+@rule((list.count, tuple.count, collections.deque.count), SequenceTracker, Tracker)
 def count(m: Machine, v: SequenceTracker, item: Tracker) -> Any:
     return m.const(sum(same(m, c, item) or m.truth(m.apply(operator.eq, c, item)) for c in v.items(m)))
 
@@ -283,8 +299,7 @@ def list_remove(m: Machine, v: ListTracker, item: Tracker) -> None:
     for position, candidate in enumerate(v.items(m)):
         if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
             del v.entries[position]
-            if v.source is not None:
-                m.effect(f"del {{0}}[{position}]", v)
+            v.log(m, "__delitem__", m.const(position))
             return
     m.raise_exception(ValueError("list.remove(x): x not in list"))
 
@@ -327,8 +342,7 @@ def dict_pop(m: Machine, v: DictTracker, key: Tracker, *default: Tracker, **name
     fallback = default[0] if default else named.get("default")
     if fallback is not None:
         return fallback
-    const = key.try_const()
-    m.raise_exception(KeyError(const.value if const is not None else key.show()))
+    raise_key_error(m, key)
 
 
 @rule((dict.setdefault, ODict.setdefault), DictTracker, Tracker)
@@ -378,8 +392,7 @@ def popitem(m: Machine, v: DictTracker, last: Tracker | None = None) -> Any:
 @rule(ODict.move_to_end, DictTracker, Tracker)
 def move_to_end(m: Machine, v: DictTracker, key: Tracker, last: Tracker | None = None) -> None:
     if not v.has(m, key):
-        const = key.try_const()
-        m.raise_exception(KeyError(const.value if const is not None else key.show()))
+        raise_key_error(m, key)
     v.reorder(m, key, last is None or m.truth(last))
 
 
@@ -388,25 +401,21 @@ def move_to_end(m: Machine, v: DictTracker, key: Tracker, last: Tracker | None =
 
 @rule(set.add, SetTracker, Tracker)
 def set_add(m: Machine, v: SetTracker, item: Tracker) -> None:
-    v.known()
-    v.entries.setdefault(key_token(m, item), item)
-    if v.source is not None:
-        m.effect("{0}.add({1})", v, item)
+    v.insert(m, item)
+    v.effect(m, "add", item)
 
 
 @rule(set.discard, SetTracker, Tracker)
 def set_discard(m: Machine, v: SetTracker, item: Tracker) -> None:
     if v.has(m, item):
-        del v.entries[key_token(m, item)]
-        if v.source is not None:
-            m.effect("{0}.discard({1})", v, item)
+        v.drop(m, item)
+        v.effect(m, "discard", item)
 
 
 @rule(set.remove, SetTracker, Tracker)
 def set_remove(m: Machine, v: SetTracker, item: Tracker) -> None:
     if not v.has(m, item):
-        const = item.try_const()
-        m.raise_exception(KeyError(const.value if const is not None else item.show()))
+        raise_key_error(m, item)
     set_discard(m, v, item)
 
 
@@ -416,7 +425,7 @@ def set_pop(m: Machine, v: SetTracker) -> Tracker:
     if not items:
         m.raise_exception(KeyError("pop from an empty set"))
     if len(items) > 1:
-        m.graph_break("B104", operation="pop()", value=v.show())  # which element depends on hashes
+        m.graph_break("B104", operation="pop()", value=v.show())  # where the search starts is not visible
     set_discard(m, v, items[0])
     return items[0]
 
@@ -425,41 +434,70 @@ def set_pop(m: Machine, v: SetTracker) -> Tracker:
 def set_clear(m: Machine, v: SetTracker) -> None:
     v.known()
     v.entries.clear()
-    if v.source is not None:
-        m.effect("{0}.clear()", v)
+    v.real = set()
+    v.effect(m, "clear")
 
 
-@rule(set.update, SetTracker)
-def set_update(m: Machine, v: SetTracker, *others: Tracker) -> None:
-    for other in others:
-        for item in iterate(m, other):
-            set_add(m, v, item)
+_SET_METHODS = {"union": "or", "intersection": "and", "difference": "sub", "symmetric_difference": "xor"}
+
+
+def _operands(m: Machine, others: tuple[Tracker, ...]) -> list[Tracker]:
+    """Containers as they are, iterators as lists."""
+    kinds = (SetTracker, SequenceTracker, DictTracker, DictViewTracker, ConstTracker)
+    inner = [payload_of(other) for other in others]
+    return [v if isinstance(v, kinds) else ListTracker(iterate(m, v)) for v in inner]
+
+
+def _set_method(name: str, operation: str) -> None:
+    """set.union and its like, and the same in place."""
+
+    def combined(m: Machine, v: SetTracker, others: list[Tracker]) -> SetTracker:
+        v.known()
+        for other in others:
+            v = set_algebra(operation, v, _as_set(m, other))
+        return v
+
+    @rule((getattr(set, name), getattr(frozenset, name)), SetTracker)
+    def fresh(m: Machine, v: SetTracker, *others: Tracker) -> Tracker:
+        operands = _operands(m, others)
+        made = SetTracker(dict(combined(m, v, operands).entries), v.cls)
+        known = plain_all(m, operands, {}) if v.real is not None else None
+        made.real = getattr(v.cls, name)(v.real, *known[0]) if known is not None else None
+        return made
+
+    method = "update" if name == "union" else f"{name}_update"
+
+    @rule(getattr(set, method), SetTracker)
+    def in_place(m: Machine, v: SetTracker, *others: Tracker) -> None:
+        operands = _operands(m, others)
+        entries = dict(combined(m, v, operands).entries)
+        own = v.own()
+        known = plain_all(m, operands, {}) if own is not None else None
+        if known is not None:
+            getattr(set, method)(own, *known[0])
+        else:
+            v.real = None
+        v.entries = entries
+        v.effect(m, method, *operands)
+
+
+for _method, _operation in _SET_METHODS.items():
+    _set_method(_method, _operation)
 
 
 @rule((set.copy, frozenset.copy), SetTracker)
 def set_copy(m: Machine, v: SetTracker) -> Tracker:
-    return SetTracker.of(m, v.items(m), v.cls)
+    v.known()
+    made = SetTracker(dict(v.entries), v.cls)
+    made.real = v.real.copy() if v.real is not None else None
+    return made
 
 
 def _as_set(m: Machine, v: Tracker) -> SetTracker:
-    return v if isinstance(v, SetTracker) else SetTracker.of(m, iterate(m, v))
-
-
-def _algebra(name: str) -> Any:
-    def body(m: Machine, v: Tracker, *others: Tracker) -> Any:
-        result = _as_set(m, v)
-        result.known()
-        for other in others:
-            second = _as_set(m, other)
-            second.known()
-            result = set_algebra(name, result, second)
-        return SetTracker(dict(result.entries), result.cls)
-
-    return body
-
-
-for _method, _operation in (("union", "or"), ("intersection", "and"), ("difference", "sub"), ("symmetric_difference", "xor")):
-    rule((getattr(set, _method), getattr(frozenset, _method)), Tracker)(_algebra(_operation))
+    if isinstance(v, SetTracker):
+        v.known()
+        return v
+    return SetTracker.of(m, iterate(m, v))
 
 
 @rule((set.issubset, frozenset.issubset), Tracker, Tracker)

@@ -33,19 +33,26 @@ from magneto.dynamo.trackers.iterator import (
     SteppedIterator,
     ZipIterator,
     iterate,
+    known_items,
     next_or_none,
     remaining,
 )
-from magneto.dynamo.trackers.object import ObjectTracker
+from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.rules_container import sort_items
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from magneto.dynamo.machine.protocol import Machine
 
 # -- numbers
+
+
+try:
+    min(())
+except ValueError as _error:
+    _EMPTY = str(_error).replace("min", "{}")
 
 
 def _extreme(fn: Any, better: Any) -> Any:
@@ -54,7 +61,7 @@ def _extreme(fn: Any, better: Any) -> Any:
         if not items:
             if default is not None:
                 return default
-            m.raise_exception(ValueError(f"{fn.__name__}() iterable argument is empty"))
+            m.raise_exception(ValueError(_EMPTY.format(fn.__name__)))
         keyed = (lambda x: x) if key is None or (isinstance(key, ConstTracker) and key.read() is None) else (lambda x: m.call(key, [x], {}))
         best, best_key = items[0], keyed(items[0])
         for item in items[1:]:
@@ -155,10 +162,15 @@ def map_(m: Machine, fn: Tracker, *items: Tracker) -> Any:
     return MapIterator(fn, [m.apply(iter, item) for item in items])
 
 
-@rule((filter, itertools.filterfalse), Tracker, Tracker)
-def filter_(m: Machine, fn: Tracker, items: Tracker) -> Any:
-    none = isinstance(fn, ConstTracker) and fn.read() is None
-    return FilterIterator(None if none else fn, m.apply(iter, items))
+def _filter(kind: Any) -> None:
+    @rule(kind, Tracker, Tracker)
+    def body(m: Machine, fn: Tracker, items: Tracker) -> Any:
+        none = isinstance(fn, ConstTracker) and fn.read() is None
+        return FilterIterator(None if none else fn, m.apply(iter, items), kind is itertools.filterfalse)
+
+
+_filter(filter)
+_filter(itertools.filterfalse)
 
 
 @rule(reversed, Tracker)
@@ -208,30 +220,33 @@ def repeat(m: Machine, v: Tracker, times: Tracker | None = None) -> Any:
     return RepeatIterator(v, const.value if const is not None else None)
 
 
+def _stepped(m: Machine, kind: Any, args: Sequence[Tracker], make: Callable[..., Iterator[Any]]) -> SteppedIterator:
+    """`kind(*args)`, stepped by the real one (`make`) over the items of the first argument as capture asks for them."""
+    source = m.apply(iter, args[0])
+    return SteppedIterator(m, kind, make(remaining(m, source)), [source, *args[1:]])
+
+
+def _test(m: Machine, fn: Tracker) -> Callable[[Tracker], bool]:
+    return lambda item: m.truth(m.call(fn, [item], {}))
+
+
 @rule(itertools.cycle, Tracker)
 def cycle(m: Machine, items: Tracker) -> Any:
-    return CycleIterator(iterate(m, items))
+    known = known_items(m, items)
+    return CycleIterator(known) if known is not None else _stepped(m, itertools.cycle, [items], itertools.cycle)
 
 
 @rule(itertools.islice, Tracker, Tracker)
 def islice(m: Machine, items: Tracker, *bounds: Tracker) -> Any:
-    consts = [bound.try_const() for bound in bounds]
+    consts = [payload_of(bound).try_const() for bound in bounds]
     if any(const is None for const in consts):
         return NotImplemented
-    wanted = slice(*(const.value for const in consts if const is not None))
-    iterator = m.apply(iter, items)
-    found: list[Tracker] = []
-    position = 0
-    following = wanted.start or 0
-    while wanted.stop is None or following < wanted.stop:
-        item = next_or_none(m, iterator)
-        if item is None:
-            break
-        if position == following:
-            found.append(item)
-            following += wanted.step or 1
-        position += 1
-    return ItemsIterator(found)
+    limits = [const.value for const in consts if const is not None]
+    try:
+        itertools.islice((), *limits)
+    except (TypeError, ValueError) as error:
+        m.raise_exception(error)
+    return _stepped(m, itertools.islice, [items, *bounds], lambda source: itertools.islice(source, *limits))
 
 
 def _combined(fn: Any) -> None:
@@ -253,73 +268,86 @@ for _fn in (itertools.product, itertools.combinations, itertools.permutations, i
 
 @rule(itertools.zip_longest)
 def zip_longest(m: Machine, *items: Tracker, fillvalue: Tracker | None = None) -> Any:
-    filler = fillvalue if fillvalue is not None else m.const(None)
-    rows = itertools.zip_longest(*(iterate(m, item) for item in items), fillvalue=filler)
-    return ItemsIterator([TupleTracker(row) for row in rows])
+    sources = [m.apply(iter, item) for item in items]
+    rows = itertools.zip_longest(
+        *(remaining(m, source) for source in sources), fillvalue=fillvalue if fillvalue is not None else m.const(None)
+    )
+    return SteppedIterator(m, itertools.zip_longest, map(TupleTracker, rows), sources if fillvalue is None else None)
 
 
 @rule(itertools.accumulate, Tracker)
-def accumulate(m: Machine, items: Tracker, fn: Tracker | None = None, *, initial: Tracker | None = None) -> Any:
-    found: list[Tracker] = [] if initial is None else [initial]
-    for item in iterate(m, items):
-        if not found:
-            found.append(item)
-        elif fn is None or (isinstance(fn, ConstTracker) and fn.read() is None):
-            found.append(m.apply(operator.add, found[-1], item))
-        else:
-            found.append(m.call(fn, [found[-1], item], {}))
-    return ItemsIterator(found)
+def accumulate(m: Machine, items: Tracker, func: Tracker | None = None, *, initial: Tracker | None = None) -> Any:
+    absent = func is None or (isinstance(func, ConstTracker) and func.read() is None)
+
+    def add(total: Tracker, item: Tracker) -> Tracker:
+        return m.apply(operator.add, total, item) if absent else m.call(func, [total, item], {})  # type: ignore[arg-type]
+
+    start = None if isinstance(initial, ConstTracker) and initial.read() is None else initial
+    args = [items] if func is None else [items, func]
+    made = _stepped(m, itertools.accumulate, args, lambda source: itertools.accumulate(source, add, initial=start))
+    if start is not None:
+        made.args = None
+    return made
 
 
 @rule(itertools.starmap, Tracker, Tracker)
 def starmap(m: Machine, fn: Tracker, items: Tracker) -> Any:
-    source = remaining(m, m.apply(iter, items))
-    return SteppedIterator(m, itertools.starmap, (m.call(fn, iterate(m, item), {}) for item in source))
+    source = m.apply(iter, items)
+    return SteppedIterator(m, itertools.starmap, (m.call(fn, iterate(m, item), {}) for item in remaining(m, source)), [fn, source])
 
 
 @rule(itertools.takewhile, Tracker, Tracker)
 def takewhile(m: Machine, fn: Tracker, items: Tracker) -> Any:
-    source = remaining(m, m.apply(iter, items))
-    return SteppedIterator(m, itertools.takewhile, itertools.takewhile(lambda item: m.truth(m.call(fn, [item], {})), source))
+    source = m.apply(iter, items)
+    return SteppedIterator(m, itertools.takewhile, itertools.takewhile(_test(m, fn), remaining(m, source)), [fn, source])
 
 
 @rule(itertools.dropwhile, Tracker, Tracker)
 def dropwhile(m: Machine, fn: Tracker, items: Tracker) -> Any:
-    source = remaining(m, m.apply(iter, items))
-    return SteppedIterator(m, itertools.dropwhile, itertools.dropwhile(lambda item: m.truth(m.call(fn, [item], {})), source))
+    source = m.apply(iter, items)
+    return SteppedIterator(m, itertools.dropwhile, itertools.dropwhile(_test(m, fn), remaining(m, source)), [fn, source])
 
 
 @rule(itertools.compress, Tracker, Tracker)
 def compress(m: Machine, items: Tracker, selectors: Tracker) -> Any:
-    pairs = zip(remaining(m, m.apply(iter, items)), remaining(m, m.apply(iter, selectors)), strict=False)
-    return SteppedIterator(m, itertools.compress, (item for item, selector in pairs if m.truth(selector)))
+    data, chosen = m.apply(iter, items), m.apply(iter, selectors)
+    truths = (m.truth(selector) for selector in remaining(m, chosen))
+    return SteppedIterator(m, itertools.compress, itertools.compress(remaining(m, data), truths), [data, chosen])
+
+
+class _Key:
+    """A key of groupby: compares as the program's value does."""
+
+    __slots__ = ("m", "of")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, m: Machine, of: Tracker) -> None:
+        self.m, self.of = m, of
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Key)
+        return self.of is other.of or self.m.truth(self.m.apply(operator.eq, self.of, other.of))
 
 
 @rule(itertools.groupby, Tracker)
-def groupby(m: Machine, items: Tracker, key: Tracker | None = None) -> Any:
-    """Groups are gathered as they are asked for; equal neighbours by their keys' equality."""
+def groupby(m: Machine, iterable: Tracker, key: Tracker | None = None) -> Any:
+    absent = key is None or (isinstance(key, ConstTracker) and key.read() is None)
 
-    def groups() -> Iterator[Tracker]:
-        found: list[Tracker] = []
-        current: Tracker | None = None
-        for item in remaining(m, m.apply(iter, items)):
-            mark = item if key is None or (isinstance(key, ConstTracker) and key.read() is None) else m.call(key, [item], {})
-            if current is not None and not m.truth(m.apply(operator.eq, current, mark)):
-                yield TupleTracker([current, ItemsIterator(found)])
-                found = []
-            current = mark
-            found.append(item)
-        if current is not None:
-            yield TupleTracker([current, ItemsIterator(found)])
+    def key_of(item: Tracker) -> _Key:
+        return _Key(m, item if absent else m.call(key, [item], {}))  # type: ignore[arg-type]
 
-    return SteppedIterator(m, itertools.groupby, groups())
+    def groups(source: Iterator[Tracker]) -> Iterator[Tracker]:
+        for mark, group in itertools.groupby(source, key_of):  # the iterator of a group may be used later, or not at all
+            yield TupleTracker([mark.of, SteppedIterator(m, type(group), group)])  # noqa: B031
+
+    return _stepped(m, itertools.groupby, [iterable] if key is None else [iterable, key], groups)
 
 
 @rule(itertools.tee, Tracker)
 def tee(m: Machine, items: Tracker, n: Tracker | None = None) -> Any:
-    known = iterate(m, items)
     const = n.try_const() if n is not None else None
-    return TupleTracker([ItemsIterator(known) for _ in range(const.value if const is not None else 2)])
+    shared = itertools.tee(remaining(m, m.apply(iter, items)), const.value if const is not None else 2)
+    return TupleTracker([SteppedIterator(m, type(part), part) for part in shared])
 
 
 @rule(operator.itemgetter, Tracker)

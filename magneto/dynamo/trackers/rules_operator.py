@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 import types
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker, payload_of
+from magneto.dynamo.trackers.plain import plain
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
 
@@ -57,7 +59,9 @@ _NUMBERS = (int, float, bool, complex)
 pure(
     fn
     for name, fn in vars(operator).items()
-    if callable(fn) and not name.startswith("_") and name not in ("setitem", "delitem", "itemgetter")
+    if callable(fn)
+    and not name.startswith("_")
+    and name not in ("setitem", "delitem", "itemgetter", "concat", "iconcat", "countOf", "indexOf", "call")
 )
 pure(getattr(operator, f"__{name}__", None) for name in ("index", "not_"))
 
@@ -69,56 +73,102 @@ def tensor_operand(v: Tracker) -> bool:
     return isinstance(v, ConstTracker) and isinstance(v.read(), _NUMBERS)
 
 
-def _unsupported(m: Machine, symbol: str, a: Tracker, b: Tracker) -> None:
-    m.raise_exception(TypeError(f"unsupported operand type(s) for {symbol}: '{a.python_type().__name__}' and '{b.python_type().__name__}'"))
+def user_method(m: Machine, v: Tracker, name: str) -> Any:
+    """The attribute of the type that gives the operation, where a program defined it; MISSING where it is C code, or absent."""
+    if not isinstance(v, (ObjectTracker, ClassTracker)):
+        return MISSING
+    raw = find_in_type(m, v.python_type(), name)
+    return MISSING if raw is None or isinstance(raw, (types.WrapperDescriptorType, types.MethodDescriptorType)) else raw
+
+
+def ask(m: Machine, v: Tracker, name: str, *args: Tracker) -> Tracker | None:
+    """What the special method gives; None for NotImplemented."""
+    method = find_special(m, v, name)
+    assert method is not None
+    result = m.call(method, args, {})
+    return None if isinstance(result, ConstTracker) and result.value is NotImplemented else result
 
 
 def _dunder(m: Machine, name: str, a: Tracker, b: Tracker) -> Tracker | None:
-    """`type(a).__name__(a, b)` written in Python; None when it is not there or returns NotImplemented."""
-    if not isinstance(a, (ObjectTracker, ClassTracker)):
+    """The operation by a special method of the program, asked as CPython asks: the right operand first where its type is a subclass that overrides."""
+    left, right = user_method(m, a, f"__{name}__"), user_method(m, b, f"__r{name}__")
+    if left is MISSING and right is MISSING:
         return None
-    if not isinstance(find_in_type(m, a.python_type(), name), types.FunctionType):
-        return None
-    method = find_special(m, a, name)
-    assert method is not None
-    result = m.call(method, [b], {})
-    const = result.try_const()
-    return None if const is not None and const.value is NotImplemented else result
+    one, two = a.python_type(), b.python_type()
+    if one is two:
+        right = MISSING
+    elif right is not MISSING and issubclass(two, one) and right is not find_in_type(m, one, f"__r{name}__"):
+        result = ask(m, b, f"__r{name}__", a)
+        if result is not None:
+            return result
+        right = MISSING
+    result = ask(m, a, f"__{name}__", b) if left is not MISSING else None
+    return ask(m, b, f"__r{name}__", a) if result is None and right is not MISSING else result
 
 
 def _binary(name: str, fn: Callable[..., Any], symbol: str) -> Callable[..., Any]:
     def body(m: Machine, a: Tracker, b: Tracker) -> Any:
         if isinstance(a, TensorTracker) or isinstance(b, TensorTracker):
-            if tensor_operand(a) and tensor_operand(b):
-                return m.node(fn, [lower(m, a), lower(m, b)], {})
-            if isinstance(b, ObjectTracker) and (result := _dunder(m, f"__r{name}__", b, a)) is not None:
-                return result
-            if isinstance(a, ObjectTracker) and (result := _dunder(m, f"__{name}__", a, b)) is not None:
-                return result
-            if isinstance(a, SequenceTracker) and name == "mul":
-                m.graph_break("B102", operation="repetition of a sequence by a tensor")
-            m.graph_break("B104", operation=symbol, value=(b if isinstance(a, TensorTracker) else a).show())
+            if not (name == "mod" and isinstance(a, ConstTracker) and type(a.value) in (str, bytes)):
+                return _with_tensor(m, name, fn, symbol, a, b)
         if isinstance(a, ConstTracker) and isinstance(b, ConstTracker):
             return fold(m, fn, (a, b), {})
-        result = _containers(m, name, a, b)
-        if result is not NotImplemented:
-            return result
-        result = _dunder(m, f"__{name}__", a, b) or _dunder(m, f"__r{name}__", b, a)
+        result = _dunder(m, name, a, b)
         if result is not None:
             return result
-        folded = fold(m, fn, (a, b), {})
+        left, right = payload_of(a), payload_of(b)
+        if name == "mod" and isinstance(left, ConstTracker) and type(left.value) in (str, bytes):
+            return m.apply(type(left.read()).__mod__, left, b)
+        result = _containers(m, name, left, right)
+        if result is not NotImplemented:
+            return result
+        folded = fold(m, fn, (left, right), {})
         if folded is not NotImplemented:
             return folded
-        if isinstance(a, OpaqueTracker) or isinstance(b, OpaqueTracker):
-            m.graph_break("B104", operation=symbol, value=(a if isinstance(a, OpaqueTracker) else b).show())
-        _unsupported(m, symbol, a, b)
+        _refuse(m, fn, symbol, left, right)
 
     return body
 
 
-def payload_of(v: Tracker) -> Tracker:
-    """The builtin container inside an instance of its subclass."""
-    return v.payload if isinstance(v, ObjectTracker) and v.payload is not None else v
+def _with_tensor(m: Machine, name: str, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tracker) -> Any:
+    """Tensors take numbers; other operands are asked themselves."""
+    left = user_method(m, a, f"__{name}__")
+    if left is not MISSING and (result := ask(m, a, f"__{name}__", b)) is not None:
+        return result
+    one, two = payload_of(a), payload_of(b)
+    if tensor_operand(one) and tensor_operand(two) and name != "divmod":
+        return m.node(fn, [lower(m, one), lower(m, two)], {})
+    if user_method(m, b, f"__r{name}__") is not MISSING and (result := ask(m, b, f"__r{name}__", a)) is not None:
+        return result
+    if isinstance(a, SequenceTracker) and name == "mul":
+        m.graph_break("B102", operation="repetition of a sequence by a tensor")
+    m.graph_break("B104", operation=symbol, value=(b if isinstance(a, TensorTracker) else a).show())
+
+
+def _stand_in(m: Machine, v: Tracker) -> Any:
+    """An object that CPython refuses in the same words; MISSING for one that only it knows."""
+    known = plain(m, v)
+    if known is not None:
+        return known.value
+    if isinstance(v, OpaqueTracker):
+        return MISSING
+    cls = v.python_type()
+    if isinstance(v, (SequenceTracker, DictTracker, SetTracker)):
+        return cls() if cls in (list, tuple, dict, set, frozenset, collections.deque) else MISSING
+    return type(cls.__name__, (), {})()
+
+
+def _refuse(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tracker) -> None:
+    """The TypeError of an operation that no operand knows."""
+    left, right = _stand_in(m, a), _stand_in(m, b)
+    if left is not MISSING and right is not MISSING:
+        try:
+            fn(left, right)
+        except TypeError as error:
+            m.raise_exception(error)
+        except Exception:  # of the stand-ins' values
+            pass
+    m.graph_break("B104", operation=symbol, value=(a if left is MISSING else b).show())
 
 
 def _containers(m: Machine, name: str, a: Tracker, b: Tracker) -> Any:
@@ -130,13 +180,17 @@ def _containers(m: Machine, name: str, a: Tracker, b: Tracker) -> Any:
         kinds = {a.cls, b.cls}
         if isinstance(a, ListTracker) and isinstance(b, ListTracker):
             return ListTracker([*a.items(m), *b.items(m)])
+        if isinstance(a, DequeTracker) and isinstance(b, DequeTracker):
+            return m.apply(collections.deque, ListTracker([*a.items(m), *b.items(m)]), m.const(a.maxlen))
         if isinstance(a, TupleTracker) and isinstance(b, TupleTracker):
             return TupleTracker([*a.items(m), *b.items(m)], torch.Size if torch.Size in kinds and kinds <= {tuple, torch.Size} else tuple)
     if name == "mul":
         sequence, times = (a, b) if isinstance(a, SequenceTracker) else (b, a)
         const = times.try_const()
-        if isinstance(sequence, (ListTracker, TupleTracker)) and const is not None and isinstance(const.value, int):
+        if isinstance(sequence, SequenceTracker) and const is not None and isinstance(const.value, int):
             items = sequence.items(m) * const.value
+            if isinstance(sequence, DequeTracker):
+                return m.apply(collections.deque, ListTracker(items), m.const(sequence.maxlen))
             if isinstance(sequence, ListTracker):
                 return ListTracker(items)
             return TupleTracker(items, torch.Size if sequence.cls is torch.Size and type(torch.Size(()) * 2) is torch.Size else tuple)
@@ -144,7 +198,9 @@ def _containers(m: Machine, name: str, a: Tracker, b: Tracker) -> Any:
     if left is not None and right is not None and name in ("or", "and", "sub", "xor"):
         return set_algebra(name, left, right)
     if name == "or" and isinstance(a, DictTracker) and isinstance(b, DictTracker):
-        merged = DictTracker.of(m, a.pairs(m), a.cls)
+        first = b if a.cls is dict else a  # a subclass on the right makes the result
+        merged = DictTracker.of(m, a.pairs(m), first.cls)
+        merged.default_factory = first.default_factory
         for key, value in b.pairs(m):
             merged.put(m, key, value)
         return merged
@@ -173,7 +229,18 @@ def set_algebra(name: str, a: SetTracker, b: SetTracker) -> SetTracker:
         entries = {k: v for k, v in one.items() if k not in two}
     else:
         entries = {k: v for k, v in one.items() if k not in two} | {k: v for k, v in two.items() if k not in one}
-    return SetTracker(entries, a.cls)
+    made = SetTracker(entries, a.cls)
+    made.real = a.cls(_ALGEBRA[name](a.real, b.real)) if a.real is not None and b.real is not None else None
+    return made
+
+
+_ALGEBRA: dict[str, Callable[..., Any]] = {"or": operator.or_, "and": operator.and_, "sub": operator.sub, "xor": operator.xor}
+_SET_UPDATES = {
+    "or": set.update,
+    "and": set.intersection_update,
+    "sub": set.difference_update,
+    "xor": set.symmetric_difference_update,
+}
 
 
 def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,51 +252,74 @@ def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any]) -> Call
             if isinstance(result, TensorTracker) and result is not a:
                 a.meta = result.meta
             return a
+        if user_method(m, a, f"__i{name}__") is not MISSING:
+            result = ask(m, a, f"__i{name}__", b)  # type: ignore[assignment]
+            return result if result is not None else m.apply(fn, a, b)
         target = payload_of(a)
-        if isinstance(target, ListTracker) and name == "add":
-            m.apply(list.extend, a, b)
-            return a
-        if isinstance(target, DequeTracker) and name == "add":
-            m.graph_break("B104", operation="+=", value=a.show())
-        if isinstance(target, ListTracker) and name == "mul" and a.source is None:
-            target.entries = list(m.apply(operator.mul, a, b).entries)  # type: ignore[attr-defined]
-            return a
-        if isinstance(target, DictTracker) and name == "or":
-            m.apply(dict.update, a, b)
-            return a
-        if isinstance(target, SetTracker) and target.cls is set and name == "or":
-            m.apply(set.update, a, b)
-            return a
-        result = _dunder(m, f"__i{name}__", a, b)  # type: ignore[assignment]
-        return result if result is not None else m.apply(fn, a, b)
+        method: Any = None
+        if isinstance(target, (ListTracker, DequeTracker)) and name == "add":
+            method = target.cls.extend  # type: ignore[attr-defined]
+        elif isinstance(target, ListTracker) and name == "mul":
+            return _repeat(m, a, target, b)
+        elif isinstance(target, DictTracker) and name == "or":
+            method = dict.update
+        elif isinstance(target, SetTracker) and target.cls is set and name in _SET_UPDATES and _as_set(m, payload_of(b)) is not None:
+            method = _SET_UPDATES[name]
+        if method is None:
+            return m.apply(fn, a, b)
+        m.apply(method, a, b)
+        return a
 
     return body
+
+
+def _repeat(m: Machine, a: Tracker, target: ListTracker, times: Tracker) -> Tracker:
+    """`a *= n` of a list."""
+    target.entries = list(m.apply(operator.mul, target, times).entries)  # type: ignore[attr-defined]
+    if a.source is not None:
+        m.effect("list.__imul__({0}, {1})", a, times)
+    return a
 
 
 def _comparison(name: str, fn: Callable[..., Any], swapped: str, symbol: str) -> Callable[..., Any]:
     def body(m: Machine, a: Tracker, b: Tracker) -> Any:
+        if isinstance(a, ConstTracker) and isinstance(b, ConstTracker):
+            return fold(m, fn, (a, b), {})
+        one, two = payload_of(a), payload_of(b)
+        if (isinstance(a, TensorTracker) or isinstance(b, TensorTracker)) and tensor_operand(one) and tensor_operand(two):
+            return m.node(fn, [lower(m, one), lower(m, two)], {})
+        result = _compared_by_program(m, name, swapped, a, b)
+        if result is not None:
+            return result
         if isinstance(a, TensorTracker) or isinstance(b, TensorTracker):
-            if tensor_operand(a) and tensor_operand(b):
-                return m.node(fn, [lower(m, a), lower(m, b)], {})
             if name in ("eq", "ne"):
                 return m.const(name == "ne")
             m.graph_break("B104", operation=symbol, value=(b if isinstance(a, TensorTracker) else a).show())
-        if isinstance(a, ConstTracker) and isinstance(b, ConstTracker):
-            return fold(m, fn, (a, b), {})
-        result = _dunder(m, f"__{name}__", a, b)
-        if result is None:
-            result = _dunder(m, f"__{swapped}__", b, a)
-        if result is None and name == "ne":
-            result = _dunder(m, "__eq__", a, b)
-            if result is not None:
-                return m.const(not m.truth(result))
-        if result is not None:
-            return result
         if name in ("eq", "ne"):
             return m.const(equal(m, a, b) == (name == "eq"))
-        return _ordered(m, fn, symbol, a, b)
+        return _ordered(m, fn, symbol, one, two)
 
     return body
+
+
+def _compared_by_program(m: Machine, name: str, swapped: str, a: Tracker, b: Tracker) -> Tracker | None:
+    """The comparison by a method of the program; a right operand of a subclass is asked first."""
+    if not isinstance(a, (ObjectTracker, ClassTracker)) and not isinstance(b, (ObjectTracker, ClassTracker)):
+        return None
+    asked = [(a, name, b), (b, swapped, a)]
+    one, two = a.python_type(), b.python_type()
+    if one is not two and issubclass(two, one):
+        asked.reverse()
+    for v, method, other in asked:
+        if user_method(m, v, f"__{method}__") is not MISSING:
+            result = ask(m, v, f"__{method}__", other)
+            if result is not None:
+                return result
+        elif name == "ne" and v.python_type().__ne__ is object.__ne__ and user_method(m, v, "__eq__") is not MISSING:  # type: ignore[comparison-overlap]
+            result = ask(m, v, "__eq__", other)
+            if result is not None:
+                return m.const(not m.truth(result))
+    return None
 
 
 def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
@@ -243,6 +333,8 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     if isinstance(left, DictTracker) and isinstance(right, DictTracker):
         if left.length() != right.length() or left.entries.keys() != right.entries.keys():
             return False
+        if left.cls is right.cls is collections.OrderedDict and list(left.entries) != list(right.entries):
+            return False
         pairs = [(left.get_token(m, token), right.get_token(m, token)) for token in list(left.entries)]
         return all(x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in pairs if x is not None and y is not None)
     if (
@@ -252,7 +344,7 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     ):
         items, others = iterate(m, left), iterate(m, right)
         return len(items) == len(others) and all(x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in zip(items, others, strict=True))
-    folded = fold(m, operator.eq, (a, b), {})
+    folded = fold(m, operator.eq, (left, right), {})
     if folded is not NotImplemented:
         return bool(folded.try_const().value)
     if isinstance(a, IdTracker) or isinstance(b, IdTracker):
@@ -269,7 +361,7 @@ def _ordered(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tra
     left, right = _as_set(m, a), _as_set(m, b)
     if left is not None and right is not None:
         return m.const(fn(left.entries.keys(), right.entries.keys()))
-    both = isinstance(a, ListTracker) and isinstance(b, ListTracker)
+    both = isinstance(a, SequenceTracker) and isinstance(b, SequenceTracker) and a.cls is b.cls
     if both or (issubclass(a.python_type(), tuple) and issubclass(b.python_type(), tuple)):
         items, others = iterate(m, a), iterate(m, b)
         for x, y in zip(items, others, strict=False):
@@ -289,6 +381,7 @@ def _ordered(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tra
 for _name, (_fn, _ifn, _symbol) in ARITHMETIC.items():
     rule(_fn, Tracker, Tracker)(_binary(_name, _fn, _symbol))
     rule(_ifn, Tracker, Tracker)(_inplace(_name, _fn, _ifn))
+rule(divmod, Tracker, Tracker)(_binary("divmod", divmod, "divmod()"))
 for _name, (_fn, _swapped, _symbol) in COMPARISONS.items():
     rule(_fn, Tracker, Tracker)(_comparison(_name, _fn, _swapped, _symbol))
 
@@ -300,13 +393,16 @@ def _unary(fn: Callable[..., Any], dunder: str, symbol: str) -> Callable[..., An
     def body(m: Machine, v: Tracker) -> Any:
         if isinstance(v, TensorTracker):
             return m.node(torch.abs if fn is abs else fn, [v], {})
-        folded = fold(m, fn, (v,), {})
+        if user_method(m, v, dunder) is not MISSING:
+            method = find_special(m, v, dunder)
+            assert method is not None
+            return m.call(method, [], {})
+        folded = fold(m, fn, (payload_of(v),), {})
         if folded is not NotImplemented:
             return folded
-        method = find_special(m, v, dunder) if isinstance(v, ObjectTracker) else None
-        if method is None:
-            m.raise_exception(TypeError(f"bad operand type for {symbol}: '{v.python_type().__name__}'"))
-        return m.call(method, [], {})
+        if isinstance(v, OpaqueTracker):
+            m.graph_break("B104", operation=symbol, value=v.show())
+        m.raise_exception(TypeError(f"bad operand type for {symbol}: '{v.python_type().__name__}'"))
 
     return body
 

@@ -17,7 +17,8 @@ from magneto.dynamo.trackers.dispatch import fold, rule
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker
-from magneto.dynamo.trackers.object import ObjectTracker
+from magneto.dynamo.trackers.object import ObjectTracker, payload_of
+from magneto.dynamo.trackers.rules_operator import user_method
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 def index_of(m: Machine, v: Tracker) -> int | None:
     """An integer index, through __index__; None for what is none."""
-    const = v.try_const()
+    method = find_special(m, v, "__index__") if user_method(m, v, "__index__") is not MISSING else None
+    if method is not None:
+        return index_of(m, m.call(method, [], {}))
+    const = payload_of(v).try_const()
     if const is not None:
         return operator.index(const.value) if hasattr(type(const.value), "__index__") else None
     if isinstance(v, TensorTracker):
@@ -37,8 +41,7 @@ def index_of(m: Machine, v: Tracker) -> int | None:
             return operator.index(value)
         except TypeError as error:
             m.raise_exception(error)
-    method = find_special(m, v, "__index__") if isinstance(v, ObjectTracker) else None
-    return index_of(m, m.call(method, [], {})) if method is not None else None
+    return None
 
 
 def slice_of(m: Machine, v: SliceTracker | ConstTracker) -> slice:
@@ -141,13 +144,11 @@ def list_setitem(m: Machine, v: SequenceTracker, key: Tracker, value: Tracker) -
             v.entries[part] = items
         except ValueError as error:
             m.raise_exception(error)
-        if v.source is not None:
-            m.effect(f"{{0}}[{part.start}:{part.stop}:{part.step}] = {{1}}", v, ListTracker(items))
+        v.log(m, "__setitem__", m.const(part), ListTracker(items))
         return
     index = _checked_index(m, v, key, "assignment index")
     v.entries[index] = value
-    if v.source is not None:
-        m.effect(f"{{0}}[{index}] = {{1}}", v, value)
+    v.log(m, "__setitem__", m.const(index), value)
 
 
 def _checked_index(m: Machine, v: SequenceTracker, key: Tracker, what: str) -> int:
@@ -179,13 +180,11 @@ def list_delitem(m: Machine, v: SequenceTracker, key: Tracker) -> None:
     if is_slice(key):
         part = slice_of(m, key)  # type: ignore[arg-type]
         del v.entries[part]
-        text = f"del {{0}}[{part.start}:{part.stop}:{part.step}]"
+        v.log(m, "__delitem__", m.const(part))
     else:
         index = _checked_index(m, v, key, "assignment index")
         del v.entries[index]
-        text = f"del {{0}}[{index}]"
-    if v.source is not None:
-        m.effect(text, v)
+        v.log(m, "__delitem__", m.const(index))
 
 
 @rule(operator.delitem, DictTracker, Tracker)

@@ -18,7 +18,7 @@ from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows
 from magneto.dynamo.trackers.function import FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker
-from magneto.dynamo.trackers.object import OpaqueTracker
+from magneto.dynamo.trackers.object import OpaqueTracker, payload_of
 from magneto.dynamo.trackers.tensor import TensorTracker, rebind
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def lower(m: Machine, v: Tracker) -> Any:
         return const.value
     if isinstance(v, ClassTracker):
         return v.obj
+    if payload_of(v) is not v:
+        return lower(m, payload_of(v))
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, (torch.Generator, torch.Stream)):
         return v.pin(m)
     if isinstance(v.obj, torch.Tensor):

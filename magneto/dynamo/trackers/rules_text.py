@@ -1,0 +1,271 @@
+"""Rows of str, repr, ascii, format and the methods of str that ask for the text of their arguments; print."""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import DequeTracker, SequenceTracker
+from magneto.dynamo.trackers.dispatch import fold, rule
+from magneto.dynamo.trackers.exception import ExceptionTracker
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.iterator import iterate
+from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
+from magneto.dynamo.trackers.object import ObjectTracker, payload_of
+from magneto.dynamo.trackers.plain import plain
+from magneto.dynamo.trackers.rules_operator import user_method
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+_CONTAINERS = (SequenceTracker, DictTracker, SetTracker, DictViewTracker)
+
+
+class _Text:
+    """Stands in a container for a value whose repr capture has computed."""
+
+    __slots__ = ("text",)
+    __hash__ = object.__hash__
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def text_of(m: Machine, v: Tracker, fn: Any) -> str:
+    """str(), repr() or ascii() of a value whose text capture knows."""
+    const = v.try_const()
+    if const is not None:
+        return str(fn(const.value))
+    if isinstance(v, _CONTAINERS) and getattr(v, "owner", v) is v and not _has_own_text(m, v, fn):
+        found = plain(m, v)
+        if found is not None:
+            return str(fn(found.value))
+        return _container_text(m, v, fn)
+    if isinstance(v, ClassTracker) and type(v.obj).__repr__ is type.__repr__:
+        return str(fn(v.obj))
+    if isinstance(v, (ObjectTracker, ExceptionTracker, SequenceTracker)):
+        return _object_text(m, v, fn)
+    if isinstance(v, BuiltinTracker) and isinstance(v.obj, types.BuiltinFunctionType) and isinstance(v.obj.__self__, types.ModuleType):
+        return str(fn(v.obj))
+    m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
+
+
+def _has_own_text(m: Machine, v: Tracker, fn: Any) -> bool:
+    """Whether a tuple's class (a named tuple) defines its text in Python."""
+    names = ("__str__", "__repr__") if fn is str else ("__repr__",)
+    return any(isinstance(find_in_type(m, v.python_type(), name), types.FunctionType) for name in names)
+
+
+def _container_text(m: Machine, v: Tracker, fn: Any) -> str:
+    """The text of a container some of whose parts are no constants: their texts are computed one by one."""
+
+    def part(item: Tracker) -> _Text:
+        if item is v:
+            m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
+        return _Text(text_of(m, item, repr))
+
+    if isinstance(v, SequenceTracker):
+        items = [part(item) for item in v.items(m)]
+        if isinstance(v, DequeTracker):
+            return repr(v.cls(items, v.maxlen))  # type: ignore[call-arg]
+        return repr(items if v.cls is list else tuple.__new__(v.cls, items))  # type: ignore[type-var]
+    if isinstance(v, DictTracker) and v.default_factory is None:
+        return repr(v.cls([(part(key), part(value)) for key, value in v.pairs(m)]))
+    if isinstance(v, SetTracker) and v.length() == 1:
+        return repr(v.cls([part(item) for item in v.items(m)]))
+    if isinstance(v, DictViewTracker):
+        return repr(getattr({part(key): part(value) for key, value in v.of.pairs(m)}, v.kind)())
+    m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
+
+
+def _object_text(m: Machine, v: Tracker, fn: Any) -> str:
+    names = ("__str__", "__repr__") if fn is str else ("__repr__",)
+    for name in names:
+        raw = find_in_type(m, v.python_type(), name)
+        if isinstance(raw, types.FunctionType) or user_method(m, v, name) is not MISSING:
+            method = find_special(m, v, name)
+            assert method is not None
+            return const_text(m, m.call(method, [], {}), name)
+        if isinstance(v, ExceptionTracker) and raw not in (BaseException.__str__, BaseException.__repr__):
+            break
+        if name == "__str__" and raw is not object.__str__:
+            break
+    if isinstance(v, ExceptionTracker):
+        values = [arg.try_const() for arg in v.arguments(m)]
+        if all(value is not None for value in values) and isinstance(v.cls.__str__, types.WrapperDescriptorType):
+            made = v.cls.__new__(v.cls, *(value.value for value in values if value is not None))
+            made.args = tuple(value.value for value in values if value is not None)
+            return BaseException.__repr__(made) if fn is repr else str(fn(made))
+    inner = payload_of(v)
+    if inner is not v:
+        if isinstance(inner, ConstTracker):
+            return str(fn(inner.read()))
+        if isinstance(inner, DictTracker) and type(inner.cls) is type and inner.cls is dict:
+            return text_of(m, DictTracker.of(m, inner.pairs(m)), repr)
+        if isinstance(inner, SequenceTracker):
+            return text_of(m, type(inner)(inner.items(m), inner.cls), repr)  # type: ignore[call-arg]
+    m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
+
+
+def const_text(m: Machine, v: Tracker, name: str) -> str:
+    """The str that a __str__, __repr__ or __format__ returned."""
+    const = payload_of(v).try_const()
+    if const is None:
+        m.graph_break("B104", operation=f"{name}()", value=v.show())
+    if not isinstance(const.value, str):
+        m.raise_exception(TypeError(f"{name} returned non-string (type {type(const.value).__name__})"))
+    return str(const.value)
+
+
+@rule(str, Tracker)
+def str_(m: Machine, v: Tracker, *args: Tracker) -> Any:
+    return NotImplemented if args else m.const(text_of(m, v, str))
+
+
+@rule(repr, Tracker)
+def repr_(m: Machine, v: Tracker) -> Any:
+    return m.const(text_of(m, v, repr))
+
+
+rule(ascii, Tracker)(lambda m, v: m.const(text_of(m, v, repr).encode("ascii", "backslashreplace").decode()))
+
+
+@rule((object.__repr__, object.__str__), Tracker)
+def object_text(m: Machine, v: Tracker) -> Any:
+    return NotImplemented  # it shows the address
+
+
+@rule(format, Tracker)
+def format_(m: Machine, v: Tracker, spec: Tracker | None = None) -> Any:
+    inner = payload_of(v) if user_method(m, v, "__format__") is MISSING else v
+    if isinstance(inner, ConstTracker):
+        if v is not inner and user_method(m, v, "__str__") is not MISSING and (spec is None or const_text(m, spec, "format") == ""):
+            return m.const(text_of(m, v, str))
+        return fold(m, format, (inner,) if spec is None else (inner, spec), {})
+    if user_method(m, v, "__format__") is not MISSING:
+        method = find_special(m, v, "__format__")
+        assert method is not None
+        return m.const(const_text(m, m.call(method, [spec if spec is not None else m.const("")], {}), "__format__"))
+    const = spec.try_const() if spec is not None else None
+    if spec is None or (const is not None and const.value == ""):
+        return m.const(text_of(m, v, str))
+    if v.python_type().__format__ is object.__format__ and const is not None:  # type: ignore[comparison-overlap]
+        m.raise_exception(TypeError(f"unsupported format string passed to {v.python_type().__name__}.__format__"))
+    return NotImplemented
+
+
+class _Shown:
+    """Stands for a value in str.format and `%`, and asks capture for what they ask it."""
+
+    __slots__ = ("_m", "_v")
+
+    def __init__(self, m: Machine, v: Tracker) -> None:
+        self._m, self._v = m, v
+
+    def __str__(self) -> str:
+        return text_of(self._m, self._v, str)
+
+    def __repr__(self) -> str:
+        return text_of(self._m, self._v, repr)
+
+    def __format__(self, spec: str) -> str:
+        return const_text(self._m, self._m.apply(format, self._v, self._m.const(spec)), "format")
+
+    def _number(self, fn: Any) -> Any:
+        const = self._m.apply(fn, self._v).try_const()
+        if const is None:
+            self._m.graph_break("B104", operation="%", value=self._v.show())
+        return const.value
+
+    def __int__(self) -> int:
+        return self._number(int)  # type: ignore[no-any-return]
+
+    def __float__(self) -> float:
+        return self._number(float)  # type: ignore[no-any-return]
+
+    def __index__(self) -> int:
+        return self._number(operator.index)  # type: ignore[no-any-return]
+
+
+class _ShownParts(_Shown):
+    """The same with parts, for the fields of str.format."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return shown(self._m, self._m.apply(getattr, self._v, self._m.const(name)))
+
+    def __getitem__(self, key: Any) -> Any:
+        return shown(self._m, self._m.apply(operator.getitem, self._v, self._m.const(key)))
+
+
+def shown(m: Machine, v: Tracker, kind: type[_Shown] = _ShownParts) -> Any:
+    """A value to be formatted: a constant, or what stands for it."""
+    return v.read() if isinstance(v, ConstTracker) else kind(m, v)
+
+
+@rule(str.format, ConstTracker)
+def str_format(m: Machine, v: ConstTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    real, named = [shown(m, arg) for arg in args], {name: shown(m, arg) for name, arg in kwargs.items()}
+    return fold(m, lambda text: text.format(*real, **named), (v,), {})
+
+
+@rule((str.__mod__, bytes.__mod__), ConstTracker, Tracker)
+def percent(m: Machine, v: ConstTracker, arg: Tracker) -> Any:
+    inner = payload_of(arg)
+    if issubclass(arg.python_type(), tuple):
+        real: Any = tuple(shown(m, item, _Shown) for item in iterate(m, inner))
+    elif isinstance(inner, DictTracker):
+        real = _Values(
+            {const.value: shown(m, item, _Shown) for key, item in inner.pairs(m) if (const := key.try_const()) is not None}, m, arg
+        )
+    else:
+        kind = _ShownParts if hasattr(arg.python_type(), "__getitem__") else _Shown
+        real = shown(m, arg, kind)
+    return fold(m, lambda text: text % real, (v,), {})
+
+
+class _Values(dict[Any, Any]):
+    """A mapping on the right of `%`, that can be shown as a whole."""
+
+    def __init__(self, values: dict[Any, Any], m: Machine, v: Tracker) -> None:
+        super().__init__(values)
+        self.whole = _Shown(m, v)
+
+    def __str__(self) -> str:
+        return str(self.whole)
+
+    def __repr__(self) -> str:
+        return repr(self.whole)
+
+
+@rule(str.join, ConstTracker, Tracker)
+def str_join(m: Machine, v: ConstTracker, items: Tracker) -> Any:
+    parts = [payload_of(item) for item in iterate(m, items)]
+    return fold(m, lambda text, *parts: text.join(parts), (v, *parts), {})
+
+
+# -- print
+
+
+@rule(print)
+def print_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    """Texts that capture knows are printed when the region's effects are replayed."""
+    texts = [text_of(m, arg, str) for arg in args]
+    if any(value.try_const() is None for value in kwargs.values()):
+        return NotImplemented
+    operands = [m.const(text) for text in texts] + list(kwargs.values())
+    parts = [f"{{{i}}}" for i in range(len(texts))] + [f"{name}={{{len(texts) + i}}}" for i, name in enumerate(kwargs)]
+    m.effect(f"print({', '.join(parts)})", *operands)
+    return None
+
+
+__all__ = ["BoundMethodTracker", "FunctionTracker", "text_of"]

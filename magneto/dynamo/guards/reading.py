@@ -178,22 +178,26 @@ def _at(cls: Any, obj: Any, key: Any) -> Any:
 
 
 def keys(obj: Any) -> list[Any]:
-    """Keys in order (an OrderedDict keeps an order of its own), elements of a set in their order of iteration."""
+    """Keys in order (an OrderedDict keeps an order of its own)."""
     if isinstance(obj, collections.OrderedDict):
         return list(collections.OrderedDict.__iter__(obj))
     if isinstance(obj, dict):
         return list(dict.__iter__(obj))
     if isinstance(obj, types.MappingProxyType):
         return list(obj)
-    for cls in (set, frozenset):
-        if isinstance(obj, cls):
-            return list(cls.__iter__(obj))  # type: ignore[attr-defined]
     raise Unreadable
 
 
+def listed(obj: Any) -> list[Any]:
+    """`keys`, and the elements of a set in their order of iteration."""
+    elements: Any
+    for elements in (set, frozenset):
+        if isinstance(obj, elements):
+            return list(elements.__iter__(obj))
+    return keys(obj)
+
+
 def key_at(obj: Any, index: int) -> Any:
-    if isinstance(obj, (set, frozenset)):
-        raise Absent
     try:
         return keys(obj)[index]
     except (Unreadable, IndexError):

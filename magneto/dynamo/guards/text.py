@@ -113,7 +113,7 @@ _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
     Kind.EQUALS: lambda w, x, p: f"same_constant({x}, {w.const(p)})",
     Kind.TENSOR: lambda w, x, p: f"tensor_holds({w.const(p)}, {x})",
     Kind.LENGTH: lambda w, x, p: f"length({x}) == {p}",
-    Kind.KEYS: lambda w, x, p: f"same_constant(tuple(keys({x})), {w.const(tuple(p))})",
+    Kind.KEYS: lambda w, x, p: f"same_constant(tuple(listed({x})), {w.const(tuple(p))})",
     Kind.KEY_ABSENT: lambda w, x, p: f"key_absent({x}, {w.const(p)})",
     Kind.ABSENT: _absent,
     Kind.SAME: lambda w, x, p: f"{x} is {w.source(p)}",
@@ -181,7 +181,7 @@ def _tensor_holds(row: Any, value: Any) -> bool:
 _NAMES: dict[str, Any] = {
     **{
         name: getattr(reading, name)
-        for name in ("slot", "stack", "global_name", "cell", "instance_dict", "attr", "item", "key_at", "keys", "length")
+        for name in ("slot", "stack", "global_name", "cell", "instance_dict", "attr", "item", "key_at", "keys", "length", "listed")
     },
     **{name: getattr(reading, name) for name in ("same_constant", "class_unchanged", "in_range", "Absent", "Unreadable")},
     "present": _present,

@@ -444,7 +444,7 @@ class SetTracker(Tracker):
 
     def own(self) -> set[Any] | None:
         """The set that changes are made to; a copy of an existing one may have another order."""
-        if self.real is self.obj and self.obj is not MISSING:
+        if self.obj is not MISSING and self.real is self.obj:
             self.real = None
         return self.real  # type: ignore[return-value]
 

@@ -49,7 +49,7 @@ def text_of(m: Machine, v: Tracker, fn: Any) -> str:
         if found is not None:
             return str(fn(found.value))
         return _container_text(m, v, fn)
-    if isinstance(v, ClassTracker) and type(v.obj).__repr__ is type.__repr__:
+    if isinstance(v, ClassTracker) and find_in_type(m, type(v.obj), "__repr__") is type.__repr__:
         return str(fn(v.obj))
     if isinstance(v, (ObjectTracker, ExceptionTracker, SequenceTracker)):
         return _object_text(m, v, fn)

@@ -199,7 +199,7 @@ class World:
         if kind is Kind.LENGTH:
             return source, len(value) if hasattr(value, "__len__") else 1
         if kind is Kind.KEYS:
-            return source, tuple(reading.keys(value)) if isinstance(value, dict) else ("a",)
+            return source, tuple(reading.listed(value)) if isinstance(value, (dict, set, frozenset)) else ("a",)
         if kind is Kind.KEY_ABSENT:
             return source, rng.choice(NAMES)
         if kind is Kind.ABSENT:

@@ -45,7 +45,27 @@ from magneto.dynamo.trackers.tensor import TensorTracker, join_memory, join_view
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
-RULES = (lazy_number, lifted, rules_builtin, rules_container, rules_copy, rules_deque, rules_exception, rules_iterate, rules_number, rules_operator, rules_pure, rules_subscript, rules_tensor, rules_tensor_index, rules_tensor_state, rules_tensor_values, rules_text, rules_torch, rules_twins)
+RULES = (
+    lazy_number,
+    lifted,
+    rules_builtin,
+    rules_container,
+    rules_copy,
+    rules_deque,
+    rules_exception,
+    rules_iterate,
+    rules_number,
+    rules_operator,
+    rules_pure,
+    rules_subscript,
+    rules_tensor,
+    rules_tensor_index,
+    rules_tensor_state,
+    rules_tensor_values,
+    rules_text,
+    rules_torch,
+    rules_twins,
+)
 
 __all__ = [
     "MISSING",

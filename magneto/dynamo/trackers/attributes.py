@@ -16,9 +16,9 @@ from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.exception import ExceptionTracker
-from magneto.dynamo.trackers.function import FUNCTION_SLOTS, BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.function import FUNCTION_SLOTS, BoundMethodTracker, BuiltinTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
-from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, payload_of
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -125,10 +125,10 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
 
 def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
     """A C attribute: answered from the value where it is constant or immutable."""
-    const = v.try_const()
+    const = payload_of(v).try_const()
     if const is not None:
         try:
-            return m.const(getattr(const.value, name))
+            return m.const(raw.__get__(const.value))
         except AttributeError:
             return None
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, torch.Tensor):
@@ -156,6 +156,14 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
             setattr(v, name.strip("_"), const.value)
         return
     if v.special_set(m, name, value):
+        return
+    if isinstance(v, PartialTracker) and v.source is None and value is not None and name.isidentifier():
+        v.namespace.put(m, ConstTracker(name), value)
+        return
+    if isinstance(v, ClassTracker) and isinstance(find_in_type(m, type(v.obj), "__setattr__"), types.FunctionType) and value is not None:
+        hook = find_special(m, v, "__setattr__")
+        assert hook is not None
+        m.call(hook, [ConstTracker(name), value], {})
         return
     if not isinstance(v, ObjectTracker):
         m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is {'set' if value is not None else 'deleted'}")

@@ -50,7 +50,7 @@ class Raised(Exception):
         self.value = value
         self.exc = exc
 
-    def matches(self, cls: type[BaseException]) -> bool:
+    def matches(self, cls: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
         return issubclass(self.value.python_type(), cls)
 
 

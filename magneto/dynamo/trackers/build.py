@@ -279,6 +279,9 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
     """Instances of classes written in Python; instances of unknown C classes stay opaque."""
     cls = type(obj)
     base = builtin_base(cls)
+    if isinstance(obj, tuple) and hasattr(cls, "n_sequence_fields"):  # sys.version_info
+        _typed(m, obj, source)
+        return TupleTracker(later_items(list(obj), source), cls, source, obj, m)
     if base is None or (cls.__dictoffset__ and instance_dict(obj) is None):
         return wrap_opaque(m, obj, source)
     _typed(m, obj, source)

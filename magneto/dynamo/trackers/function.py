@@ -9,7 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Cell, Held, Item, Local, Source, Stack
+from magneto.dynamo.guards.source import Attr, Cell, Held, InstanceDict, Item, Local, Source, Stack
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
@@ -433,7 +433,7 @@ class BuiltinTracker(Tracker):
 class PartialTracker(Tracker):
     """functools.partial."""
 
-    __slots__ = ("args", "fn", "kwargs", "obj")
+    __slots__ = ("args", "fn", "kwargs", "namespace", "obj")
 
     def __init__(
         self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker], source: Source | None = None, obj: Any = MISSING
@@ -443,6 +443,7 @@ class PartialTracker(Tracker):
         self.args = tuple(args)
         self.kwargs = dict(kwargs)
         self.obj = obj
+        self.namespace = DictTracker()  # attributes set inside the region
 
     @classmethod
     def existing(cls, m: Machine, obj: functools.partial[Any], source: Source) -> PartialTracker:
@@ -468,7 +469,11 @@ class PartialTracker(Tracker):
             return TupleTracker(self.args)
         if name == "keywords":
             return DictTracker.of(m, self.kwargs.items())
-        return None
+        if name == "__dict__" and self.source is None:
+            return self.namespace
+        if self.obj is not MISSING and name in self.obj.__dict__:
+            return m.wrap(self.obj.__dict__[name], Item(InstanceDict(self.source), name))  # type: ignore[arg-type]
+        return self.namespace.get_token(m, name)
 
     def emit(self, em: Emitter) -> str:
         if self.source is not None:
@@ -476,4 +481,7 @@ class PartialTracker(Tracker):
         parts = [em.value(self.fn), *(em.value(arg) for arg in self.args)]
         # keywords are str subclasses of identifiers by construction (they came through a call)
         parts += [f"**{{{', '.join(f'{name!r}: {em.value(value)}' for name, value in self.kwargs.items())}}}"] if self.kwargs else []
-        return em.assign("partial", f"{em.const(functools.partial, 'partial')}({', '.join(parts)})")
+        made = em.assign("partial", f"{em.const(functools.partial, 'partial')}({', '.join(parts)})", self)
+        for token, (_, value) in self.namespace.entries.items():
+            em.line(f"{made}.{token} = {em.value(value)}")  # type: ignore[arg-type]
+        return made

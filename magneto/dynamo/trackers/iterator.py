@@ -353,6 +353,45 @@ class CallableIterator(IteratorTracker):
         return em.assign("it", f"iter({em.value(self.fn)}, {em.value(self.sentinel)})", self)
 
 
+class GetItemIterator(IteratorTracker):
+    """iter() of an object with __getitem__ alone."""
+
+    __slots__ = ("index", "of")
+
+    def __init__(self, of: Tracker) -> None:
+        super().__init__()
+        self.of: Tracker | None = of
+        self.index = 0
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.of is None:
+            return None
+        self.index += 1
+        try:
+            return m.apply(operator.getitem, self.of, m.const(self.index - 1))
+        except Raised as raised:
+            if not raised.matches((IndexError, StopIteration)):
+                raise
+            self.of = None
+            return None
+
+    def python_type(self) -> type:
+        return type(iter(_Indexed()))
+
+    def emit(self, em: Emitter) -> str:
+        if self.of is None:
+            return em.assign("it", "iter(())", self)
+        name = em.assign("it", f"iter({em.value(self.of)})", self)
+        if self.index:
+            em.line(f"{name}.__setstate__({self.index})")
+        return name
+
+
+class _Indexed:
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+
 class GeneratorTracker(IteratorTracker):
     """A generator made inside the region; `frame` belongs to the machine. It cannot leave: `born` is the instruction at which capture then breaks."""
 

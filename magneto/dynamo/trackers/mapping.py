@@ -175,6 +175,9 @@ class DictTracker(Tracker):
     def python_type(self) -> type:
         return self.cls
 
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        return self.default_factory if name == "default_factory" else None
+
     def listed(self) -> None:
         """Somebody learnt all keys (or how many, or their order)."""
         self.materialise()

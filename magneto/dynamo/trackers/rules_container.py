@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import operator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,7 @@ from magneto.dynamo.trackers.dispatch import apply, fold, pure, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.iterator import (
     CallableIterator,
+    GetItemIterator,
     ItemsIterator,
     IteratorTracker,
     RangeIterator,
@@ -29,7 +31,7 @@ from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.plain import plain_all
-from magneto.dynamo.trackers.rules_operator import same, set_algebra
+from magneto.dynamo.trackers.rules_operator import same, set_algebra, user_method
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -159,10 +161,17 @@ def slice_(m: Machine, *args: Tracker) -> Tracker:
     return SliceTracker(args[0], args[1], args[2] if len(args) > 2 else none)
 
 
-@rule((dict.fromkeys, ODict.fromkeys), Tracker)
-def fromkeys(m: Machine, keys: Tracker, value: Tracker | None = None) -> Tracker:
-    filler = value if value is not None else m.const(None)
-    return DictTracker.of(m, [(key, filler) for key in iterate(m, keys)])
+def _fromkeys(cls: Any) -> None:
+    @rule(cls.fromkeys, Tracker)
+    def body(m: Machine, keys: Tracker, value: Tracker | None = None) -> Tracker:
+        filler = value if value is not None else m.const(None)
+        made = DictTracker.of(m, [(key, filler) for key in iterate(m, keys)], cls)
+        made.default_factory = m.const(None) if cls is collections.defaultdict else None
+        return made
+
+
+for _cls in (dict, ODict, collections.defaultdict):
+    _fromkeys(_cls)
 
 
 # -- sequences
@@ -533,14 +542,22 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         return ItemsIterator(items)
     if isinstance(v, (ObjectTracker, ClassTracker)):
         method = find_special(m, v, "__iter__")
+        if isinstance(payload_of(v), ConstTracker) and user_method(m, v, "__iter__") is MISSING:
+            return m.apply(iter, payload_of(v))
         if method is not None and not _is_none(method):
             return m.call(method, [], {})
-        if isinstance(v, ObjectTracker) and find_special(m, v, "__getitem__") is not None:
-            m.graph_break("B110", value=v.show())
+        if method is None and find_special(m, v, "__getitem__") is not None and "__iter__" not in _names(v):
+            return GetItemIterator(v)
+    if isinstance(v, ConstTracker) and isinstance(v.read(), enum.Flag):
+        return ItemsIterator([m.const(member) for member in v.read()])
     cls = v.python_type()
     if not hasattr(cls, "__iter__"):
         m.raise_exception(TypeError(f"'{cls.__name__}' object is not iterable"))
     m.graph_break("B110", value=v.show())
+
+
+def _names(v: Tracker) -> set[str]:
+    return {name for base in v.python_type().__mro__ for name in base.__dict__}
 
 
 @rule(len, Tracker)
@@ -596,6 +613,12 @@ def _through(fn: Any, target: Any) -> None:
         if inner is v and target is fn:
             return NotImplemented
         return apply(m, target, [inner, *args], kwargs)
+
+
+for _view in ({}.keys(), {}.items(), ODict().keys(), ODict().items()):
+    rule(type(_view).isdisjoint, DictViewTracker, Tracker)(isdisjoint)
+    for _name in ("__contains__", "__iter__", "__len__"):
+        _through(getattr(type(_view), _name), _SPECIAL[_name])
 
 
 for _cls in (list, tuple, dict, ODict, set, frozenset, collections.deque, collections.defaultdict):

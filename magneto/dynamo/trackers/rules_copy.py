@@ -1,22 +1,24 @@
-"""Rows of copy.copy and copy.deepcopy."""
+"""Rows of copy.copy and copy.deepcopy: the library's own code is inlined; here is what it asks of C: object.__reduce_ex__ and its kin, and tensors."""
 
 from __future__ import annotations
 
+import collections
 import copy
-import types
 from typing import TYPE_CHECKING, Any
 
-from magneto.dynamo.trackers.attributes import find_special
+import torch
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import ListTracker, TupleTracker
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
-from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import BuiltinTracker, FunctionTracker
-from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
+from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
-from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker
+from magneto.dynamo.trackers.object import ObjectTracker, payload_of
+from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -24,87 +26,88 @@ if TYPE_CHECKING:
 _SHARED = (ConstTracker, FunctionTracker, BuiltinTracker, ClassTracker)
 
 
-def _copies_plainly(m: Machine, v: Tracker, hook: str) -> bool:
-    """An instance whose class leaves copying to object.__reduce_ex__ without state methods."""
-    if not isinstance(v, ObjectTracker) or isinstance(v, (ModuleTracker, ExceptionTracker)) or v.payload is not None:
-        return False
-    cls = v.cls
-    hooks = (hook, "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__reduce__")
-    if any(isinstance(find_in_type(m, cls, name), types.FunctionType) for name in hooks):
-        return False
-    return (
-        cls.__reduce_ex__ is object.__reduce_ex__  # type: ignore[comparison-overlap]
-        and v.attrs(m) is not None
-        and not any("__slots__" in base.__dict__ for base in cls.__mro__)
-    )
-
-
 @rule(copy.copy, Tracker)
-def copy_(m: Machine, v: Tracker) -> Any:
-    if isinstance(v, (*_SHARED, TupleTracker)):
-        return v
-    if isinstance(v, ListTracker):
-        return ListTracker(v.items(m))
-    if isinstance(v, SetTracker):
-        return SetTracker.of(m, v.items(m), v.cls)
-    if isinstance(v, DictTracker) and v.owner is v:
-        made = DictTracker.of(m, v.pairs(m), v.cls)
-        made.default_factory = v.default_factory
-        return made
-    method = _own_method(m, v, "__copy__")
-    if method is not None:
-        return m.call(method, [], {})
-    if _copies_plainly(m, v, "__copy__"):
-        assert isinstance(v, ObjectTracker)
-        attrs = v.attrs(m)
-        assert attrs is not None
-        clone = ObjectTracker(v.cls)
-        clone._attrs = DictTracker.of(m, attrs.pairs(m))
-        return clone
-    return NotImplemented
-
-
-def _own_method(m: Machine, v: Tracker, name: str) -> Tracker | None:
-    if not isinstance(v, ObjectTracker) or not isinstance(find_in_type(m, v.cls, name), types.FunctionType):
-        return None
-    return find_special(m, v, name)
+def copy_(m: Machine, x: Tracker) -> Any:
+    if isinstance(x, _SHARED):
+        return x
+    if isinstance(x, TensorTracker):
+        return _plain_tensor(m, x) and m.node("detach", [x], {}, method=True)
+    return m.call(FunctionTracker.existing(m, copy.copy, Held("copy", copy.copy)), [x], {})
 
 
 @rule(copy.deepcopy, Tracker)
-def deepcopy(m: Machine, v: Tracker, memo: Tracker | None = None) -> Any:
-    if memo is not None and not (isinstance(memo, ConstTracker) and memo.read() is None):
+def deepcopy(m: Machine, x: Tracker, memo: Tracker | None = None, *args: Tracker) -> Any:
+    if isinstance(x, _SHARED):
+        return x
+    fn = FunctionTracker.existing(m, copy.deepcopy, Held("deepcopy", copy.deepcopy))
+    return m.call(fn, [x] if memo is None else [x, memo], {})
+
+
+def _plain_tensor(m: Machine, v: TensorTracker) -> bool:
+    """A tensor whose copy is its data: without a class of its own, attributes, gradient."""
+    if v.python_type() is not torch.Tensor or v.meta.requires_grad or (isinstance(v.obj, torch.Tensor) and v.obj.__dict__):
+        m.graph_break("B104", operation="copy", value=v.show())
+    return True
+
+
+@rule(torch.Tensor.__deepcopy__, TensorTracker, Tracker)
+def deepcopy_tensor(m: Machine, v: TensorTracker, memo: Tracker) -> Any:
+    """The memo keeps the copies of one tensor together; two tensors that share memory would have to share it again."""
+    _plain_tensor(m, v)
+    copied: list[TensorTracker] = m.__dict__.setdefault("_copied_tensors", [])
+    copied.append(v)
+    if len(copied) > 1:
+        sources = [tensor.source for tensor in copied]
+        if any(source is None for source in sources):
+            m.graph_break("B104", operation="copy.deepcopy", value=v.show())
+        m.guard(Kind.DISTINCT, sources[0], tuple(sources[1:]))
+    return m.node(torch.clone, [v], {})
+
+
+def _class_of(m: Machine, v: Tracker) -> Tracker:
+    return held(m, v.python_type(), v.python_type().__name__)
+
+
+def _state(m: Machine, v: Tracker) -> Tracker:
+    """The instance dictionary of a subclass, None otherwise."""
+    attrs = v.attrs(m) if isinstance(v, ObjectTracker) else None
+    return attrs if attrs is not None and attrs.length() else m.const(None)
+
+
+@rule(collections.deque.__reduce__, Tracker)
+def reduce_deque(m: Machine, v: Tracker) -> Any:
+    inner = payload_of(v)
+    assert isinstance(inner, DequeTracker)
+    args = TupleTracker([]) if inner.maxlen is None else TupleTracker([TupleTracker([]), m.const(inner.maxlen)])
+    return TupleTracker([_class_of(m, v), args, _state(m, v), m.apply(iter, inner)])
+
+
+@rule((collections.OrderedDict.__reduce__, collections.defaultdict.__reduce__), Tracker)
+def reduce_dict(m: Machine, v: Tracker) -> Any:
+    inner = payload_of(v)
+    assert isinstance(inner, DictTracker)
+    args = [] if inner.default_factory is None else [inner.default_factory]
+    items = m.apply(iter, ListTracker([TupleTracker(pair) for pair in inner.pairs(m)]))
+    return TupleTracker([_class_of(m, v), TupleTracker(args), _state(m, v), m.const(None), items])
+
+
+@rule((set.__reduce__, frozenset.__reduce__), Tracker)
+def reduce_set(m: Machine, v: Tracker) -> Any:
+    inner = payload_of(v)
+    assert isinstance(inner, SetTracker)
+    return TupleTracker([_class_of(m, v), TupleTracker([ListTracker(inner.items(m))]), _state(m, v)])
+
+
+@rule(tuple.__getnewargs__, Tracker)
+def tuple_arguments(m: Machine, v: Tracker) -> Any:
+    return TupleTracker([TupleTracker(m.iterate(payload_of(v)))])
+
+
+@rule((collections.defaultdict.__copy__, collections.OrderedDict.copy), Tracker)  # type: ignore[attr-defined]
+def copy_dict(m: Machine, v: Tracker) -> Any:
+    inner = payload_of(v)
+    if not isinstance(inner, DictTracker) or inner is not v:
         return NotImplemented
-    return _deep(m, v, {})
-
-
-def _deep(m: Machine, v: Tracker, memo: dict[int, Tracker]) -> Tracker:
-    """deepcopy of one value; `memo` by tracker, so that aliases and cycles are kept."""
-    if isinstance(v, _SHARED):
-        return v
-    found = memo.get(id(v))
-    if found is not None:
-        return found
-    if isinstance(v, TupleTracker):
-        made: Tracker = TupleTracker([_deep(m, item, memo) for item in v.items(m)], v.cls)
-    elif isinstance(v, ListTracker):
-        made = memo[id(v)] = ListTracker([])
-        made.entries.extend(_deep(m, item, memo) for item in v.items(m))
-    elif isinstance(v, SetTracker):
-        made = SetTracker.of(m, [_deep(m, item, memo) for item in v.items(m)], v.cls)
-    elif isinstance(v, DictTracker) and v.owner is v:
-        copied = made = memo[id(v)] = DictTracker(None, v.cls)
-        copied.default_factory = v.default_factory
-        for key, value in v.pairs(m):
-            copied.put(m, _deep(m, key, memo), _deep(m, value, memo))
-    elif _copies_plainly(m, v, "__deepcopy__"):
-        assert isinstance(v, ObjectTracker)
-        clone = made = memo[id(v)] = ObjectTracker(v.cls)
-        clone._attrs = DictTracker()
-        attrs = v.attrs(m)
-        assert attrs is not None
-        for key, value in attrs.pairs(m):
-            clone._attrs.put(m, key, _deep(m, value, memo))
-    else:
-        m.graph_break("B104", operation="copy.deepcopy", value=v.show())
-    memo[id(v)] = made
+    made = DictTracker.of(m, inner.pairs(m), inner.cls)
+    made.default_factory = inner.default_factory
     return made

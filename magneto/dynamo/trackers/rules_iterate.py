@@ -27,6 +27,7 @@ from magneto.dynamo.trackers.iterator import (
     FilterIterator,
     GeneratorTracker,
     ItemsIterator,
+    IteratorTracker,
     MapIterator,
     RepeatIterator,
     SequenceIterator,
@@ -37,6 +38,7 @@ from magneto.dynamo.trackers.iterator import (
     next_or_none,
     remaining,
 )
+from magneto.dynamo.trackers.mapping import SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.rules_container import sort_items
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -186,12 +188,30 @@ def reversed_(m: Machine, v: Tracker) -> Any:
         length = m.apply(len, v).try_const()
         assert length is not None
         return ItemsIterator([m.apply(operator.getitem, v, m.const(i)) for i in range(length.value - 1, -1, -1)])
+    cls = v.python_type()
+    if not hasattr(cls, "__reversed__") and not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")):
+        m.raise_exception(TypeError(f"'{cls.__name__}' object is not reversible"))
     return ItemsIterator(iterate(m, v)[::-1])
 
 
 @rule(sorted, Tracker)
 def sorted_(m: Machine, items: Tracker, /, **kwargs: Tracker) -> Any:
+    if (
+        isinstance(items, SetTracker)
+        and not kwargs
+        and items.real is None
+        and all(v.try_const() is not None for v in items.entries.values())
+    ):
+        items.known()
+        return ListTracker(sort_items(m, list(items.entries.values()), kwargs))  # whatever their order was
     return ListTracker(sort_items(m, iterate(m, items), kwargs))
+
+
+@rule(operator.length_hint, Tracker)
+def length_hint(m: Machine, v: Tracker, default: Tracker | None = None) -> Any:
+    if isinstance(v, (ObjectTracker, IteratorTracker)):
+        return NotImplemented
+    return m.apply(len, v)
 
 
 @rule(itertools.chain)

@@ -14,7 +14,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.constant import ConstTracker, same_constant
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
@@ -340,7 +340,7 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     if (
         issubclass(left.python_type(), tuple)
         and issubclass(right.python_type(), tuple)
-        or (isinstance(left, ListTracker) and isinstance(right, ListTracker))
+        or (isinstance(left, (ListTracker, DequeTracker)) and type(left) is type(right))
     ):
         items, others = iterate(m, left), iterate(m, right)
         return len(items) == len(others) and all(x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in zip(items, others, strict=True))
@@ -422,11 +422,12 @@ def same(m: Machine, a: Tracker, b: Tracker) -> bool:
         return True
     if isinstance(a, ConstTracker) or isinstance(b, ConstTracker):
         if isinstance(a, ConstTracker) and isinstance(b, ConstTracker):
-            x, y = a.read(), b.read()
-            return x is y or (type(x) is type(y) and type(x) in (int, str, bytes) and x == y)
+            return _same_constants(m, a, b)
         for v in (a, b):
             v.python_type()
         return False
+    if isinstance(a, TupleTracker) and isinstance(b, TupleTracker) and a.cls is b.cls is tuple and not a.length() and not b.length():
+        return True
     if isinstance(a, (FunctionTracker, BuiltinTracker, ClassTracker)) and a.obj is not MISSING:
         return a.obj is b.obj
     if a.obj is not MISSING and a.obj is b.obj:
@@ -435,6 +436,24 @@ def same(m: Machine, a: Tracker, b: Tracker) -> bool:
         if not (isinstance(a.source, Held) and isinstance(b.source, Held)):
             m.guard(Kind.DISTINCT, a.source, (b.source,))
     return False
+
+
+def _same_constants(m: Machine, a: ConstTracker, b: ConstTracker) -> bool:
+    """Identity of equal numbers and texts is that of the objects given; of those computed inside the region, equality."""
+    x, y = a.read(), b.read()
+    if type(x) is not type(y) or type(x) not in (int, float, complex, str, bytes, range) or not same_constant(x, y):
+        return x is y
+    if type(x) is int and -5 <= x <= 256 or (a.source is None and b.source is None):
+        return x is y or type(x) in (int, str, bytes)
+    first, second = (a, b) if a.source is not None else (b, a)
+    assert first.source is not None
+    if second.source is not None:
+        m.guard(*((Kind.SAME, first.source, second.source) if x is y else (Kind.DISTINCT, first.source, (second.source,))))
+    elif x is y:
+        m.guard(Kind.ID_IS, first.source, x)
+    else:
+        m.guard(Kind.DISTINCT, first.source, (Held("constant", second.value),))
+    return x is y
 
 
 @rule(operator.is_, Tracker, Tracker)
@@ -458,12 +477,13 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
         value = m.known(v)
         return None if value is None else bool(value)
     target = payload_of(v)
-    if isinstance(v, ObjectTracker):
-        for name in ("__bool__", "__len__"):
-            if isinstance(find_in_type(m, v.cls, name), types.FunctionType):
-                method = find_special(m, v, name)
-                assert method is not None
-                return try_truth(m, m.call(method, [], {}))
+    for name in ("__bool__", "__len__"):
+        if user_method(m, v, name) is not MISSING:
+            method = find_special(m, v, name)
+            assert method is not None
+            return try_truth(m, m.call(method, [], {}))
+    if isinstance(target, ConstTracker):
+        return bool(target.read())
     if isinstance(target, (SequenceTracker, DictTracker, SetTracker)):
         return target.length() > 0
     if isinstance(target, DictViewTracker):

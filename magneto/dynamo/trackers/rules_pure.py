@@ -39,6 +39,8 @@ def _declare(cls: type) -> list[Any]:
     """A class of immutable values: its constructor, methods and class methods."""
     found: list[Any] = [cls]
     for name, raw in vars(cls).items():
+        if name in ("__iter__", "__reversed__"):
+            continue
         if isinstance(raw, _RAW):
             found.append(raw)
         elif isinstance(raw, _BOUND) and name not in (*_CLOCKS, "__new__"):
@@ -75,6 +77,22 @@ def fold_deep(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str,
 
 
 FALLBACKS.append(fold_deep)
+
+
+@rule(re.Pattern.sub, ConstTracker, Tracker, ConstTracker)
+def sub_by_function(m: Machine, pattern: ConstTracker, repl: Tracker, text: ConstTracker) -> Any:
+    """re.sub with a function of the program."""
+    if isinstance(repl, ConstTracker):
+        return NotImplemented
+    pieces: list[str] = []
+    end = 0
+    for match in pattern.read().finditer(text.read()):
+        const = m.call(repl, [ConstTracker(match)], {}).try_const()
+        if const is None:
+            return NotImplemented
+        pieces += [text.read()[end : match.start()], const.value]
+        end = match.end()
+    return m.const("".join([*pieces, text.read()[end:]]))
 
 
 @rule((re.finditer, re.Pattern.finditer), ConstTracker, ConstTracker)

@@ -116,7 +116,10 @@ def class_getitem(m: Machine, v: ClassTracker | ObjectTracker, key: Tracker) -> 
     value = const.value if const is not None else key.obj
     if value is MISSING:
         return NotImplemented
-    return m.const(v.obj[value])
+    try:
+        return m.const(v.obj[value])
+    except (KeyError, TypeError) as error:
+        m.raise_exception(error)
 
 
 @rule(operator.getitem, ObjectTracker, Tracker)

@@ -49,4 +49,6 @@ _from_library(bisect, "_bisect", ("bisect_left", "bisect_right", "insort_left", 
 _from_library(operator, "_operator", ("concat", "iconcat", "countOf", "indexOf", "call"))
 twin(_collections._count_elements, lambda: twins.count_elements)  # type: ignore[attr-defined]
 twin(_functools.cmp_to_key, lambda: twins.KeyMaker)
+twin(object.__reduce_ex__, lambda: twins.reduce_ex)
+twin(object.__getstate__, lambda: twins.get_state)
 twin(_functools._lru_cache_wrapper, lambda: twins.Cached)

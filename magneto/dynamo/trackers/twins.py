@@ -6,6 +6,7 @@ The standard library's own Python versions are used where there are any. The oth
 from __future__ import annotations
 
 import builtins
+import copyreg
 import functools
 import importlib.util
 import types
@@ -125,3 +126,31 @@ class Cached:
     def cache_clear(self) -> None:
         self._hits = self._misses = 0
         self._table.clear()
+
+
+def get_state(self: Any) -> Any:
+    """object.__getstate__."""
+    state = getattr(self, "__dict__", None)
+    slots = {}
+    for name in copyreg._slotnames(type(self)):  # type: ignore[attr-defined]
+        value = getattr(self, name, _MARK)
+        if value is not _MARK:
+            slots[name] = value
+    return (state, slots) if slots else state
+
+
+def reduce_ex(self: Any, protocol: int) -> Any:
+    """object.__reduce_ex__ with protocol 4."""
+    cls = type(self)
+    if cls.__reduce__ is not object.__reduce__:
+        return self.__reduce__()
+    new, args = copyreg.__newobj__, ()  # type: ignore[attr-defined]
+    if hasattr(cls, "__getnewargs_ex__"):
+        args, kwargs = self.__getnewargs_ex__()
+        if kwargs:
+            return copyreg.__newobj_ex__, (cls, args, kwargs), self.__getstate__()  # type: ignore[attr-defined]
+    elif hasattr(cls, "__getnewargs__"):
+        args = self.__getnewargs__()
+    listed = iter(self) if isinstance(self, list) else None
+    paired = iter(self.items()) if isinstance(self, dict) else None
+    return new, (cls, *args), self.__getstate__(), listed, paired

@@ -170,8 +170,8 @@ def _fromkeys(cls: Any) -> None:
         return made
 
 
-for _cls in (dict, ODict, collections.defaultdict):
-    _fromkeys(_cls)
+for _mapping in (dict, ODict, collections.defaultdict):
+    _fromkeys(_mapping)
 
 
 # -- sequences
@@ -615,6 +615,7 @@ def _through(fn: Any, target: Any) -> None:
         return apply(m, target, [inner, *args], kwargs)
 
 
+_view: Any
 for _view in ({}.keys(), {}.items(), ODict().keys(), ODict().items()):
     rule(type(_view).isdisjoint, DictViewTracker, Tracker)(isdisjoint)
     for _name in ("__contains__", "__iter__", "__len__"):

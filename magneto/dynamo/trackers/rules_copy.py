@@ -23,6 +23,8 @@ from magneto.dynamo.trackers.tensor import TensorTracker
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
+_COPY: Any = copy.copy
+_DEEPCOPY: Any = copy.deepcopy
 _SHARED = (ConstTracker, FunctionTracker, BuiltinTracker, ClassTracker)
 
 
@@ -32,14 +34,14 @@ def copy_(m: Machine, x: Tracker) -> Any:
         return x
     if isinstance(x, TensorTracker):
         return _plain_tensor(m, x) and m.node("detach", [x], {}, method=True)
-    return m.call(FunctionTracker.existing(m, copy.copy, Held("copy", copy.copy)), [x], {})
+    return m.call(FunctionTracker.existing(m, _COPY, Held("copy", _COPY)), [x], {})
 
 
 @rule(copy.deepcopy, Tracker)
 def deepcopy(m: Machine, x: Tracker, memo: Tracker | None = None, *args: Tracker) -> Any:
     if isinstance(x, _SHARED):
         return x
-    fn = FunctionTracker.existing(m, copy.deepcopy, Held("deepcopy", copy.deepcopy))
+    fn = FunctionTracker.existing(m, _DEEPCOPY, Held("deepcopy", _DEEPCOPY))
     return m.call(fn, [x] if memo is None else [x, memo], {})
 
 
@@ -98,7 +100,7 @@ def reduce_set(m: Machine, v: Tracker) -> Any:
     return TupleTracker([_class_of(m, v), TupleTracker([ListTracker(inner.items(m))]), _state(m, v)])
 
 
-@rule(tuple.__getnewargs__, Tracker)
+@rule(tuple.__getnewargs__, Tracker)  # type: ignore[attr-defined]
 def tuple_arguments(m: Machine, v: Tracker) -> Any:
     return TupleTracker([TupleTracker(m.iterate(payload_of(v)))])
 

@@ -180,10 +180,11 @@ def detection_operators() -> Any:
     library.define(
         "roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, int sampling_ratio, bool aligned) -> Tensor"
     )
-    library.impl("nms", _nms, "CPU")
-    library.impl("roi_align", _roi_align, "CPU")
+    # Kernels are C++ elsewhere: no compiler may look into these.
+    library.impl("nms", torch.compiler.disable(_nms), "CPU")
+    library.impl("roi_align", torch.compiler.disable(_roi_align), "CPU")
     torch.library.register_fake("torchvision::roi_align", _roi_align_shape, lib=library)
-    torch.library.register_autograd("torchvision::roi_align", _roi_align_backward, setup_context=_keep, lib=library)
+    torch.library.register_autograd("torchvision::roi_align", torch.compiler.disable(_roi_align_backward), setup_context=_keep, lib=library)
     modules = __import__("sys").modules
     for name in ("boxes", "roi_align"):
         modules[f"torchvision.ops.{name}"]._assert_has_ops = lambda: None  # type: ignore[attr-defined]

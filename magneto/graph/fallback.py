@@ -40,6 +40,11 @@ DATA_DEPENDENT = frozenset(
     }
 )
 
+# Namespaces of PyTorch itself, where DATA_DEPENDENT and tags are complete.
+OWN_NAMESPACES = frozenset(
+    "aten prims prim mkl mkldnn onednn quantized _quantized quantized_decomposed sparse xnnpack prepacked profiler rngprims".split()
+)
+
 _VALUE_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -67,6 +72,8 @@ def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reaso
         raise DataDependent(name)
     counter("fake_fallback")
     device = _device(metas, kwargs)
+    if op.namespace not in OWN_NAMESPACES:
+        return _answer_of_extension(op, metas, kwargs, device)
     size = sum(m.storage_size() for m in _metas((metas, kwargs)))
     on_cpu = [(CPU, 0), (CPU, 1)]  # an error that ones do not have was about the values
     on_meta = [(META, 0)]
@@ -82,6 +89,23 @@ def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reaso
             first_error = first_error or error
     assert first_error is not None
     raise first_error
+
+
+def _answer_of_extension(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
+    """An operation that is not PyTorch's own: only its meta kernel (`register_fake`) says what its result is, whatever the values; a trial on made-up
+    values would say something about those (`torchvision::nms` of equal boxes keeps one)."""
+    name = str(op)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Meta"):
+        raise UnsupportedFake(name, "it has no meta kernel (torch.library.register_fake)")
+    try:
+        with torch.no_grad():
+            return _describe(name, _run(op, metas, kwargs, META, 0), device)
+    except UnsupportedFake:
+        raise
+    except Exception as error:
+        if "data-dependent" in str(error):
+            raise DataDependent(name) from None
+        raise UnsupportedFake(name, f"its meta kernel fails: {(str(error).splitlines() or [''])[0][:120]}") from None
 
 
 def _metas(value: Any) -> list[TensorMeta]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -113,3 +114,46 @@ def test_a_break_keeps_no_tensor(backend: str) -> None:
     del a
     gc.collect()
     assert kept() is None
+
+
+@pytest.fixture(scope="module")
+def extension() -> Iterator[object]:
+    library = torch.library.Library("magneto_tests", "FRAGMENT")
+    for name in ("known", "unknown", "counted"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl("known", lambda x: x[:1] * 2, "CPU")
+    library.impl("unknown", lambda x: x[x > 0], "CPU")
+    library.impl("counted", lambda x: x[x > 0], "CPU")
+    torch.library.register_fake("magneto_tests::known", lambda x: x.new_empty((1,)), lib=library)
+    torch.library.register_fake("magneto_tests::counted", lambda x: x.new_empty((torch.library.get_ctx().new_dynamic_size(),)), lib=library)
+    yield torch.ops.magneto_tests
+    library._destroy()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "breaks"), [("known", 0), ("unknown", 1), ("counted", 1)])
+def test_shapes_of_extension_operators_are_not_guessed(extension: object, name: str, breaks: int, backend: str) -> None:
+    """`torchvision::nms` ran on zeros while the program was traced, and its length came from there."""
+    operator = getattr(extension, name)
+
+    def program(x: torch.Tensor) -> tuple[object, ...]:
+        found = operator(x + 1)
+        return len(found), found.shape[0] * 2, found * 3
+
+    optimized = magneto.optimize(backend)(program)
+    for x in (torch.arange(-3.0, 3), torch.ones(6)):
+        length, double, values = optimized(x)
+        assert (length, double) == program(x)[:2] and torch.equal(values, program(x)[2])
+    assert magneto.stats()["breaks"] >= breaks and (breaks > 0 or magneto.stats()["breaks"] == 0)
+
+
+def test_handles_of_hooks_made_inside() -> None:
+    def program(model: torch.nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, object]:
+        handle = model.register_forward_hook(lambda module, args, out: out * 2)
+        return model(x), handle
+
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    y, handle = magneto.optimize("eager")(program)(model, x)
+    handle.remove()
+    assert torch.equal(y, model(x) * 2) and not model._forward_hooks
+    assert not any("laid out by C code" in reason for reason in magneto.stats()["break_reasons"])

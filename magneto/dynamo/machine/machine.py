@@ -64,6 +64,7 @@ class SymbolicMachine:
         self.contexts: list[Tracker] = []
         self.wrapped: dict[int, Tracker] = {}
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
+        self.references: dict[Tracker, Tracker] = {}
         self.count = 0
         self.outside = trackers.OutsideException()
         self._handled_outside = sys.exception()

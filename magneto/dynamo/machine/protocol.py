@@ -44,6 +44,8 @@ class Machine(Protocol):
 
     changing: frozenset[Source]
     """Sources of numbers that are known to differ between calls."""
+    references: dict[Tracker, Tracker]
+    """Weak references made here, by their object: an object has one without callback."""
 
     # -- values
     def wrap(self, obj: Any, source: Source) -> Tracker:

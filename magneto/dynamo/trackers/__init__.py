@@ -22,6 +22,7 @@ from magneto.dynamo.trackers import (
     rules_text,
     rules_torch,
     rules_twins,
+    rules_weak,
 )
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
 from magneto.dynamo.trackers.build import from_value, wrap
@@ -65,6 +66,7 @@ RULES = (
     rules_text,
     rules_torch,
     rules_twins,
+    rules_weak,
 )
 
 __all__ = [

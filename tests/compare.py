@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 
@@ -57,6 +58,11 @@ def assert_equal(ours: Any, plain: Any, tolerance: float | None = None, where: s
         assert ours.requires_grad == plain.requires_grad, f"{where}: requires_grad {ours.requires_grad} against {plain.requires_grad}"
         options = {"rtol": 0.0, "atol": 0.0} if tolerance is None else {"rtol": tolerance, "atol": tolerance}
         torch.testing.assert_close(ours, plain, equal_nan=True, msg=lambda text: f"{where}: {text}", **options)
+    elif isinstance(plain, numpy.ndarray):
+        assert (ours.dtype, ours.shape, ours.strides) == (plain.dtype, plain.shape, plain.strides), f"{where}: {ours!r} against {plain!r}"
+        numpy.testing.assert_allclose(ours, plain, rtol=tolerance or 0.0, atol=tolerance or 0.0, err_msg=where)
+    elif isinstance(plain, numpy.generic):
+        assert ours == plain or (ours != ours and plain != plain), f"{where}: {ours!r} against {plain!r}"
     elif isinstance(plain, dict):
         assert list(ours) == list(plain), f"{where}: keys {list(ours)} against {list(plain)}"
         for key in plain:

@@ -234,3 +234,13 @@ def test_one_statement_with_two_values():
     backend = Capturing()
     assert_equal(magneto.optimize(backend)(fn)(X), fn(X))
     assert len(backend.graphs) == 3
+
+
+def test_leaves_are_told_apart():
+    def fn(x):
+        return x * 2, x.is_leaf, x.grad_fn is None
+
+    compiled = magneto.optimize(Capturing())(fn)
+    x = leaf()
+    for value in (x, x * 1, x):
+        assert_equal(compiled(value), fn(value))

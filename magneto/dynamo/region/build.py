@@ -158,6 +158,11 @@ class _Builder:
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
         }
         call = f"graph({', '.join(self._input(tracker) for _, tracker in recorder.inputs)})"
+        arrays = [tracker for _, tracker in recorder.inputs if isinstance(tracker, trackers.ArrayMemory)]
+        if arrays and recorder.mutated:
+            em.namespace["apart"] = runtime.apart
+            tensors = [tracker for _, tracker in recorder.inputs if isinstance(tracker, trackers.TensorTracker)]
+            call = f"apart({', '.join(self._input(tracker) for tracker in tensors)}) or {call}"
         targets = "".join(f"{name}, " for _, name in em.outputs).rstrip()
         line = f"{targets} = {call}" if targets else call
         if recorder.mode_changed:
@@ -172,7 +177,7 @@ class _Builder:
         if isinstance(tracker, trackers.NumberInput):
             return f"as_tensor({self.em.value(tracker.number)})"
         assert tracker.source is not None
-        return self.em.source(tracker.source)
+        return tracker.graph_input(self.em) if isinstance(tracker, trackers.TensorTracker) else self.em.source(tracker.source)
 
     def _guard_distinct(self) -> None:
         """A region that writes to objects holds only while what it took for different objects are different objects.

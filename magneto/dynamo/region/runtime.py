@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -78,3 +79,11 @@ def modes() -> Modes:
     return Modes(
         torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
     )
+
+
+def apart(*tensors: torch.Tensor) -> None:
+    """For a graph that writes, and reads arrays of numpy, whose memory no guard looks at: refuses inputs that share memory (the frame then runs in eager)."""
+    spans = sorted((tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()) for tensor in tensors)
+    for (start, size), (following, _) in itertools.pairwise(spans):
+        if start + size > following:
+            raise RuntimeError("inputs that share memory")

@@ -12,6 +12,7 @@ from magneto.dynamo.trackers import (
     rules_exception,
     rules_iterate,
     rules_number,
+    rules_numpy,
     rules_operator,
     rules_pure,
     rules_subscript,
@@ -24,6 +25,7 @@ from magneto.dynamo.trackers import (
     rules_twins,
     rules_weak,
 )
+from magneto.dynamo.trackers.array import ArrayMemory
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
 from magneto.dynamo.trackers.build import from_value, wrap
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -56,6 +58,7 @@ RULES = (
     rules_exception,
     rules_iterate,
     rules_number,
+    rules_numpy,
     rules_operator,
     rules_pure,
     rules_subscript,
@@ -72,6 +75,7 @@ RULES = (
 __all__ = [
     "MISSING",
     "RULES",
+    "ArrayMemory",
     "BoundMethodTracker",
     "BuiltinTracker",
     "CannotEmit",

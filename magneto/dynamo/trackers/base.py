@@ -103,6 +103,10 @@ class Tracker:
         """Set (None: delete) an attribute that this kind of value keeps by itself; False: the ordinary protocol applies."""
         return False
 
+    def rows(self, m: Machine) -> list[Tracker] | None:
+        """The items that iterating gives, for kinds that know them; None: its iterator decides."""
+        return None
+
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         """The result of calling the value; None: this kind is not called by itself (its type's __call__ decides)."""
         return None

@@ -16,6 +16,7 @@ import torch
 from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Source
 from magneto.dynamo.marks import DISABLE, mark_of
+from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_array
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
@@ -44,6 +45,11 @@ def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
     builder = BUILDERS.get(type(obj))
     if builder is not None:
         return builder(m, obj, source)
+    numpy = numpy_module()
+    if numpy is not None and type(obj) is numpy.ndarray:
+        return wrap_array(m, obj, source)
+    if numpy is not None and type(obj) in (numpy.float64, numpy.float32, numpy.int64, numpy.int32, numpy.bool_):
+        return wrap_const(m, obj, source)
     for cls, builder in SUBCLASS_BUILDERS:
         if isinstance(obj, cls):
             return builder(m, obj, source)
@@ -152,6 +158,9 @@ def wrap_slice(m: Machine, obj: slice, source: Source) -> Tracker:
 
 def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracker:
     if has_rows(obj) or (is_graph_callable(obj) and mark_of(obj) is None):
+        _same(m, obj, source)
+        return BuiltinTracker(obj, source)
+    if (obj.__module__ or "").partition(".")[0] == "numpy" and function_text(obj) is not None:
         _same(m, obj, source)
         return BuiltinTracker(obj, source)
     kind = mark_of(obj)

@@ -54,7 +54,7 @@ def is_constant(value: Any) -> bool:
 def is_numpy_scalar(value: Any) -> bool:
     """np.float64(2.0) and its like: constants when capture computed them itself."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
+    return numpy is not None and isinstance(value, (numpy.generic, numpy.dtype))
 
 
 class ConstTracker(Tracker):

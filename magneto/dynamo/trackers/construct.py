@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.trackers.array import numpy_module
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import builtin_base
@@ -22,6 +23,7 @@ from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_clas
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.rules_numpy import construct_number
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -34,6 +36,15 @@ def construct(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: 
         return apply(m, cls, args, kwargs)
     if isinstance(cls, enum.EnumType):
         return _enum_member(m, cls, args)  # type: ignore[arg-type]
+    numpy = numpy_module()
+    if numpy is not None and issubclass(cls, numpy.generic) and not kwargs:
+        made = construct_number(m, cls, args)
+        if made is not NotImplemented:
+            return made
+    if numpy is not None and cls is numpy.dtype:
+        consts = [numpy.dtype(arg.obj) if isinstance(arg, ClassTracker) else arg.try_const() for arg in args]
+        if len(consts) == 1 and not kwargs and consts[0] is not None:
+            return m.const(numpy.dtype(getattr(consts[0], "value", consts[0])))
     meta_call = find_in_type(m, type(cls), "__call__")
     if meta_call is dict:  # typed dictionaries
         return apply(m, dict, args, kwargs)

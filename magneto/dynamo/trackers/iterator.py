@@ -482,7 +482,7 @@ def known_items(m: Machine, v: Tracker) -> list[Tracker] | None:
         return None
     if isinstance(v, TensorTracker):
         return tensor_rows(m, v)
-    return None
+    return v.rows(m)
 
 
 def tensor_rows(m: Machine, v: TensorTracker) -> list[Tracker]:

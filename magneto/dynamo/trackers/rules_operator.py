@@ -14,7 +14,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.constant import ConstTracker, same_constant
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar, same_constant
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
@@ -70,7 +70,7 @@ def tensor_operand(v: Tracker) -> bool:
     """Whether torch takes the value beside a tensor."""
     if isinstance(v, TensorTracker):
         return True
-    return isinstance(v, ConstTracker) and isinstance(v.read(), _NUMBERS)
+    return isinstance(v, ConstTracker) and (isinstance(v.read(), _NUMBERS) or (is_numpy_scalar(v.value) and hasattr(v.value, "item")))
 
 
 def user_method(m: Machine, v: Tracker, name: str) -> Any:

@@ -15,7 +15,7 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.tensor import ATTR_SETTERS, TensorTracker, join_memory, rebind
+from magneto.dynamo.trackers.tensor import ATTR_SETTERS, TensorTracker, guard_leaf, join_memory, rebind
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -34,6 +34,7 @@ def _is_view(v: TensorTracker) -> bool:
 
 def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
     """`v.requires_grad_(flag)`."""
+    guard_leaf(m, v)
     if v.meta.requires_grad == flag:
         return v
     if flag:
@@ -71,6 +72,7 @@ def _set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
             _refuse(m, v, "a gradient of another shape, dtype or device")
     elif not (isinstance(value, ConstTracker) and value.read() is None):
         _refuse(m, v, "a gradient that is no tensor")
+    guard_leaf(m, v)
     if v.meta.requires_grad and not v.meta.is_leaf:
         _refuse(m, v, "the gradient of a tensor that is no leaf")
     v.attrs["grad"] = value
@@ -82,6 +84,7 @@ def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
     if not isinstance(value, TensorTracker) or value.cls is not torch.Tensor or v.cls not in (torch.Tensor, torch.nn.Parameter):
         _refuse(m, v, "its data becomes what is no plain tensor")
         return
+    guard_leaf(m, v)
     if not v.meta.is_leaf or v.views is not None or (value.meta.dtype, value.meta.device) != (v.meta.dtype, v.meta.device):
         _refuse(m, v, "its data becomes a tensor of another dtype, or autograd has seen it")
     held = m.node("detach", [value], {}, method=True)

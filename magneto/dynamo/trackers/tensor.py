@@ -60,6 +60,11 @@ class TensorTracker(Tracker):
         set_tensor_attr(m, self, name, value)
         return True
 
+    def graph_input(self, em: Emitter) -> str:
+        """Text of the graph's argument."""
+        assert self.source is not None
+        return em.source(self.source)
+
     def emit_made(self, em: Emitter, text: str) -> str:
         """What the graph gives for a tensor made in the region, as an instance of its class."""
         if self.cls is torch.Tensor:
@@ -139,6 +144,8 @@ def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
         return size_of(m, v.meta.shape)
     if name in v.attrs:
         return v.attrs[name]
+    if name in ("is_leaf", "grad_fn"):
+        guard_leaf(m, v)
     computed = META_ATTRS.get(name)
     if computed is not None:
         return m.const(computed(v.meta))
@@ -172,6 +179,12 @@ def _own_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
         return m.wrap(namespace[name], Item(InstanceDict(v.source), name))
     m.guard(Kind.KEY_ABSENT, InstanceDict(v.source), name)
     return None
+
+
+def guard_leaf(m: Machine, v: TensorTracker) -> None:
+    """Somebody asks whether autograd computed the tensor: other guards do not tell."""
+    if v.source is not None and v.obj is not MISSING and v.obj.requires_grad:
+        m.wrap(v.obj.is_leaf, Attr(v.source, "is_leaf")).try_const()
 
 
 class GradFnTracker(Tracker):
@@ -219,6 +232,7 @@ ATTR_SETTERS: dict[str, Callable[[Any, TensorTracker, Tracker], None]] = {}
 
 
 def _grad(m: Machine, v: TensorTracker) -> Tracker | None:
+    guard_leaf(m, v)
     retained = v.obj is not MISSING and v.source is not None and v.obj.retains_grad
     if not v.meta.is_leaf and v.meta.requires_grad and not retained:
         m.graph_break("B103", attribute="grad", value=f"{v.show()}, which is no leaf: torch warns")

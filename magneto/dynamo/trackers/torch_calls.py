@@ -123,7 +123,7 @@ def plain_number(value: Any) -> Any:
         for cls in (int, float, str):
             if isinstance(value, cls):
                 return cls(value.value)
-    return value.item() if is_numpy_scalar(value) else value
+    return value.item() if is_numpy_scalar(value) and hasattr(value, "item") else value
 
 
 def graph_argument(m: Machine, v: Tracker) -> Any:

@@ -1,0 +1,419 @@
+"""Rows of numpy: its functions, methods and operators on arrays that come from tensors, and the ways between arrays and tensors."""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayMemory, ArrayTracker, function_text, numpy_module
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
+from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, SliceTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import FALLBACKS, TABLE, rule
+from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.rules_operator import ARITHMETIC, COMPARISONS
+from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.graph.fallback import DataDependent, UnsupportedFake
+from magneto.graph.meta import TensorMeta
+from magneto.graph.numpy_call import Outcome, Part, foresee, numpy_operator
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+FROM_METADATA = frozenset(
+    "ndim shape size iscomplexobj isrealobj result_type can_cast issubdtype promote_types min_scalar_type may_share_memory isscalar".split()
+)
+"""Functions whose plain results follow from dtypes and shapes."""
+
+
+class _CannotShow(Exception):
+    """An argument that has no place in an expression."""
+
+
+# -- expressions
+
+
+def _text(m: Machine, v: Tracker, arrays: list[ArrayTracker]) -> str:
+    """The value as text of an expression over `a`."""
+    if isinstance(v, ArrayTracker):
+        index = next((i for i, known in enumerate(arrays) if known.tensor is v.tensor and known.number is v.number), len(arrays))
+        if index == len(arrays):
+            arrays.append(v)
+        return f"a[{index}][()]" if v.number else f"a[{index}]"
+    if isinstance(v, SequenceTracker) and v.cls in (list, tuple, torch.Size):
+        items = [_text(m, item, arrays) for item in v.items(m)]
+        return f"[{', '.join(items)}]" if v.cls is list else f"({''.join(item + ', ' for item in items)})"
+    if isinstance(v, SliceTracker):
+        return f"slice({', '.join(_text(m, part, arrays) for part in v.parts())})"
+    if isinstance(v, ClassTracker):
+        return _class_text(v.obj)
+    const = v.try_const()
+    if const is None:
+        raise _CannotShow
+    return _const_text(const.value)
+
+
+def _class_text(cls: type) -> str:
+    numpy = numpy_module()
+    if cls in (int, float, bool, complex):
+        return cls.__name__
+    if issubclass(cls, numpy.generic) and getattr(numpy, cls.__name__, None) is cls:
+        return f"numpy.{cls.__name__}"
+    raise _CannotShow
+
+
+def _const_text(value: Any) -> str:
+    numpy = numpy_module()
+    if isinstance(value, numpy.generic):
+        return f"numpy.{type(value).__name__}({_const_text(value.item())})"
+    if isinstance(value, numpy.dtype):
+        return f"numpy.dtype({value.str!r})"
+    if type(value) is float and not math.isfinite(value):
+        return f"float('{value}')"
+    if type(value) is tuple:
+        return f"({''.join(_const_text(item) + ', ' for item in value)})"
+    if type(value) in (int, float, bool, str, type(None), complex, type(...), slice, range) and value == value:
+        return repr(value)
+    raise _CannotShow
+
+
+def record_expression(
+    m: Machine, template: str, args: Sequence[Tracker], kwargs: Mapping[str, Tracker] | None = None, key: Any = None
+) -> Any:
+    """`template` with the arguments' texts in its places (keywords last), as a call of numpy in the graph. NotImplemented: it has no such form."""
+    arrays: list[ArrayTracker] = []
+    try:
+        texts = [_text(m, arg, arrays) for arg in args]
+        texts += [f"{name}={_text(m, value, arrays)}" for name, value in (kwargs or {}).items()]
+    except _CannotShow:
+        return NotImplemented
+    expression = template.replace("{*}", ", ".join(texts)) if "{*}" in template else template.format(*texts)
+    if any(array.tensor.meta.requires_grad for array in arrays):
+        return NotImplemented
+    try:
+        outcome = foresee(expression, [(array.tensor.meta, array.number) for array in arrays])
+    except DataDependent as problem:
+        m.graph_break("B011", name=expression, reason=str(problem))
+    except UnsupportedFake as problem:
+        m.graph_break("B013", name=expression, reason=problem.reason)
+    return _results(m, expression, arrays, outcome, key)
+
+
+def _results(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Outcome, key: Any) -> Any:
+    if outcome.writes is not None:
+        return _write(m, expression, arrays, outcome)
+    if outcome.kind == "plain":
+        if key in FROM_METADATA or not arrays:
+            return m.const(outcome.plain)
+        return NotImplemented
+    if outcome.kind == "none":
+        return None
+    if not arrays and all(part.number for part in outcome.parts):
+        return m.const(_constant(expression))
+    fresh: SequenceTracker | None = None
+    if any(part.view_of < 0 for part in outcome.parts):
+        found = _node(m, expression, outcome.expected, arrays)
+        fresh = found
+    items = [_item(m, arrays, part, fresh, index) for index, part in enumerate(outcome.parts)]
+    if outcome.kind == "one":
+        return items[0]
+    if outcome.kind == "list":
+        return ListTracker(items)
+    return TupleTracker(items, outcome.cls or tuple)
+
+
+def _constant(expression: str) -> Any:
+    return eval(expression, {"numpy": numpy_module()})
+
+
+def _node(m: Machine, expression: str, expected: str, arrays: list[ArrayTracker]) -> SequenceTracker:
+    found = m.node(numpy_operator(), [expression, expected, [array.tensor for array in arrays]], {})
+    assert isinstance(found, SequenceTracker)
+    return found
+
+
+def _item(m: Machine, arrays: list[ArrayTracker], part: Part, fresh: SequenceTracker | None, index: int) -> Tracker:
+    if part.view_of < 0:
+        assert fresh is not None
+        tensor = fresh.item(m, index)
+        assert isinstance(tensor, TensorTracker)
+        return ArrayTracker(tensor, part.number)
+    owner = arrays[part.view_of]
+    return owner if part.same else ArrayTracker(_view(m, owner.tensor, part))
+
+
+def _view(m: Machine, base: TensorTracker, part: Part) -> TensorTracker:
+    """The view of numpy as a view of torch: a permutation, another shape, or any."""
+    meta = base.meta
+    found: Tracker | None = None
+    if not part.offset and sorted(zip(part.shape, part.strides, strict=True)) == sorted(zip(meta.shape, meta.strides, strict=True)):
+        places = list(zip(meta.shape, meta.strides, strict=True))
+        if len(set(places)) == len(places):
+            found = m.node(
+                "permute", [base, [places.index(place) for place in zip(part.shape, part.strides, strict=True)]], {}, method=True
+            )
+    elif not part.offset and meta.is_contiguous() and meta.numel == math.prod(part.shape):
+        found = m.node("view", [base, list(part.shape)], {}, method=True)
+        if isinstance(found, TensorTracker) and found.meta.strides != part.strides:
+            found = None
+    else:
+        key = _slices(meta, part)
+        if key is not None:
+            found = m.node(operator.getitem, [base, key], {})
+            assert isinstance(found, TensorTracker)
+            if (found.meta.shape, found.meta.strides, found.meta.storage_offset) != (
+                part.shape,
+                part.strides,
+                meta.storage_offset + part.offset,
+            ):
+                found = None
+    if found is None:
+        found = m.node(torch.as_strided, [base, list(part.shape), list(part.strides), meta.storage_offset + part.offset], {})
+    assert isinstance(found, TensorTracker)
+    return found
+
+
+def _slices(meta: TensorMeta, part: Part) -> tuple[Any, ...] | None:
+    """The index of numbers and slices that gives the view, where there is one."""
+    starts, rest = {}, part.offset
+    for dim in sorted(range(len(meta.shape)), key=lambda d: -meta.strides[d]):
+        stride = meta.strides[dim]
+        starts[dim], rest = divmod(rest, stride) if stride else (0, rest)
+    key: list[Any] = []
+    wanted = list(zip(part.shape, part.strides, strict=True))
+    for dim, (size, stride) in enumerate(zip(meta.shape, meta.strides, strict=True)):
+        start = starts[dim]
+        step = wanted[0][1] // stride if wanted and stride and wanted[0][1] % stride == 0 else 0
+        if step and start + (wanted[0][0] - 1) * step < size:
+            key.append(slice(start, start + (wanted[0][0] - 1) * step + 1, step))
+            del wanted[0]
+        elif start < size:
+            key.append(start)
+        else:
+            return None
+    return None if wanted or rest else tuple(key)
+
+
+def _write(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Outcome) -> Any:
+    """A call that writes an array: numpy writes a copy, whose numbers the graph then gives to the array's memory."""
+    target = arrays[outcome.writes or 0]
+    aliases = target.tensor.memory or [target.tensor]
+    if target.number or any(isinstance(alias, ArrayMemory) or alias.new_leaf for alias in aliases):
+        m.graph_break("B107", value=target.show(), reason="an array that was made outside of this region")
+    returned = outcome.parts[0] if outcome.kind == "one" else None
+    if outcome.kind not in ("none", "one") or (returned is not None and not (returned.same and returned.view_of == outcome.writes)):
+        m.graph_break("B107", value=target.show(), reason="a call that writes it and returns something else")
+    meta = target.tensor.meta
+    numpy = numpy_module()
+    dtype = torch.empty(0, dtype=meta.dtype).numpy().dtype
+    probe = numpy.copy(torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype).numpy(), order="K")
+    expected = f"{dtype}{probe.shape}{probe.strides if probe.size else ()}"
+    written = _node(m, f"{outcome.writes} writes: {expression}", expected, arrays).item(m, 0)
+    m.node("copy_", [target.tensor, written], {}, method=True)
+    return target if returned is not None else None
+
+
+# -- calls
+
+
+def _holds_array(m: Machine, v: Tracker) -> bool:
+    if isinstance(v, ArrayTracker):
+        return True
+    return isinstance(v, SequenceTracker) and any(_holds_array(m, item) for item in v.items(m))
+
+
+def _holds_tensor(m: Machine, v: Tracker) -> bool:
+    return isinstance(v, TensorTracker) or (isinstance(v, SequenceTracker) and any(_holds_tensor(m, item) for item in v.items(m)))
+
+
+def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """Fallback of dispatch: numpy's functions, methods of arrays, conversions of numbers."""
+    numpy = numpy_module()
+    if numpy is None:
+        return NotImplemented
+    if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        if not (args and isinstance(args[0], ArrayTracker)) or fn.__name__ in NOT_RECORDED:
+            return NotImplemented
+        if fn.__name__ in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__") and len(args) == 1:
+            return _known(m, args[0], lambda array: getattr(array, fn.__name__)())
+        names = {f"__{name}__": one for name, (one, _, _) in ARITHMETIC.items()} | {
+            "__getitem__": operator.getitem,
+            "__setitem__": operator.setitem,
+        }
+        if fn.__name__ in names:
+            return m.apply(names[fn.__name__], *args)
+        return record_expression(m, f"{{}}.{fn.__name__}({', '.join('{}' for _ in range(len(args) + len(kwargs) - 1))})", args, kwargs)
+    if fn in (int, float, bool, complex) and len(args) == 1 and isinstance(args[0], ArrayTracker):
+        return _known(m, args[0], fn)
+    module = getattr(fn, "__module__", None)
+    known = type(fn) is numpy.ufunc or (isinstance(module, str) and module.partition(".")[0] == "numpy")
+    text = function_text(fn) if known else None
+    if text is None:
+        return NotImplemented
+    if any(_holds_tensor(m, arg) for arg in (*args, *kwargs.values())):
+        return _of_tensor(m, fn, args, kwargs)
+    return record_expression(m, f"{text}({{*}})", args, kwargs, fn.__name__)
+
+
+def _known(m: Machine, v: ArrayTracker, compute: Callable[[Any], Any]) -> Any:
+    value = m.known(v.tensor)
+    if value is None:
+        return NotImplemented
+    return m.const(compute(value.numpy()[()] if v.number else value.numpy()))
+
+
+def _of_tensor(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """np.asarray(tensor), np.array(tensor): what other functions do with a tensor is theirs."""
+    numpy = numpy_module()
+    if fn not in (numpy.asarray, numpy.array, numpy.ascontiguousarray) or not isinstance(args[0], TensorTracker):
+        return NotImplemented
+    array = as_array(m, args[0])
+    return array if array is NotImplemented else m.apply(fn, array, *args[1:], **kwargs)
+
+
+FALLBACKS.append(call_numpy)
+
+
+def construct_number(m: Machine, cls: type, args: Sequence[Tracker]) -> Any:
+    """np.float32(value)."""
+    return record_expression(m, f"numpy.{cls.__name__}({{*}})", args)
+
+
+# -- operators
+
+
+def _before(fn: Any, *kinds: type[Tracker]) -> Callable[[Callable[..., Any]], None]:
+    """A row that is tried before the rows of other kinds of values."""
+
+    def add(body: Callable[..., Any]) -> None:
+        TABLE.setdefault(fn, []).insert(0, (kinds, body))
+
+    return add
+
+
+def _operand(v: Tracker) -> bool:
+    return not isinstance(v, TensorTracker)
+
+
+def _operator(fn: Any, symbol: str) -> None:
+    def body(m: Machine, a: Tracker, b: Tracker) -> Any:
+        if not (_operand(a) and _operand(b)):
+            m.graph_break("B104", operation=symbol, value=f"a tensor and a {(a if isinstance(a, ArrayTracker) else b).show()}")
+        found = record_expression(m, f"({{}}) {symbol} ({{}})", [a, b])
+        if found is NotImplemented:
+            m.graph_break("B104", operation=symbol, value=(a if isinstance(a, ArrayTracker) else b).show())
+        return found
+
+    _before(fn, ArrayTracker, Tracker)(body)
+    _before(fn, Tracker, ArrayTracker)(body)
+
+
+def _inplace_operator(fn: Any, ifn: Any) -> None:
+    @_before(ifn, ArrayTracker, Tracker)
+    def body(m: Machine, a: ArrayTracker, b: Tracker) -> Any:
+        if a.number or not _operand(b):
+            return m.apply(fn, a, b)
+        found = record_expression(m, f"inplace({ifn.__name__!r}, {{}}, {{}})", [a, b])
+        if found is NotImplemented:
+            m.graph_break("B104", operation=ifn.__name__, value=a.show())
+        return found
+
+
+for _fn, _ifn, _symbol in ARITHMETIC.values():
+    _operator(_fn, _symbol.split()[0])
+    _inplace_operator(_fn, _ifn)
+for _fn, _, _symbol in COMPARISONS.values():
+    _operator(_fn, _symbol)
+for _fn, _symbol in ((operator.neg, "-"), (operator.pos, "+"), (operator.invert, "~")):
+    _before(_fn, ArrayTracker)(lambda m, v, symbol=_symbol: record_expression(m, f"{symbol}({{}})", [v]))
+for _fn in (abs, operator.abs):
+    _before(_fn, ArrayTracker)(lambda m, v: record_expression(m, "numpy.abs({})", [v]))
+
+
+@_before(operator.getitem, ArrayTracker, Tracker)
+def getitem(m: Machine, v: ArrayTracker, key: Tracker) -> Any:
+    found = record_expression(m, "{}[{}]", [v, key])
+    if found is NotImplemented:
+        m.graph_break("B104", operation="indexing", value=v.show())
+    return found
+
+
+@rule(operator.setitem, ArrayTracker, Tracker, Tracker)
+def setitem(m: Machine, v: ArrayTracker, key: Tracker, value: Tracker) -> Any:
+    found = record_expression(m, "setitem({}, {}, {})", [v, key, value])
+    if found is NotImplemented:
+        m.graph_break("B104", operation="assignment to an item", value=v.show())
+    return found
+
+
+@_before(len, ArrayTracker)
+def length(m: Machine, v: ArrayTracker) -> Any:
+    shape = v.tensor.meta.shape
+    if not shape:
+        m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()" if v.number else "len() of unsized object"))
+    return m.const(shape[0])
+
+
+def _dtype_comparison(fn: Any) -> None:
+    def body(m: Machine, a: Tracker, b: Tracker) -> Any:
+        numpy = numpy_module()
+        values = [v.obj if isinstance(v, ClassTracker) else v.read() for v in (a, b) if isinstance(v, (ClassTracker, ConstTracker))]
+        if numpy is None or not any(isinstance(value, numpy.dtype) for value in values):
+            return NotImplemented
+        return m.const(bool(fn(*values)))
+
+    _before(fn, ConstTracker, ClassTracker)(body)
+    _before(fn, ClassTracker, ConstTracker)(body)
+
+
+_dtype_comparison(operator.eq)
+_dtype_comparison(operator.ne)
+
+
+# -- between arrays and tensors
+
+
+def as_array(m: Machine, v: TensorTracker) -> Any:
+    """The tensor's memory as an array; eager says what is wrong with a tensor that requires grad or lives elsewhere."""
+    if numpy_module() is None or v.cls is not torch.Tensor or v.meta.requires_grad or v.meta.device.type != "cpu":
+        return NotImplemented
+    try:
+        torch.empty(0, dtype=v.meta.dtype).numpy()
+    except (TypeError, RuntimeError):
+        return NotImplemented
+    return ArrayTracker(v)
+
+
+@rule((torch.Tensor.numpy, torch.Tensor.__array__), TensorTracker)
+def tensor_numpy(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    return NotImplemented if args or kwargs else as_array(m, v)
+
+
+@rule(torch.from_numpy, ArrayTracker)
+def from_numpy(m: Machine, v: ArrayTracker) -> Any:
+    return NotImplemented if v.number else m.node("detach", [v.tensor], {}, method=True)
+
+
+@_before(torch.as_tensor, ArrayTracker)
+def as_tensor(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
+    if v.number:
+        return NotImplemented
+    shared = m.node("detach", [v.tensor], {}, method=True)
+    return m.apply(torch.Tensor.to, shared, **kwargs) if kwargs else shared
+
+
+@_before(torch.tensor, ArrayTracker)
+def copied(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
+    """A contiguous copy. (Numbers: as an array without dimensions; torch.tensor(np.float64(1)) is float64.)"""
+    if not set(kwargs) <= {"dtype", "device"}:
+        return NotImplemented
+    made = m.node("clone", [v.tensor], {"memory_format": torch.contiguous_format}, method=True)
+    return m.apply(torch.Tensor.to, made, **kwargs) if kwargs else made
+
+
+__all__ = ["MISSING", "construct_number", "is_numpy_scalar", "record_expression"]

@@ -1,0 +1,211 @@
+"""numpy on arrays that come from tensors: recorded as calls of numpy itself, in one graph, with numpy's dtypes and sharing of memory."""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import magneto
+from tests.compare import Capturing, assert_equal, same
+from tests.python.programs import Program, Programs, X, check
+
+programs = Programs()
+A = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
+HELD = np.arange(4, dtype=np.float32)
+
+
+@programs.add()
+def there_and_back(x):
+    a = x.numpy()
+    return torch.from_numpy(a * 2 + 1), torch.as_tensor(np.sin(a)) + x, torch.tensor(a[0]), torch.tensor(a[0, 0]), x
+
+
+@programs.add()
+def results(x):
+    a = (x + 1).numpy()
+    return a, a.sum(axis=0), a.sum(), a.mean() * 2, a.max() + np.float64(1), a[0, 0], a.T, a.dtype == np.float32, a.shape, a.size, len(a)
+
+
+@programs.add()
+def functions(x):
+    a = x.numpy()
+    return (
+        np.add(a, 2.5),
+        np.maximum(a, 0),
+        np.where(a > 0, a, 0),
+        np.exp(a).astype(np.float64),
+        a.astype("int32"),
+        np.clip(a, 0, 1),
+        np.concatenate([a, a]),
+        np.stack([a, a], axis=1),
+        np.dot(a, a.T),
+        a @ a.T,
+        np.einsum("ij,kj->ik", a, a),
+        np.split(a, 2, axis=1),
+        np.linalg.norm(a),
+        np.linalg.inv(a @ a.T + np.eye(3)),
+        np.cumsum(a),
+        np.argmax(a),
+        np.sort(a, axis=None),
+        np.fft.fft(a),
+        np.linalg.qr(a),
+    )
+
+
+@programs.add()
+def promotion(x):
+    a = x.numpy()
+    i = a.astype(np.int32)
+    return a + np.arange(4), a * np.float64(2), i / 2, i // 2, i**2, -i, ~i, i << 1, (i > 0) & (i < 3), a * 2, np.float32(3) + 1, a.std()
+
+
+@programs.add()
+def indexing(x):
+    a = x.numpy()
+    return a[0], a[:, 1:3], a[..., 0], a[[0, 2]], a[None], a[1, 2], a[::2, ::2], a[np.array([0, 1])], [row.sum() for row in a], sum(a)
+
+
+@programs.add()
+def memory_is_shared(x):
+    a = x.numpy()
+    b, c, d = a.reshape(4, 3), a.T.ravel(), a[1:].reshape(-1)
+    x.add_(1)
+    e = torch.from_numpy(a)
+    e.mul_(2)
+    return a, b, c, d, e, x, a.swapaxes(0, 1), np.squeeze(a[None]), np.moveaxis(a, 0, 1)
+
+
+@programs.add()
+def in_place(x):
+    y = x + 0
+    a = y.numpy()
+    a += 1
+    a[0] = 5
+    a[:, 1] *= 2
+    a.T[2] = 7
+    a.sort()
+    np.clip(a, 0, 4, out=a)
+    np.fill_diagonal(a, 9)
+    b = x.numpy()
+    b *= 3
+    return y, a, x + 1
+
+
+@programs.add(A, X)
+def arrays_as_arguments(a, x):
+    return a + 1, torch.from_numpy(a) * 2, a.T, a, torch.as_tensor(a) + x, x.numpy() * HELD
+
+
+@programs.add(np.float64(2.5), np.int64(2), X)
+def numbers_as_arguments(s, i, x):
+    return x * s, s + 1, x[i], x.sum(i - 2)
+
+
+@programs.add()
+def constants(x):
+    return int(np.prod(x.shape)), np.sqrt(2.0), np.pi * x, x * np.sqrt(x.shape[1]), x.view(np.prod(x.shape)), x * np.float32(2)
+
+
+@programs.add()
+def what_is_known_of_arrays(x):
+    a = x.numpy()
+    return (
+        a.dtype != np.float64,
+        a.dtype == np.dtype("float32"),
+        np.float32 == a.dtype,
+        a.dtype.name,
+        isinstance(a, np.ndarray),
+        np.ndim(a),
+        np.shape(a),
+        np.issubdtype(a.dtype, np.floating),
+        np.asarray(x) is not None,
+        np.array(x),
+        np.asarray(x, dtype=np.float64),
+    )
+
+
+@programs.add(X.clone().requires_grad_())
+def of_a_detached_tensor(x):
+    return x.detach().numpy() + 1, x.detach().cpu().numpy().sum(), x * 2
+
+
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
+def test_program(program):
+    check(program)
+
+
+def selected(x):
+    a = x.numpy()
+    return a[a > 0] + 1, x + 1
+
+
+def branch(x):
+    a = (x + 1).numpy()
+    return (a * 2 if a.sum() > 0 else a), x + 1
+
+
+def number(x):
+    return float((x + 1).numpy().sum()), x + 2
+
+
+def positions(x):
+    return np.nonzero(x.numpy() > 0), x + 1
+
+
+def argument_is_written(a):
+    a += 1
+    return torch.from_numpy(a) * 2
+
+
+@pytest.mark.parametrize("fn", [selected, branch, number, positions, argument_is_written])
+def test_what_depends_on_data_breaks(fn):
+    backend = Capturing()
+    same(fn, magneto.optimize(backend)(fn), A if fn is argument_is_written else X)
+    assert magneto.stats()["breaks"] >= 1
+
+
+@pytest.mark.parametrize("fn", [there_and_back, memory_is_shared, in_place, functions])
+def test_compiled(fn):
+    same(fn, magneto.optimize("aot_eager")(fn), X)
+
+
+def test_other_geometry_is_another_region():
+    def fn(a):
+        return torch.from_numpy(a) + 1
+
+    compiled = magneto.optimize(Capturing(), nopython=True)(fn)
+    for array in (A, A.T, A.astype(np.float64), A[:2], A):
+        assert_equal(compiled(array), fn(array))
+
+
+def test_random_numbers_of_numpy_are_its_own():
+    def fn(x):
+        return x.numpy() + np.random.rand(4), np.random.randn(2)
+
+    np.random.seed(1)
+    expected = fn(X)
+    np.random.seed(1)
+    assert_equal(magneto.optimize(Capturing())(fn)(X), expected)
+
+
+def test_errors_are_numpys():
+    def fn(x):
+        return x.numpy().reshape(5, 5)
+
+    same(fn, magneto.optimize(Capturing())(fn), X)
+    same(lambda x: x.numpy(), magneto.optimize(Capturing())(lambda x: x.numpy()), X.clone().requires_grad_())
+
+
+def test_a_write_into_memory_that_an_array_shows():
+    def fn(x, a):
+        x.add_(1)
+        return torch.from_numpy(a) * 2
+
+    compiled = magneto.optimize(Capturing())(fn)
+    same(fn, compiled, X, A)
+    x = X.clone()
+    assert_equal(compiled(x, x.numpy()), (X + 1) * 2)
+    assert_equal(x, X + 1)

@@ -209,6 +209,33 @@ def a_generator_left_inside_a_try(x):
     return [x * a * b for a, b in zip([1, 2], Numbers())], 3 in Numbers(), Numbers().index(2), list(reversed(Numbers()))
 
 
+@programs.add({"a": 1, "b": 2, "c": 3}, X)
+def dictionaries_change_while_they_are_iterated(d, x):
+    seen = []
+    for key in d:
+        d["c"] = 30
+        seen.append(d[key])
+    for key, value in d.items():
+        d["b"] = 20
+        seen.append(value)
+    values = iter(d.values())
+    first = next(values)
+    d["b"] = 7
+    errors = []
+    try:
+        for key in d:
+            d[key + "x"] = 1
+    except RuntimeError as error:
+        errors.append(str(error))
+    return x, seen, first, errors
+
+
+@programs.add({"a": 1, "b": 2, "c": 3}, X)
+def a_view_left_half_used(d, x):
+    it = iter(d.values())
+    return x + next(it), [x * v for v in it]
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import operator
 import types
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.attributes import find_special
-from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker
+from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker, read
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
@@ -88,6 +89,58 @@ class ItemsIterator(IteratorTracker):
     def emit(self, em: Emitter) -> str:
         rest = self.items[self.index :]
         return em.assign("it", f"iter([{', '.join(em.value(item) for item in rest)}])", self)
+
+
+class DictIterator(IteratorTracker):
+    """Iterator over a dictionary or a view of it: sees values that are replaced while it runs; a change of the keys is CPython's error."""
+
+    __slots__ = ("born", "index", "of", "tokens", "view")
+
+    def __init__(self, m: Machine, of: DictTracker, view: str) -> None:
+        super().__init__()
+        self.born: int | None = m.count  # type: ignore[attr-defined]
+        of.listed()
+        self.of: DictTracker | None = of
+        self.view = view
+        self.index = 0
+        self.tokens = list(of.entries)
+
+    def python_type(self) -> type:
+        return type(iter(getattr({}, self.view)()))
+
+    def step(self, m: Machine) -> Tracker | None:
+        of = self.of
+        if of is None:
+            return None
+        now = list(of.entries)
+        if now != self.tokens:
+            ordered = issubclass(of.cls, collections.OrderedDict)
+            if len(now) == len(self.tokens):
+                m.graph_break("B110", value=of.show())
+            m.raise_exception(
+                RuntimeError("OrderedDict mutated during iteration" if ordered else "dictionary changed size during iteration")
+            )
+        if self.index >= len(now):
+            self.of = None
+            return None
+        token = now[self.index]
+        self.index += 1
+        key = read(m, of.entries[token][0])
+        if self.view == "keys":
+            return key
+        value = of.get_token(m, token)
+        assert value is not None
+        return value if self.view == "values" else TupleTracker([key, value])
+
+    def emit(self, em: Emitter) -> str:
+        if self.of is None:
+            return em.assign("it", "iter(())", self)
+        if list(self.of.entries) != self.tokens:
+            raise CannotEmit(self)  # a new iterator would not notice the change
+        name = em.assign("it", f"iter({em.value(self.of)}.{self.view}())", self)
+        if self.index:
+            em.line(f"for _ in range({self.index}): next({name})")
+        return name
 
 
 class RangeIterator(IteratorTracker):

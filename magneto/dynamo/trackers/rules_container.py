@@ -19,6 +19,7 @@ from magneto.dynamo.trackers.dispatch import apply, fold, pure, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.iterator import (
     CallableIterator,
+    DictIterator,
     GetItemIterator,
     ItemsIterator,
     IteratorTracker,
@@ -537,6 +538,10 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         return SequenceIterator(v)
     if isinstance(v, ConstTracker) and isinstance(v.read(), (range, str, bytes)):
         return RangeIterator(v.read())
+    if isinstance(v, DictTracker) and v.owner is v:
+        return DictIterator(m, v, "keys")
+    if isinstance(v, DictViewTracker) and v.of.owner is v.of:
+        return DictIterator(m, v.of, v.kind)
     items = known_items(m, v)
     if items is not None:
         return ItemsIterator(items)

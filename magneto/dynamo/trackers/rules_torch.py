@@ -82,6 +82,7 @@ _always(
     torch.jit.is_scripting,  # type: ignore[attr-defined]
     torch.jit.is_tracing,  # type: ignore[attr-defined]
     torch._C._get_tracing_state,
+    getattr(torch._C, "_is_tracing", None),  # torch 2.15
     torch.compiler.is_exporting,
     torch.onnx.is_in_onnx_export,
     torch.overrides.has_torch_function,

@@ -225,7 +225,7 @@ def call_torch(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
     try:
         return record(m, fn, args, kwargs)
     except GraphBreak as reason:
-        if reason.id != "B011":
+        if reason.id not in ("B011", "B104"):  # B104: an argument that no node can hold (a distance function)
             raise
     return m.inline(FunctionTracker.existing(m, fn, Held(name, fn)), args, kwargs)  # it asks for numbers somewhere inside: break there
 

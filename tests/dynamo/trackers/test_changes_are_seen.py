@@ -474,3 +474,30 @@ def test_requires_grad_follows_writes_through_views() -> None:
 
     w = torch.ones(4, requires_grad=True)
     assert_equal(magneto.optimize("eager", nopython=True)(fn)(w, X), fn(w, X))
+
+
+def test_appending_to_a_list_needs_no_length() -> None:
+    kept: list[Any] = []
+
+    def fn(x, log):
+        log.append(x * 2)
+        kept.extend([x])
+        return x + 1
+
+    log: list[Any] = []
+    compiled = magneto.optimize("eager", nopython=True)(fn)
+    for _ in range(20):
+        compiled(X, log)
+    assert len(log) == len(kept) == 20 and magneto.stats()["recompiles"] == 0
+
+
+def test_reading_behind_what_was_appended() -> None:
+    def fn(a, x):
+        a.append(x)
+        a.extend([5, 6])
+        return a[0], a[3] if len(a) > 5 else a[-3], a[2]
+
+    compiled = magneto.optimize("eager", nopython=True)(fn)
+    for items in ([1, 2], [3, 4], [1, 2, 3, 4], [7], [], [1, 2]):
+        ours, plain = list(items), list(items)
+        assert_equal((compiled(ours, X), ours), (fn(plain, X), plain))

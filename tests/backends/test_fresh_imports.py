@@ -24,7 +24,7 @@ for backend in ("aot_eager", "inductor"):
     with torch.no_grad():
         lookup_backend(backend)(fx.symbolic_trace(f), inputs)(*inputs)
 assert inputs[1].grad is not None
-before.add("torch.fx.experimental._constant_symnode")  # 9 ms; torch 2.15 imports it when a graph is printed
+before.add("torch.fx.experimental._constant_symnode")  # small: torch 2.15 imports it with its nested tensors
 forbidden = ("torch._dynamo", "torch._inductor", "torch._subclasses", "torch._decomp", "torch._refs", "torch.fx.experimental", "sympy")
 print([name for name in sys.modules if name.startswith(forbidden) and name not in before])
 """

@@ -37,14 +37,14 @@ class ModuleTracker(ObjectTracker):
 
     def registered(self, m: Machine, name: str) -> Tracker | None:
         """nn.Module.__getattr__: parameters, buffers, submodules. A name is in one of them only (torch's setters see to it)."""
-        for table in TABLES:
-            entries = self.instance_attr(m, table)
-            if not isinstance(entries, DictTracker):
-                continue
+        tables = [entries for table in TABLES if isinstance(entries := self.instance_attr(m, table), DictTracker)]
+        for entries in tables:
             if entries.obj is MISSING or entries._whole or name in entries.obj:
                 found = entries.get_token(m, name)
                 if found is not None:
                     return found
+        for entries in tables:
+            entries.get_token(m, name)  # that it is in none of them is guarded
         return None
 
     def hooked_attr(self, m: Machine, hook: Any, name: str) -> Any:
@@ -53,6 +53,8 @@ class ModuleTracker(ObjectTracker):
     def hooked_set(self, m: Machine, hook: Any, name: str, value: Tracker | None) -> bool:
         if hook is not torch.nn.Module.__setattr__ or value is None or self.obj is MISSING:
             return False
+        if isinstance(value, ModuleTracker) or (isinstance(value, TensorTracker) and value.cls is not torch.Tensor):
+            return False  # registers a parameter or submodule: torch's own code does
         self.set_registered(m, name, value)
         return True
 
@@ -114,8 +116,6 @@ class ModuleTracker(ObjectTracker):
 
     def set_registered(self, m: Machine, name: str, value: Tracker) -> None:
         """nn.Module.__setattr__ for what a forward pass writes: plain values and buffers."""
-        if isinstance(value, ModuleTracker) or (isinstance(value, TensorTracker) and value.cls is not torch.Tensor):
-            m.graph_break("B107", value=self.show(), reason=f"{name!r} registers a parameter or submodule")
         for table in TABLES:
             entries = self.instance_attr(m, table)
             if isinstance(entries, DictTracker) and entries.has(m, ConstTracker(name)):
@@ -124,7 +124,9 @@ class ModuleTracker(ObjectTracker):
                     entries.put_silently(m, ConstTracker(name), value)
                     m.effect(f"{{0}}.{name} = {{1}}", self, value)
                     return
-                m.graph_break("B107", value=self.show(), reason=f"{name!r} replaces a parameter or submodule")
+                hook = held(m, torch.nn.Module.__setattr__, "Module.__setattr__")
+                m.call(hook, [self, ConstTracker(name), value], {})
+                return
         m.apply(object.__setattr__, self, m.const(name), value)
 
     def show(self) -> str:

@@ -24,7 +24,7 @@ def optimized_class(cls: type) -> type:
             "__doc__": cls.__doc__,
             "__slots__": ("_magneto_call", "_magneto_original"),
         }
-        namespace.update(__call__=_call, __reduce_ex__=_reduce, __deepcopy__=_deepcopy)
+        namespace.update(__call__=_call, __reduce_ex__=_reduce, __deepcopy__=_deepcopy, __dir__=_dir)
         found = _CLASSES[cls] = type(cls.__name__, (cls,), namespace)
     return found
 
@@ -42,6 +42,10 @@ def optimized_module(module: torch.nn.Module, policy: Any) -> torch.nn.Module:
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self._magneto_call(*args, **kwargs)
+
+
+def _dir(self: Any) -> Any:
+    return dir(self._magneto_original)
 
 
 def _original(module: torch.nn.Module) -> torch.nn.Module:

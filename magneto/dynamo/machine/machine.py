@@ -51,10 +51,17 @@ class SymbolicMachine:
     """One capture attempt of one entry point. `state` is the C hook's FrameState."""
 
     def __init__(
-        self, state: Any, forced: Mapping[int, Forced], unbound: object, null: object, changing: frozenset[Source] = frozenset()
+        self,
+        state: Any,
+        forced: Mapping[int, Forced],
+        unbound: object,
+        null: object,
+        changing: frozenset[Source] = frozenset(),
+        joins: Callable[[Any], bool] = lambda policy: False,
     ) -> None:
         self.state = state
         self.changing = changing
+        self.joins = joins
         self.forced = forced
         self.unbound, self.null = unbound, null
         self.guards = GuardSet()

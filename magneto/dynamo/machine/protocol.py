@@ -67,6 +67,9 @@ class Machine(Protocol):
     def inline(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
         """Inline a FunctionTracker symbolically (arguments already include a bound self)."""
 
+    def joins(self, policy: Any) -> bool:
+        """Whether a callable optimised under `policy` may become part of this region: the same backend and conditions were asked for."""
+
     def truth(self, value: Tracker) -> bool:
         """Truth value when capture knows it; otherwise a graph break (data-dependent)."""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 import traceback
@@ -36,6 +37,7 @@ from magneto.graph.program import standalone
 
 Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 MAX_ATTEMPTS = 64
+PLAIN_LIMIT = 3
 _saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 
 
@@ -85,7 +87,7 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     started = time.perf_counter()
     with events.timer("compile"), _no_collection():
         try:
-            region = _compile(context, state)
+            region = _compile(context, state, policy)
         except (GraphBreak, UserError):
             raise
         except _BackendFailed as failed:
@@ -133,8 +135,15 @@ def _internal(state: Any, error: Exception) -> Any:
     return _C.SKIP_ENTRY
 
 
+def _is_plain(info: Any) -> bool:
+    """A region that runs its frame to the end without one tensor operation: variants of it gain little (`__getattr__` called with each name)."""
+    return bool(info) and info["gm"] is None and info["reason"] is None
+
+
 def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
     code = state.code
+    if len(missed) >= PLAIN_LIMIT and all(_is_plain(region.info) for region in missed):
+        return False
     reason = explain_miss(missed[0].info["guards"], state) if missed[0].info else None
     if len(missed) >= config.recompile_limit:
         warn_once(
@@ -153,19 +162,26 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
     return True
 
 
-def _capture(state: Any, changing: frozenset[Source]) -> tuple[SymbolicMachine, RegionPlan]:
+def _capture(state: Any, changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
     """Attempts until one capture needs no further forced break."""
     forced: dict[int, Forced] = {}
     marks.capturing.active = True
     try:
-        return _attempt(state, forced, changing)
+        return _attempt(state, forced, changing, policy)
     finally:
         marks.capturing.active = False
 
 
-def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source]) -> tuple[SymbolicMachine, RegionPlan]:
+def _joins(outer: Any, inner: Any) -> bool:
+    """Whether what was optimised under policy `inner` may be captured as a part of a region under `outer`."""
+    a, b = outer.payload, inner.payload
+    return inner.compile and a.backend is b.backend and a.dynamic == b.dynamic and a.nopython >= b.nopython
+
+
+def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
+    joins = functools.partial(_joins, policy)
     for _ in range(MAX_ATTEMPTS):
-        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_, changing)
+        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_, changing, joins)
         try:
             ending = machine.capture()
             return machine, plan_region(machine, ending)
@@ -182,9 +198,9 @@ def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source])
     raise MagnetoError("I001", what=f"capture of {state.code.co_qualname} needs more than {MAX_ATTEMPTS} attempts")
 
 
-def _compile(context: Context, state: Any) -> Any:
+def _compile(context: Context, state: Any, policy: Any) -> Any:
     with events.timer("dynamo"):
-        machine, plan = _capture(state, _changing(context, state))
+        machine, plan = _capture(state, _changing(context, state), policy)
     reason = plan.ending.reason
     if context.nopython and plan.ending.value is None:
         if reason is not None:

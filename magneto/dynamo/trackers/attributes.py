@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.bytecode.decode import NO_DICT
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -107,8 +108,10 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         return v.item(m, cls.__match_args__.index(name))  # type: ignore[attr-defined]
     if kind in (types.GetSetDescriptorType, types.MemberDescriptorType) or isinstance(raw, types.DynamicClassAttribute):
         return _computed(m, v, raw, name)
-    if kind is _TUPLE_FIELD and isinstance(v, SequenceTracker):
-        return v.item(m, raw.__reduce__()[1][0])
+    if kind is _TUPLE_FIELD:
+        fields = v.payload if isinstance(v, ObjectTracker) else v
+        if isinstance(fields, SequenceTracker):
+            return fields.item(m, raw.__reduce__()[1][0])
     getter = getattr(kind, "__get__", None)
     if getter is None:
         return held(m, raw, label)
@@ -116,7 +119,7 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         return m.call(held(m, getter, label), [held(m, raw, label), v, ClassTracker(cls)], {})
     if isinstance(raw, (types.BuiltinFunctionType, functools.partial)):
         return held(m, raw, label)
-    if isinstance(raw, functools._lru_cache_wrapper):
+    if isinstance(raw, (functools._lru_cache_wrapper, _C.Optimized, _C.Disabled)) and isinstance(raw.__wrapped__, types.FunctionType):
         return BoundMethodTracker(held(m, raw, label), v)
     if isinstance(raw, types.ClassMethodDescriptorType):
         return BoundMethodTracker(BuiltinTracker(raw), ClassTracker(cls))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Source
 from magneto.dynamo.marks import DISABLE, mark_of
@@ -30,6 +31,7 @@ from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, WeakRefTracker, instance_dict
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
+from magneto.dynamo.trackers.switched import wrap_disabled, wrap_optimized
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
 from magneto.graph.meta import TensorMeta
@@ -179,8 +181,13 @@ NOT_FOLLOWED = ("torch._functorch", "torch._higher_order_ops", "torch._dynamo", 
 
 def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:
     _typed(m, obj, source)
-    fn, owner = m.wrap(obj.__func__, Attr(source, "__func__")), m.wrap(obj.__self__, Attr(source, "__self__"))
-    return BoundMethodTracker(fn, owner, source, obj)
+    held = isinstance(source, Held)
+    parts = [
+        m.wrap(part, Held(name, part) if held else Attr(source, name))
+        for name in ("__func__", "__self__")
+        for part in (getattr(obj, name),)
+    ]
+    return BoundMethodTracker(parts[0], parts[1], source, obj)
 
 
 def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
@@ -218,7 +225,7 @@ def wrap_py_module(m: Machine, obj: types.ModuleType, source: Source) -> Tracker
 
 def wrap_nn_module(m: Machine, obj: torch.nn.Module, source: Source) -> Tracker:
     _same(m, obj, source)
-    if type(obj).__getattribute__ is not object.__getattribute__ or isinstance(obj, torch.jit.ScriptModule):
+    if isinstance(obj, torch.jit.ScriptModule):
         return OpaqueTracker(obj, source, m)
     return ModuleTracker(type(obj), source, obj)
 
@@ -367,6 +374,8 @@ BUILDERS: dict[type, Builder] = {
     torch._ops.OpOverloadPacket: wrap_callable,
     torch.finfo: wrap_opaque,
     torch.iinfo: wrap_opaque,
+    _C.Optimized: wrap_optimized,
+    _C.Disabled: wrap_disabled,
 }
 
 SUBCLASS_BUILDERS: tuple[tuple[type, Builder], ...] = (

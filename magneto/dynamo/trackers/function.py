@@ -377,7 +377,7 @@ class BoundMethodTracker(Tracker):
         return None
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
-        if isinstance(self.fn, BuiltinTracker):
+        if type(self.fn) is BuiltinTracker:
             return apply(m, self.fn.obj, [self.owner, *args], kwargs)
         return m.call(self.fn, [self.owner, *args], kwargs)
 

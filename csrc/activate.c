@@ -8,6 +8,20 @@ _Thread_local mg_thread mg_this_thread = {.stack_low = (char *)UINTPTR_MAX};
 static PyInterpreterState *interpreter;
 static long n_active;                    /* activations on the stacks of all threads */
 _PyFrameEvalFunction mg_previous;
+static PyObject *foreign_switch;
+
+/* A compiler of the same kind would otherwise compile our compiler: its switch (called with what to switch to, answers what was
+ * there) is turned off while one of our callables runs. What fails here leaves it as it is. */
+static MG_COLD PyObject *
+switch_foreign(PyObject *to)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *before = PyObject_CallOneArg(foreign_switch, to);
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+    return before;
+}
 
 void
 mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
@@ -16,9 +30,14 @@ mg_activate(mg_activation *activation, Policy *policy, Policy *enclosing)
     activation->policy = t->policy;
     activation->enclosing = t->enclosing;
     activation->replaced = NULL;
+    activation->foreign = NULL;
+    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (MG_UNLIKELY(current != mg_eval_frame && current != _PyEval_EvalFrameDefault) && foreign_switch != NULL && policy != NULL) {
+        activation->foreign = switch_foreign(Py_None);
+        current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    }
     t->policy = (Policy *)Py_XNewRef(policy);
     t->enclosing = enclosing;
-    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
     if (n_active++ == 0) {
         /* Ours may stand there: put back by somebody who had found it. What was below is not known any more. */
         mg_previous = current != mg_eval_frame ? current : _PyEval_EvalFrameDefault;
@@ -40,6 +59,10 @@ mg_deactivate(mg_activation *activation)
     n_active--;
     if ((n_active == 0 || activation->replaced != NULL) && _PyInterpreterState_GetEvalFrameFunc(interpreter) == mg_eval_frame) {
         _PyInterpreterState_SetEvalFrameFunc(interpreter, n_active == 0 ? mg_previous : (_PyFrameEvalFunction)activation->replaced);
+    }
+    if (MG_UNLIKELY(activation->foreign != NULL)) {
+        Py_XDECREF(switch_foreign(activation->foreign));
+        Py_CLEAR(activation->foreign);
     }
 }
 
@@ -185,6 +208,15 @@ eval_frame_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 #endif
 }
 
+static PyObject *
+set_foreign_switch(PyObject *Py_UNUSED(module), PyObject *callable)
+{
+#if MG_SUPPORTED
+    Py_XSETREF(foreign_switch, callable == Py_None ? NULL : Py_NewRef(callable));
+#endif
+    Py_RETURN_NONE;
+}
+
 #define FAST(f) ((PyCFunction)(void (*)(void))(f))
 
 static PyMethodDef activation_functions[] = {
@@ -194,6 +226,8 @@ static PyMethodDef activation_functions[] = {
     {"active_policy", active_policy, METH_NOARGS, "Policy that is active in this thread, or None."},
     {"set_active_policy", set_active_policy, METH_O, "set_active_policy(policy or None) -> what was active in this thread before"},
     {"eval_frame_installed", eval_frame_installed, METH_NOARGS, "Whether our evaluation function is in place."},
+    {"set_foreign_switch", set_foreign_switch, METH_O,
+     "set_foreign_switch(callable or None)\n\nWhat turns another compiler's hook off (called with None) and on again (with what it answered)."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,7 +9,7 @@
 #include "frame.h"
 
 static PyObject *compiler, *on_rerun; /* NULL: none */
-static PyObject *skip_entry, *skip_code;
+static PyObject *skip_entry, *skip_code, *disable_code;
 
 static struct {
     unsigned long long hooked, hits, misses, compiles, reruns, interpreted;
@@ -105,13 +105,25 @@ continue_in_frame(PyThreadState *ts, mg_frame *f, int offset)
     return mg_interpret(ts, f, 0);
 }
 
+/* Runs a frame, and what it calls, with the hook inactive. */
+static MG_COLD PyObject *
+run_disabled(PyThreadState *ts, mg_thread *t, mg_frame *f)
+{
+    Policy *policy = mg_switch_off(t), *enclosing = t->enclosing;
+    t->enclosing = NULL;
+    PyObject *result = pass_on(ts, t, f, 0);
+    mg_switch_back(t, policy);
+    t->enclosing = enclosing;
+    return result;
+}
+
 /* Runs a frame from its start whose free variables we had bound. */
 static PyObject *
-start_frame(PyThreadState *ts, mg_thread *t, mg_frame *f)
+start_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, mg_entry *entry)
 {
     counts.interpreted++;
     mg_frame_unbind_free(f);
-    return pass_on(ts, t, f, 0);
+    return entry != NULL && entry->state == ENTRY_DISABLED ? run_disabled(ts, t, f) : pass_on(ts, t, f, 0);
 }
 
 /* Calls Python code of ours from the frame of `policy`, with the hook inactive. */
@@ -175,11 +187,15 @@ compile_region(mg_thread *t, mg_frame *f, Policy *policy, mg_entry *entry, mg_fr
     else if (result == skip_code) {
         status = mg_skip_code(entry);
     }
+    else if (result == disable_code && entry->offset == 0) {
+        entry->state = ENTRY_DISABLED;
+        status = 0;
+    }
     else if (result == Py_None) {
         status = 0;
     }
     else {
-        PyErr_Format(PyExc_TypeError, "the compiler returned %s, not Region, None, SKIP_ENTRY or SKIP_CODE", Py_TYPE(result)->tp_name);
+        PyErr_Format(PyExc_TypeError, "the compiler returned %s, not Region, None, SKIP_ENTRY, SKIP_CODE or DISABLE_CODE", Py_TYPE(result)->tp_name);
     }
 done:
     Py_DECREF(result);
@@ -222,7 +238,7 @@ dropped:
 static inline mg_entry *
 entry_for(PyCodeObject *code, Policy *policy, int offset)
 {
-    mg_entry *entry = mg_entry_find(mg_code_get(code), policy, offset);
+    mg_entry *entry = mg_entry_find(mg_code_get(code), policy->of != NULL ? policy->of : policy, offset);
     if (entry == NULL && compiler != NULL && policy->compile) {
         entry = mg_entry_at(code, policy, offset);
         if (entry == NULL) {
@@ -328,7 +344,7 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry
     }
 interpret:
     Py_XDECREF(outer);
-    return started ? continue_in_frame(ts, f, offset) : start_frame(ts, t, f);
+    return started ? continue_in_frame(ts, f, offset) : start_frame(ts, t, f, entry);
 raise:
     Py_XDECREF(outer);
     return raise_in_frame(ts, f, offset, started);
@@ -393,6 +409,9 @@ mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     mg_entry *entry = entry_for(code, policy, 0);
     if (entry == NULL || entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {
         return pass_on(ts, t, f, 0);
+    }
+    if (MG_UNLIKELY(entry->state == ENTRY_DISABLED)) {
+        return run_disabled(ts, t, f);
     }
     char *here = __builtin_frame_address(0);
     if (MG_UNLIKELY(here < t->stack_low) && mg_stack_is_low(t, here)) {
@@ -513,7 +532,8 @@ static PyMethodDef functions[] = {
 int
 mg_eval_frame_init(PyObject *module)
 {
-    if (mg_add_sentinel(module, "SKIP_ENTRY", &skip_entry) < 0 || mg_add_sentinel(module, "SKIP_CODE", &skip_code) < 0) {
+    if (mg_add_sentinel(module, "SKIP_ENTRY", &skip_entry) < 0 || mg_add_sentinel(module, "SKIP_CODE", &skip_code) < 0 ||
+        mg_add_sentinel(module, "DISABLE_CODE", &disable_code) < 0) {
         return -1;
     }
     if (PyModule_AddObjectRef(module, "SUPPORTED", MG_SUPPORTED ? Py_True : Py_False) < 0) {

@@ -48,14 +48,14 @@ struct Region {
     int *args;      /* slot numbers */
 };
 
-enum { ENTRY_OPEN, ENTRY_SKIP, ENTRY_SKIP_CODE };
+enum { ENTRY_OPEN, ENTRY_SKIP, ENTRY_SKIP_CODE, ENTRY_DISABLED };
 
 struct mg_entry {
     mg_code *owner;
     Policy *policy;
     mg_entry *prev, *next; /* the policy's list */
     int offset;
-    int state; /* ENTRY_SKIP: do not call the compiler; ENTRY_SKIP_CODE: do not hook the code at all */
+    int state; /* ENTRY_SKIP: do not call the compiler; ENTRY_SKIP_CODE: do not hook the code at all; ENTRY_DISABLED: nor what it calls */
     int n, capacity;
     Region **regions; /* owned; most recently used first */
 };
@@ -63,6 +63,7 @@ struct mg_entry {
 struct Policy {
     PyObject_HEAD
     PyObject *payload;
+    struct Policy *of; /* the policy whose regions are run; NULL: its own */
     PyObject *weakrefs;
     char compile;
     mg_entry *entries;
@@ -189,6 +190,7 @@ mg_switch_back(mg_thread *t, Policy *policy)
 /* Round a call during which the hook has to be in place. */
 typedef struct {
     void *replaced; /* foreign evaluation function that stood in place of ours */
+    PyObject *foreign; /* what the switch of a foreign compiler answered when it was turned off; NULL: it was not */
     Policy *policy, *enclosing; /* what was there before */
 } mg_activation;
 

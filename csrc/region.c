@@ -11,16 +11,21 @@ static PyObject *guard_program_type; /* of guards.c; NULL when it is not built i
 static PyObject *
 policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"payload", "compile", NULL};
-    PyObject *payload = Py_None;
+    static char *names[] = {"payload", "compile", "of", NULL};
+    PyObject *payload = Py_None, *of = Py_None;
     int compile = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|Op:Policy", names, &payload, &compile)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OpO:Policy", names, &payload, &compile, &of)) {
+        return NULL;
+    }
+    if (of != Py_None && (!PyObject_TypeCheck(of, mg_policy_type) || compile)) {
+        PyErr_SetString(PyExc_TypeError, "of: a Policy, for one that compiles nothing");
         return NULL;
     }
     Policy *self = (Policy *)type->tp_alloc(type, 0);
     if (self != NULL) {
         self->payload = Py_NewRef(payload);
         self->compile = (char)compile;
+        self->of = of == Py_None ? NULL : (Policy *)Py_NewRef(of);
     }
     return (PyObject *)self;
 }
@@ -32,6 +37,7 @@ policy_traverse(PyObject *op, visitproc visit, void *arg)
     Policy *self = (Policy *)op;
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->payload);
+    Py_VISIT(self->of);
     for (mg_entry *entry = self->entries; entry != NULL; entry = entry->next) {
         for (int i = 0; i < entry->n; i++) {
             Py_VISIT(entry->regions[i]);
@@ -44,6 +50,7 @@ static int
 policy_clear(PyObject *op)
 {
     Py_CLEAR(((Policy *)op)->payload);
+    Py_CLEAR(((Policy *)op)->of);
     mg_policy_drop_entries((Policy *)op); /* only when unreachable: no frame runs under this policy */
     return 0;
 }
@@ -70,6 +77,7 @@ policy_repr(PyObject *op)
 static PyMemberDef policy_members[] = {
     {"payload", T_OBJECT, offsetof(Policy, payload), 0, "any object"},
     {"compile", T_BOOL, offsetof(Policy, compile), 0, "False: run only what is compiled already"},
+    {"of", T_OBJECT, offsetof(Policy, of), READONLY, "the policy whose regions are run, or None: its own"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Policy, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -81,7 +89,7 @@ static PyType_Slot policy_slots[] = {
     {Py_tp_clear, policy_clear},
     {Py_tp_repr, policy_repr},
     {Py_tp_members, policy_members},
-    {Py_tp_doc, "Policy(payload=None, compile=True)\n\nIdentity of one optimised context; owns what was compiled under it."},
+    {Py_tp_doc, "Policy(payload=None, compile=True, of=None)\n\nIdentity of one optimised context; owns what was compiled under it."},
     {0, NULL},
 };
 

@@ -17,6 +17,7 @@ NULL_: Final[Sentinel]
 KEEP: Final[Sentinel]
 SKIP_ENTRY: Final[Sentinel]
 SKIP_CODE: Final[Sentinel]
+DISABLE_CODE: Final[Sentinel]
 
 @final
 class Resume:
@@ -64,7 +65,9 @@ class FrameState:
 class Policy:
     payload: Any
     compile: bool
-    def __new__(cls, payload: Any = None, compile: bool = True) -> Self: ...
+    @property
+    def of(self) -> Policy | None: ...
+    def __new__(cls, payload: Any = None, compile: bool = True, of: Policy | None = None) -> Self: ...
 
 @final
 class Region:
@@ -113,6 +116,7 @@ class Disabled(Generic[_P, _R]):
     def __get__(self, obj: Any, owner: type | None = None, /) -> Callable[..., _R]: ...
     def __getattr__(self, name: str) -> Any: ...
 
+def set_foreign_switch(switch: Callable[[Any], Any] | None, /) -> None: ...
 def set_compiler(
     callback: Callable[[Policy, FrameState, list[Region]], Region | Sentinel | None] | None, /
 ) -> Callable[[Policy, FrameState, list[Region]], Region | Sentinel | None] | None: ...

@@ -110,7 +110,7 @@ def inspect(fn: Any) -> Inspection:
     """The regions of an optimised callable, or, for a plain function, all regions of its code. UserError for anything else."""
     optimized = getattr(fn, "_magneto_call", fn)
     if isinstance(optimized, _C.Optimized):
-        regions = _C.regions(None, optimized.policy)
+        regions = _C.regions(None, optimized.policy.of or optimized.policy)
     elif isinstance(getattr(fn, "__code__", None), CodeType):
         regions = _C.regions(fn.__code__)
     else:

@@ -5,6 +5,7 @@ Attributes, parameters, hooks, `train()`, `to()`, `state_dict()` are those of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,15 +30,20 @@ def optimized_class(cls: type) -> type:
     return found
 
 
-def optimized_module(module: torch.nn.Module, policy: Any) -> torch.nn.Module:
-    """The optimised twin of a module (of an optimised module: a twin of its original under the new policy)."""
+def switched_module(module: torch.nn.Module, switch: Callable[[Any], Any]) -> Any:
+    """The twin of a module (of a twin: another one of its original) whose call is `switch(the original's __call__)`."""
     original = getattr(module, "_magneto_original", module) if type(module) in _CLASSES.values() else module
     cls = optimized_class(type(original))
     twin: Any = object.__new__(cls)
     object.__setattr__(twin, "__dict__", original.__dict__)
     cls._magneto_original.__set__(twin, original)  # type: ignore[attr-defined]
-    cls._magneto_call.__set__(twin, _C.Optimized(original.__call__, policy))  # type: ignore[attr-defined]
+    cls._magneto_call.__set__(twin, switch(original.__call__))  # type: ignore[attr-defined]
     return twin
+
+
+def optimized_module(module: torch.nn.Module, policy: Any) -> Any:
+    """The optimised twin of a module."""
+    return switched_module(module, lambda call: _C.Optimized(call, policy))
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,4 +67,5 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     import copy
 
     original = copy.deepcopy(self._magneto_original, memo)
-    return optimized_module(original, self._magneto_call.policy)
+    policy = getattr(self._magneto_call, "policy", None)
+    return switched_module(original, _C.Disabled) if policy is None else optimized_module(original, policy)

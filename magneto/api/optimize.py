@@ -11,6 +11,7 @@ import torch
 
 from magneto import _C
 from magneto.api.module import optimized_module
+from magneto.api.steps import stepping, suspends
 from magneto.backends.registry import lookup_backend
 from magneto.base.errors import UserError, warn_once
 from magneto.base.flags import config
@@ -38,6 +39,19 @@ def optimize(
     """
     if mode is not None and mode not in MODES:
         raise UserError("U003", what="mode", name=mode, suggestion=f"; one of {', '.join(MODES)}")
+    if isinstance(backend, torch.nn.Module):
+        raise UserError(
+            "U001", function="optimize", expected="a backend (optimize(backend)(module), or compile(module))", got=type(backend).__name__
+        )
+    for option, value, kinds in (
+        ("nopython", nopython, bool),
+        ("dynamic", dynamic, (bool, type(None))),
+        ("options", options, (Mapping, type(None))),
+    ):
+        if not isinstance(value, kinds):  # type: ignore[arg-type]
+            raise UserError(
+                "U001", function="optimize", expected=f"{option}=True or False" if option != "options" else "options={...}", got=repr(value)
+            )
     chosen = config.backend if backend is None else backend
     fn = lookup_backend(chosen)
     values = dict(options or {})
@@ -93,7 +107,13 @@ def make_optimized(target: Any, context: Context, compile: bool = True) -> Any:
         return optimized_module(target, handle)
     if isinstance(target, type):
         raise UserError("U001", function="optimize", expected="a function, method or module instance", got=f"the class {target.__name__}")
+    if suspends(target):
+        return stepping(target, _C.Optimized(_call, handle))
     return _C.Optimized(_as_python(target), handle)
+
+
+def _call(fn: Any, *args: Any) -> Any:
+    return fn(*args)
 
 
 def _as_python(target: Any) -> Any:

@@ -163,6 +163,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "records are captured from the next region on, where it is an input.",
         "",
     ),
+    ErrorEntry(
+        "B112",
+        "graph_break() was called{reason}",
+        "The program asks for a break here.",
+        "",
+    ),
     # ---- U0xx: public functions --------------------------------------------------------------------------------------
     ErrorEntry("U001", "{function}() expects {expected}, got {got}", "", ""),
     ErrorEntry(

@@ -133,20 +133,22 @@ def a_boolean_mask(x):
     return x[x > 2] * 2
 
 
-class Registering(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = self.linear(x)
-        self.scale = torch.nn.Parameter(torch.ones(4))
-        return y * self.scale
+class Counting:
+    count = 0
 
 
-@breaks_with("B107", X, Registering())
-def a_parameter_registered_in_forward(x, module):
-    return module(x)
+@breaks_with("B107")
+def an_attribute_of_a_class_is_set(x):
+    y = x * 2
+    Counting.count = 3
+    return y + Counting.count
+
+
+@breaks_with("B112")
+def a_break_that_the_program_asks_for(x):
+    y = x * 2
+    magneto.graph_break("here")
+    return y + 1
 
 
 @breaks_with("B109", X, torch.eye(4).to_sparse())

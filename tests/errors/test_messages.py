@@ -107,17 +107,17 @@ def test_internal_error(monkeypatch):
 
 
 def test_too_many_variants():
-    def add(x, n):
-        return x + n
+    def add(x, name):
+        return x + len(name)
 
     with magneto.config.patch(recompile_limit=2):
         compiled = magneto.optimize("eager")(add)
-        same(add, compiled, X, 1)
-        same(add, compiled, X, 2)
+        same(add, compiled, X, "a")
+        same(add, compiled, X, "bb")
         with warns("W011"):
-            same(add, compiled, X, 3)
-        for n in (1, 2, 3, 4):
-            same(add, compiled, X, n)
+            same(add, compiled, X, "ccc")
+        for name in ("a", "bb", "ccc", "dddd"):
+            same(add, compiled, X, name)
 
 
 def test_backend_that_raises():

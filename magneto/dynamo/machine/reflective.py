@@ -13,6 +13,7 @@ from typing import Any
 
 from magneto.dynamo.machine.frame import SymFrame
 from magneto.dynamo.machine.handlers_control import split_call
+from magneto.dynamo.marks import FRAME, mark_of
 from magneto.dynamo.trackers.base import MISSING, Tracker
 
 _NAMES = ("locals", "globals", "vars", "dir", "eval", "exec", "super", "breakpoint")
@@ -60,6 +61,6 @@ def _is_reflective(obj: Any) -> bool:
     if isinstance(obj, types.MethodType):
         obj = obj.__func__
     try:
-        return obj in _CALLABLES
+        return obj in _CALLABLES or mark_of(obj) == FRAME
     except TypeError:
         return False

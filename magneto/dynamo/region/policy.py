@@ -58,6 +58,8 @@ def install() -> None:
     """Give the hook its compiler."""
     _C.set_compiler(compile_entry)
     _C.set_on_rerun(_on_rerun)
+    foreign = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    _C.set_foreign_switch(getattr(foreign, "set_eval_frame", None))
 
 
 def _on_rerun(region: Any, error: BaseException) -> bool:
@@ -78,7 +80,10 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     context: Context = policy.payload
     if config.disable:
         return None
-    if skip_reason(state.code, state.globals) is not None:
+    mark = marks.mark_of(state.func) if state.offset == 0 else None
+    if mark == marks.DISABLE:
+        return _C.DISABLE_CODE
+    if mark == marks.SKIP or skip_reason(state.code, state.globals) is not None:
         return _C.SKIP_CODE
     if torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None:
         return None  # hooks on saved tensors (activation checkpointing, offloading) rely on eager's own choice of what is saved

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.source import Source
-from magneto.dynamo.marks import ALLOW, CONSTANT
+from magneto.dynamo.marks import ALLOW, BREAK, CONSTANT
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import held
@@ -34,6 +34,9 @@ class MarkedTracker(BuiltinTracker):
             except Exception as error:
                 m.raise_exception(error)
             return held(m, value, self.show())
+        if self.mark == BREAK:
+            const = args[0].try_const() if args else None
+            m.graph_break("B112", reason=f": {const.value}" if const is not None else "")
         m.graph_break("B106", callee=self.show())
 
 

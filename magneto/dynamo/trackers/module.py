@@ -75,7 +75,7 @@ class ModuleTracker(ObjectTracker):
         compiled = self.instance_attr(m, "_compiled_call_impl")
         if compiled is not None and compiled.try_const() is None:
             m.graph_break("B101", callee=self.show(), reason="module.compile() was called on it")
-        if self.cls.__getattribute__ is not object.__getattribute__ or self._hooked(m):
+        if self.cls.__getattribute__ is not object.__getattribute__ or self._hooked(m):  # type: ignore[comparison-overlap]
             fn = held(m, torch.nn.Module._call_impl, "Module._call_impl")
             return (fn, [self]) if isinstance(fn, FunctionTracker) else None
         forward = m.apply(getattr, self, m.const("forward"))

@@ -59,10 +59,13 @@ mg_make_watchable(PyObject *dict)
 #endif
 }
 
-/* The number of the present state of `type`, 0 when it has none. */
+/* The number of the present state of `type`, 0 when it has none. From 3.13 on the flag is no longer set: a number that is there is valid. */
 static inline unsigned int
 mg_type_version(PyTypeObject *type)
 {
+#if PY_VERSION_HEX >= 0x030D0000
+    return type->tp_version_tag;
+#endif
     return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
 }
 

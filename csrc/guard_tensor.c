@@ -3,7 +3,8 @@
  * Shape, strides, dtype, device and address come through the DLPack exchange API. It does not tell apart conj and neg views, inference
  * tensors, zero tensors, subclasses with dispatch and the like: one 64-bit word of the tensor does, its dispatch key set. Where that word
  * lies is found out by dynamo/guards/calibrate.py, which compares memory with what torch itself reports; if that fails, such facts are
- * checked through Python. Probes are functions exported by torch's libraries that answer one mode in a few nanoseconds. */
+ * checked through Python. When the words of its sizes, strides, dtype and device are known as well, a row remembers those of the last tensor
+ * that fitted, and compares words. Probes are functions exported by torch's libraries that answer one mode in a few nanoseconds. */
 #include "guards.h"
 
 static const mg_dlpack_api *dlpack;
@@ -11,6 +12,7 @@ static PyTypeObject *tensor_type;
 static PyObject *plain_types;              /* tuple of classes whose getters run no __torch_function__ of their own */
 static int (*function_mode_enabled)(void); /* at::impl::torch_function_mode_enabled, NULL when it is not exported */
 static int impl_word = -1, keys_word = -1;
+static int first_word = -1, storage_word, data_word; /* of the metadata; of the storage; in the storage: its memory */
 static int (*requires_grad_of)(const void *impl); /* c10::TensorImpl::requires_grad: a bool comes back in the low byte */
 static PyObject *text_dtype, *text_requires_grad;
 
@@ -84,14 +86,57 @@ has_no_memory(const mg_dltensor *t)
     return 1;
 }
 
-MG_HOT int
-mg_tensor_holds(const mg_tensor_row *row, PyObject *value)
+static int
+grad_holds(const mg_tensor_row *row, const uint64_t *impl, PyObject *value)
 {
-    mg_dltensor t;
+    if (row->requires_grad < 0) {
+        return 1;
+    }
+    if (impl != NULL && requires_grad_of != NULL) {
+        return (requires_grad_of(impl) & 0xff) == row->requires_grad;
+    }
+    return attribute_is(value, text_requires_grad, row->requires_grad ? Py_True : Py_False);
+}
+
+/* Whether the metadata are, word for word, those of the last tensor that fitted, and there is memory. */
+static inline int
+is_remembered(const mg_tensor_row *row, const uint64_t *impl)
+{
+    uint64_t difference = 0;
+    const uint64_t *words = impl + first_word;
+    for (int i = 0; i < MG_META_WORDS; i++) {
+        difference |= words[i] ^ row->words[i];
+    }
+    return difference == 0 && ((const uint64_t *)impl[storage_word])[data_word] != 0;
+}
+
+static int holds_by_dlpack(const mg_tensor_row *row, const uint64_t *impl, PyObject *value);
+
+MG_HOT int
+mg_tensor_holds(mg_tensor_row *row, PyObject *value)
+{
     if (Py_TYPE(value) != row->cls || dlpack == NULL) {
         return 0;
     }
     const uint64_t *impl = impl_of(value);
+    if (MG_LIKELY(row->remembered && is_remembered(row, impl))) {
+        return grad_holds(row, impl, value);
+    }
+    if (!holds_by_dlpack(row, impl, value)) {
+        return 0;
+    }
+    if (row->may_remember) {
+        memcpy(row->words, impl + first_word, sizeof(row->words));
+        row->remembered = 1;
+    }
+    return grad_holds(row, impl, value);
+}
+
+/* All facts but requires_grad. */
+static int
+holds_by_dlpack(const mg_tensor_row *row, const uint64_t *impl, PyObject *value)
+{
+    mg_dltensor t;
     if (row->has_keys && (impl == NULL || keys_word < 0 || impl[keys_word] != row->keys)) {
         return 0; /* before the call below, which throws (slowly) for layouts that it does not know */
     }
@@ -104,16 +149,7 @@ mg_tensor_holds(const mg_tensor_row *row, PyObject *value)
         (row->has_strides && !sizes_hold(row->sizes + row->ndim, t.strides, t.ndim)) || has_no_memory(&t)) {
         return 0;
     }
-    if (row->dtype != NULL && !attribute_is(value, text_dtype, row->dtype)) {
-        return 0;
-    }
-    if (row->requires_grad < 0) {
-        return 1;
-    }
-    if (impl != NULL && requires_grad_of != NULL) {
-        return (requires_grad_of(impl) & 0xff) == row->requires_grad;
-    }
-    return attribute_is(value, text_requires_grad, row->requires_grad ? Py_True : Py_False);
+    return row->dtype == NULL || attribute_is(value, text_dtype, row->dtype);
 }
 
 static int
@@ -129,16 +165,16 @@ parse_sizes(PyObject *tuple, int64_t *out)
     return 0;
 }
 
-/* (cls, dtype key, dtype or None, keys or None, device type, device index, shape, strides or None, requires_grad -1/0/1).
+/* (cls, dtype key, dtype or None, keys or None, device type, device index, shape, strides or None, requires_grad -1/0/1, may remember words).
  * PyMem block; its references (cls, dtype) are borrowed from the payload, which the instruction keeps. */
 mg_tensor_row *
 mg_tensor_row_new(PyObject *payload)
 {
     PyObject *cls, *dtype, *keys, *shape, *strides;
     unsigned int dtype_key;
-    int device_type, device_id, requires_grad;
-    if (!PyArg_ParseTuple(payload, "O!IOOiiO!Oi;TENSOR", &PyType_Type, &cls, &dtype_key, &dtype, &keys, &device_type, &device_id, &PyTuple_Type,
-                          &shape, &strides, &requires_grad)) {
+    int device_type, device_id, requires_grad, may_remember;
+    if (!PyArg_ParseTuple(payload, "O!IOOiiO!Oip;TENSOR", &PyType_Type, &cls, &dtype_key, &dtype, &keys, &device_type, &device_id, &PyTuple_Type,
+                          &shape, &strides, &requires_grad, &may_remember)) {
         return NULL;
     }
     Py_ssize_t n = PyTuple_GET_SIZE(shape);
@@ -159,6 +195,7 @@ mg_tensor_row_new(PyObject *payload)
     row->device = (mg_dldevice){device_type, device_id};
     row->requires_grad = requires_grad;
     row->ndim = (int)n;
+    row->may_remember = may_remember && first_word >= 0 && impl_word >= 0 && row->has_keys && n <= MG_INLINE_SIZES;
     row->has_strides = strides != Py_None;
     if (PyErr_Occurred() || parse_sizes(shape, row->sizes) < 0 || (row->has_strides && parse_sizes(strides, row->sizes + n) < 0)) {
         PyMem_Free(row);
@@ -355,6 +392,13 @@ tensor_meta(PyObject *module, PyObject *tensor)
     return result;
 }
 
+/* set_tensor_words(first, storage, data): where the metadata begin (MG_META_WORDS of them), the storage's address, and in it that of its memory. */
+static PyObject *
+set_tensor_words(PyObject *module, PyObject *args)
+{
+    return PyArg_ParseTuple(args, "iii", &first_word, &storage_word, &data_word) ? Py_NewRef(Py_None) : NULL;
+}
+
 /* Words of memory at an address: for calibration only. */
 static PyObject *
 read_words(PyObject *module, PyObject *args)
@@ -382,6 +426,7 @@ static PyMethodDef methods[] = {
      "-> whether the DLPack exchange API is usable"},
     {"tensor_meta", tensor_meta, METH_O, "tensor_meta(t) -> (shape, strides, dtype key, (device type, index), data_ptr)"},
     {"probe", run_probe, METH_VARARGS, "probe(signature, address, argument) -> int"},
+    {"set_tensor_words", set_tensor_words, METH_VARARGS, "set_tensor_words(first word of the metadata or -1, storage word, data word)"},
     {"read_words", read_words, METH_VARARGS, "read_words(address, n) -> tuple of 64-bit words"},
     {NULL},
 };

@@ -282,6 +282,7 @@ emit_instruction(mg_program *p, const mg_instruction *in)
 {
     mg_fast_op *f = emit(p, in->op);
     f->in = in;
+    f->tensor = in->op == MG_G_TENSOR ? in->data : NULL;
     f->value = in->src >= 0 && p->stable[in->src] ? p->pinned[in->src] : NULL;
 }
 
@@ -527,12 +528,14 @@ run_fast(mg_program *p, const mg_frame_view *view, work *w)
         case MG_G_PROBE:
             holds = mg_probe_holds(in);
             break;
+        case MG_G_TENSOR: {
+            PyObject *src = f->value != NULL ? f->value : registers[in->src];
+            holds = src != NULL && mg_tensor_holds(f->tensor, src);
+            break;
+        }
         default: {
             PyObject *src = f->value != NULL ? f->value : in->src >= 0 ? registers[in->src] : NULL;
-            if (f->op == MG_G_TENSOR) {
-                holds = src != NULL && mg_tensor_holds(in->data, src);
-            }
-            else if (f->op == MG_G_TYPE_IS) {
+            if (f->op == MG_G_TYPE_IS) {
                 holds = src != NULL && (PyObject *)Py_TYPE(src) == in->obj;
             }
             else if (f->op > MG_G_LAST_LOAD) {

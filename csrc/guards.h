@@ -31,15 +31,22 @@ typedef struct {
 
 #define MG_DYNAMIC INT64_MIN /* a size or stride that is not compared */
 
+/* The words of a tensor that hold its sizes, strides, offset, dtype, device and dispatch keys, when calibration has found them. */
+#define MG_META_WORDS 15
+#define MG_INLINE_SIZES 5
+
 /* Expected facts about a tensor. */
 typedef struct {
     PyTypeObject *cls;
+    int requires_grad; /* -1: not looked at */
+    int may_remember;  /* equal words mean equal facts for this device */
+    int remembered;
+    uint64_t words[MG_META_WORDS]; /* of the last tensor that was like this: equal words need no closer look */
     PyObject *dtype; /* compared when the DLPack code does not tell it apart, else NULL */
     uint64_t keys;   /* dispatch key set; compared when has_keys */
     uint32_t dtype_key;
     int has_keys;
     mg_dldevice device;
-    int requires_grad; /* -1: not looked at */
     int ndim, has_strides;
     int64_t sizes[]; /* shape, then strides */
 } mg_tensor_row;
@@ -58,7 +65,7 @@ int mg_guard_values_init(PyObject *module);
 
 /* guard_tensor.c */
 mg_tensor_row *mg_tensor_row_new(PyObject *payload);
-int mg_tensor_holds(const mg_tensor_row *row, PyObject *value);
+int mg_tensor_holds(mg_tensor_row *row, PyObject *value);
 int mg_is_tensor(PyObject *value);
 int mg_is_tensor_type(PyTypeObject *type); /* a getter of this class may run __torch_function__ */
 int mg_tensor_getter_is_plain(PyObject *tensor);
@@ -85,6 +92,7 @@ typedef struct {
     unsigned char op;
     int from, to;  /* ENTRIES: a range; PIN: from = register */
     PyObject *obj; /* PIN: weak reference (owned); GLOBALS: the dictionary (borrowed, only compared) */
+    mg_tensor_row *tensor; /* TENSOR: data of the instruction */
 } mg_fast_op;
 
 typedef struct {

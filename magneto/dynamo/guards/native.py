@@ -160,7 +160,8 @@ class Builder:
         keys = tensors.plain_keys(row.device, row.inference) if api.keys else None
         grad = -1 if row.requires_grad is None else int(row.requires_grad)
         strides = None if row.strides is None else tuple(row.strides)
-        payload = (row.cls, dtype_key, row.dtype if ambiguous else None, keys, device_type, device_index, tuple(row.shape), strides, grad)
+        ambiguous_dtype, told = row.dtype if ambiguous else None, tensors.told_by_words(row.device)
+        payload = (row.cls, dtype_key, ambiguous_dtype, keys, device_type, device_index, tuple(row.shape), strides, grad, told)
         self.check("TENSOR", src, index, payload)
 
     def build(self, exports: Sequence[Source], frame_globals: dict[str, Any] | None) -> Any:

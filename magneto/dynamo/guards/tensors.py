@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 MAX_OBJECT_WORDS = 16
 IMPL_WORDS = 22  # 176 bytes: the size of a c10::TensorImpl, nothing beyond it is read
+META_WORDS = 15  # MG_META_WORDS in csrc/guards.h
+INLINE_SIZES = 5  # more dimensions than these lie elsewhere
+SIZES = (3, 7, 5, 11, 2)
+STORAGE_WORDS = 8
 AMBIGUOUS_BITS = 8  # torch.int1 ... int7 and uint1 ... uint7 have the codes of int8 and uint8
 REQUIRES_GRAD_SYMBOL = "_ZNK3c1010TensorImpl13requires_gradEv"  # c10::TensorImpl::requires_grad() const
 MODE_SYMBOL = "_ZN2at4impl27torch_function_mode_enabledEv"  # at::impl::torch_function_mode_enabled()
@@ -40,6 +44,7 @@ def tensor_api() -> TensorApi:
 
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     impl_word, keys_word = _calibrate()
+    _C.set_tensor_words(*_metadata_words(keys_word))
     requires_grad, mode_enabled = symbol("c10", REQUIRES_GRAD_SYMBOL) or 0, symbol("torch_cpu", MODE_SYMBOL) or 0
     native = _C.set_tensor_api(capsule, torch._C.TensorBase, plain_types(), impl_word, keys_word, requires_grad, mode_enabled)
     return TensorApi(native, keys_word >= 0)
@@ -113,6 +118,57 @@ def _calibrate() -> tuple[int, int]:
         return -1, -1
     known = len(keys_words) == 1 and len(set(keys)) >= 4
     return impl_words.pop(), keys_words.pop() if known else -1
+
+
+def _metadata_words(keys_word: int) -> tuple[int, int, int]:
+    """(first word of the metadata, word that points to the storage, word of the storage that points to its memory); first -1 where unknown.
+
+    Expected: number of dimensions, five sizes, five strides, offset, elements, dtype and device, dispatch keys. Each is compared with what torch reports.
+    """
+    import torch
+
+    first = keys_word + 1 - META_WORDS
+    if first < 1:
+        return -1, 0, 0
+    storage_words, data_words = set(range(1, first)), set(range(1, STORAGE_WORDS))
+    emptied = torch.zeros(4, device="cpu")
+    emptied.untyped_storage().resize_(0)
+    shapes: list[torch.Tensor] = [torch.zeros(SIZES[:n], device="cpu").permute(tuple(reversed(range(n)))) for n in range(INLINE_SIZES + 1)]
+    for tensor in (*shapes, torch.frombuffer(bytearray(8), dtype=torch.uint8)[1:], emptied):
+        words, n = _C.read_words(tensor._cdata, IMPL_WORDS), tensor.dim()
+        facts = words[first], words[first + 1 : first + 1 + n], words[first + 6 : first + 6 + n], words[first + 11 : first + 13]
+        if facts != (n, tuple(tensor.shape), tensor.stride(), (tensor.storage_offset(), tensor.numel())):
+            return -1, 0, 0
+        storage = tensor.untyped_storage()
+        storage_words &= {i for i, word in enumerate(words) if word == storage._cdata}
+        if storage_words:
+            inside = _C.read_words(storage._cdata, STORAGE_WORDS)
+            data_words &= {i for i, word in enumerate(inside) if word == storage.data_ptr()}
+    if len(storage_words) != 1 or len(data_words) != 1 or not _words_tell_dtypes(first, keys_word):
+        return -1, 0, 0
+    return first, storage_words.pop(), data_words.pop()
+
+
+def _words_tell_dtypes(first: int, keys_word: int) -> bool:
+    """Whether tensors that differ in dtype or kind of device only differ in these words."""
+    import torch
+
+    dtypes = [
+        dtype
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits", "torch.complex32"))
+    ]
+    kinds = [(dtype, device) for dtype in set(dtypes) for device in ("cpu", "meta")]
+    seen = {_C.read_words(torch.empty(2, dtype=dtype, device=device)._cdata, IMPL_WORDS)[first:keys_word] for dtype, device in kinds}
+    return len(seen) == len(kinds)
+
+
+@functools.cache
+def told_by_words(device: torch.device) -> bool:
+    """Whether the metadata words tell this device from all others: its kind has been seen to count, its index has not."""
+    import torch
+
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.device_count() == 1)
 
 
 @functools.cache

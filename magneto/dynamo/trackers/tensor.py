@@ -261,5 +261,5 @@ _GRAPH_ATTRS: dict[str, Callable[[Any, TensorTracker], Tracker]] = {
     "mH": lambda m, v: m.node("adjoint", [v], {}, method=True),
     "real": lambda m, v: m.node(torch.real, [v], {}) if v.meta.dtype.is_complex else v,
     "imag": _by_torch(torch.imag),
-    "data": lambda m, v: m.node("detach", [v], {}, method=True),
+    "data": lambda m, v: m.node(getattr, [v, "data"], {}),  # unlike `detach`, with a version counter of its own
 }

@@ -122,6 +122,43 @@ def test_dynamic_sizes():
     assert not half.holds(torch.ones(4, 3).t())
 
 
+CHANGES_IN_PLACE = {
+    "resized": lambda t: t.resize_(4, 3),
+    "more dimensions": lambda t: t.resize_(3, 2, 2),
+    "transposed": lambda t: t.t_(),
+    "strides": lambda t: t.as_strided_((3, 4), (4, 0)),
+    "dtype": lambda t: setattr(t, "data", t.double()),
+    "same size of element": lambda t: setattr(t, "data", t.int()),
+    "no memory": lambda t: t.untyped_storage().resize_(0),
+    "conj": lambda t: setattr(t, "data", torch._neg_view(t.data)),
+    "requires_grad": lambda t: t.requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES_IN_PLACE)
+def test_changes_in_place(name):
+    """A tensor that has fitted is compared word for word afterwards: nothing may change unseen."""
+    t = torch.ones(3, 4)
+    both = Both((Kind.TENSOR, X, tensor_row(t)))
+    assert both.holds(t)
+    CHANGES_IN_PLACE[name](t)
+    assert not both.holds(t)
+    assert both.holds(torch.zeros(3, 4))
+    assert not both.holds(t)
+
+
+def test_a_row_remembers_several_tensors_in_turn():
+    base = torch.ones(3, 3, 4)
+    both = Both((Kind.TENSOR, X, tensor_row(base[0])))
+    for t in (base[0], base[1], base[2], base[0], torch.ones(3, 4), torch.ones(12).view(3, 4)):
+        assert both.holds(t)
+    many = torch.ones(1, 1, 1, 1, 3, 4)
+    both = Both((Kind.TENSOR, X, tensor_row(many)))
+    assert both.holds(many)
+    many.resize_(1, 1, 1, 1, 4, 3)  # so many sizes lie outside of the tensor's own words
+    assert not both.holds(many)
+
+
 def test_requires_grad():
     x, w = torch.ones(2), torch.ones(2, requires_grad=True)
     assert Both((Kind.TENSOR, X, tensor_row(x, requires_grad=None))).holds(w)

@@ -1,0 +1,61 @@
+"""The fuzzer in CI: a bounded set of seeds, whether it still tests anything, and every failure it has found, made small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz.execute import Counts, run_case
+from tests.fuzz.grammar import Case, Generator, case_of
+from tests.fuzz.shrink import shrink
+
+SETUP = (
+    "net = Net(); x = torch.arange(12.0).reshape(3, 4); box = Box(2, torch.ones(4)); G_N = 1; items = [x]; table = {}; n = 2; flag = True"
+)
+CALL = "out = entry(x)"
+
+# name -> (program, steps); the setup is SETUP
+FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
+    "a write through .data leaves the version of the tensor alone": (
+        "def main(x):\n    net.weight.data.mul_(0.5)\n    d = x.data\n    d.add_(1)\n    return d",
+        (CALL, CALL),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name):
+    program, steps = FOUND[name]
+    for backend in ("eager", "aot_eager"):
+        assert run_case(Case(0, program, SETUP, steps, backend)) is None
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_seeds(first):
+    counts = Counts()
+    for seed in range(first, first + 10):
+        assert run_case(Generator(seed).case(seed, "eager"), counts) is None, f"python -m tests.fuzz.run --case {seed}"
+    assert counts.events["graph"] > 5
+    assert sum(counts.raised.values()) < counts.calls * 0.8
+
+
+def test_programs_depend_on_the_seed_alone():
+    assert case_of(7) == case_of(7) != case_of(8)
+
+
+def test_a_difference_is_found_and_made_small():
+    """An optimised program sees other globals than the plain one: the fuzzer says so, and keeps what matters."""
+    program = "def main(x):\n    if x.dim() > 1:\n        x = x + 1\n        y = x * 2\n    return magneto.is_compiling()"
+    case = Case(0, program, SETUP, (CALL, "n = 3", CALL))
+    found = run_case(case)
+    assert found is not None and "state" in found
+    small = shrink(case, lambda candidate: run_case(candidate) is not None)
+    assert len(small.program.splitlines()) == 2 and len(small.steps) == 1

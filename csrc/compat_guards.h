@@ -31,8 +31,20 @@ static inline PyObject **
 mg_dict_slot(PyObject *obj)
 {
     PyObject **slot = _PyObject_GetDictPtr(obj);
-    if (slot == NULL || *slot == NULL) {
+    if (slot == NULL) {
         return NULL;
+    }
+    if (*slot == NULL) { /* an instance of a subclass of list, dict ... that has no attribute yet */
+        PyObject *made = PyObject_GenericGetDict(obj, NULL);
+        if (made == NULL) {
+            PyErr_Clear();
+            return NULL;
+        }
+        Py_DECREF(made);
+        slot = _PyObject_GetDictPtr(obj);
+        if (slot == NULL || *slot == NULL) {
+            return NULL;
+        }
     }
     return PyDict_CheckExact(*slot) ? slot : NULL;
 }

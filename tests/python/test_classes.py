@@ -561,13 +561,6 @@ def method_chaining(x):
     return Chained().add(torch.sin).add(lambda v: v + 1).run(x)
 
 
-FRESH = pytest.mark.xfail(
-    strict=True, reason="the native KEY_ABSENT misses on an instance that has no dictionary yet: compiled again for each new object"
-)
-
-
-@pytest.mark.parametrize(
-    "program", [pytest.param(p, marks=FRESH) if p.fn is subclass_arguments else p for p in programs], ids=programs.ids()
-)
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)

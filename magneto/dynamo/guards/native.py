@@ -96,6 +96,8 @@ class Builder:
             self.check("IS_ABSENT", self.load(source, index, maybe=True), index, None)
             return
         src = self.load(source, index)
+        if kind is Kind.PRESENT:  # the load is the check
+            return
         if kind in DIRECT:
             self.check(DIRECT[kind], src, index, payload)
         elif kind is Kind.ID_IS:

@@ -23,6 +23,7 @@ class Kind(Enum):
     KEYS = "payload: tuple of keys in order; keys of an exact dict (or OrderedDict), or elements of a set, are these"
     KEY_ABSENT = "payload: key; the dict does not hold it"
     ABSENT = "payload: None; the slot or cell is unbound, or the attribute (payload: name) is not set"
+    PRESENT = "payload: None; there is a value, whatever it is"
     SAME = "payload: Source; both sources give the identical object"
     DISTINCT = (
         "payload: tuple[Source, ...]; source and all of these give pairwise different objects (tensors: also not overlapping in memory)"

@@ -15,7 +15,7 @@ import torch
 
 from magneto import _C
 from magneto.dynamo.guards.rows import Kind, TensorRow
-from magneto.dynamo.guards.source import Attr, Held, Item, Source
+from magneto.dynamo.guards.source import Attr, Held, Item, Local, Source, Stack
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_array
 from magneto.dynamo.trackers.base import Tracker
@@ -91,7 +91,13 @@ def _same(m: Machine, obj: Any, source: Source) -> None:
 
 
 def wrap_const(m: Machine, obj: Any, source: Source) -> Tracker:
-    return ConstTracker(obj) if isinstance(source, Held) else ConstTracker(obj, source, m)
+    if isinstance(source, Held):
+        return ConstTracker(obj)
+    if not isinstance(
+        source, (Local, Stack)
+    ):  # found where a program may delete it: this much is relied on even when the value is never read
+        m.guard(Kind.PRESENT, source, None)
+    return ConstTracker(obj, source, m)
 
 
 def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:

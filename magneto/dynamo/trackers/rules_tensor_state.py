@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Attr
+from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import rule
@@ -104,6 +106,10 @@ ATTR_SETTERS.update(requires_grad=_set_requires_grad, grad=_set_grad, data=_set_
 
 @rule((torch.Tensor.detach_, torch.detach_), TensorTracker)
 def detach_(m: Machine, v: TensorTracker) -> Any:
+    if v.obj is not MISSING and v.source is not None:
+        if v.obj._is_view():  # eager raises
+            _refuse(m, v, "detach_ of a view")
+        m.guard(Kind.ID_IS, Attr(v.source, "_base"), None)
     if _is_view(v) or v.new_leaf:
         _refuse(m, v, "detach_ of a view or a new leaf")
     if not v.meta.requires_grad:

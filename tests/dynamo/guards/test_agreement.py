@@ -58,7 +58,7 @@ class Slotted:
 
 FITTING = {
     (int,): [Kind.INT_RANGE, Kind.EQUALS, Kind.RELATION],
-    (dict,): [Kind.KEYS, Kind.KEY_ABSENT, Kind.LENGTH, Kind.SAME],
+    (dict,): [Kind.PRESENT, Kind.KEYS, Kind.KEY_ABSENT, Kind.LENGTH, Kind.SAME],
     (list, tuple, collections.deque): [Kind.LENGTH, Kind.SAME, Kind.DISTINCT],
     (Node, Slotted): [Kind.ABSENT, Kind.ID_IS, Kind.TYPE_IS, Kind.SAME],
 }
@@ -202,6 +202,8 @@ class World:
             return source, tuple(reading.listed(value)) if isinstance(value, (dict, set, frozenset)) else ("a",)
         if kind is Kind.KEY_ABSENT:
             return source, rng.choice(NAMES)
+        if kind is Kind.PRESENT:
+            return source, None
         if kind is Kind.ABSENT:
             return source, rng.choice([None, *NAMES])
         if kind is Kind.SAME:

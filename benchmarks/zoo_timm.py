@@ -110,7 +110,7 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "swiftformer_xs": (224, {}),
     "swinv2_cr_tiny_224": (224, {}),
     "swinv2_tiny_window8_256": (64, {"img_size": 64}),
-    "tiny_vit_5m_224": (64, {"img_size": 64}),
+    "tiny_vit_5m_224": (224, {}),
     "visformer_tiny": (64, {"img_size": 64}),
     "vitamin_small_224": (64, {"img_size": 64}),
     "volo_d1_224": (64, {"img_size": 64}),

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.models import tensors_of, transformers
 from benchmarks.zoo import Inputs, Program
-from benchmarks.zoo_transformers_rows import DEFAULT, ROWS
+from benchmarks.zoo_transformers_rows import DEFAULT, NO_CACHE, RANDOM, ROWS
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -59,8 +59,10 @@ SIZES: dict[str, Any] = {
 
 def transformers_programs() -> Iterator[Program]:
     for name, own in ROWS.items():
-        steps = {"eval": loss_step, "train": loss_step}
-        if "ForCausalLM" in name or "LMHead" in name:
+        steps = {"eval": loss_step} if name in RANDOM else {"eval": loss_step, "train": loss_step}
+        if name in NO_CACHE:
+            pass
+        elif "ForCausalLM" in name or "LMHead" in name:
             steps["decode"] = decode_step
         elif "ForConditionalGeneration" in name:
             steps["decode"] = encoder_decoder_step
@@ -108,6 +110,9 @@ def inputs_of(model: torch.nn.Module, config: Any) -> Inputs:
     mask = torch.ones_like(ids)
     mask[1, -3:] = 0
     inputs: Inputs = {"input_ids": ids, "attention_mask": mask}
+    vision = getattr(config, "vision_config", None)
+    if vision is not None:
+        return inputs | {"pixel_values": torch.randn(BATCH, 3, vision.image_size, vision.image_size), "return_loss": True}
     if "SequenceClassification" in kind:
         inputs["labels"] = torch.randint(CLASSES, (BATCH,))
     elif "TokenClassification" in kind:
@@ -134,8 +139,6 @@ def _perception_inputs(kind: str, main: str, config: Any) -> Inputs:
             inputs["labels"] = torch.randint(CLASSES, (BATCH, height, width))
         elif "ObjectDetection" in kind:
             inputs["labels"] = [{"class_labels": torch.tensor([0, 2]), "boxes": torch.rand(2, 4) * 0.3 + 0.3} for _ in range(BATCH)]
-        elif "CLIP" in kind or "Siglip" in kind:
-            inputs |= {"input_ids": torch.randint(4, VOCABULARY, (BATCH, 8)), "return_loss": True}
         return inputs
     if main == "input_values":
         inputs = {main: torch.randn(BATCH, 2000)}

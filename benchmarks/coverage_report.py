@@ -11,6 +11,15 @@ from rich.table import Table
 from magneto.base.text import markdown_table
 
 Row = dict[str, Any]
+NOTES = """## Notes
+
+- `rounding`: results differ by less than 1e-5. These programs ask `is_compiling()` and take another way then (a scan in place of a loop, a mask in place of
+  a flag); both compilers show it.
+- `wrong`, torch: programs that draw from numpy's generator inside the step (the random attention of BigBird, the time masks of Wav2Vec2).
+- `second call graphs`: classification models of transformers set `config.problem_type` in their first call, so that the second is another program.
+- `breaks` are as each compiler counts them: torch.compile counts a break again for each caller it passes, and none in the rest of a frame that it has skipped;
+  magneto counts one per compiled variant, and the loop head at which it goes on. `graphs` and `graph calls` are counted by the backend, alike for both.
+- torchvision's operators `nms` and `roi_align` are Python stand-ins where its compiled part does not load (`benchmarks/zoo_torchvision.py`)."""
 LIBRARIES = ("timm", "torchvision", "transformers")
 
 
@@ -72,7 +81,7 @@ def show(data: dict[str, Any]) -> None:
 
 def document(data: dict[str, Any]) -> str:
     """docs/coverage.md."""
-    sides, sums = _sides(data), totals(data["rows"])
+    sides = _sides(data)
     text = "<!-- Generated from benchmarks/results/coverage.json by `python -m benchmarks.coverage --report benchmarks/results/coverage.json`. -->\n\n"
     text += "# Coverage\n\n" + (
         "Real models in tiny sizes, with random weights: `outputs, loss = step(model, inputs)` captured as a whole with the backend `eager`, called twice,\n"
@@ -80,17 +89,30 @@ def document(data: dict[str, Any]) -> str:
         "A program is a model in one mode: eval, train, or decode (a prompt, then tokens with a KV cache). `benchmarks/coverage.py` says how it is measured.\n\n"
     )
     text += ", ".join(f"{name} {version}" for name, version in data["versions"].items()) + ".\n\n## Totals\n\n"
-    text += markdown_table(
-        [[key.replace("_", " "), *(str(sums[side][key]) for side in sides)] for key in next(iter(sums.values()), {})], ["", *sides]
-    )
+    text += _totals(data["rows"], sides)
+    both = _of_both_sides(data["rows"])
+    if len(sides) > 1 and len(both) < len(data["rows"]):
+        text += "\n\n## Totals of the programs measured on both sides\n\n" + _totals(both, sides)
     text += "\n\n## Per library\n\n" + _per_library(data, sides)
     text += "\n\n## Programs that are not one graph\n\nBreaks as each compiler counts them; `-` is one graph.\n\n" + _not_single(
         data, sides
     )
+    text += "\n\n" + NOTES
     absent = sorted({f"`{row['program']}` ({row['mode']}): {row.get('error', '')}" for row in data["rows"] if row["status"] == "eager"})
     if absent:
         text += "\n\n## Left out: eager itself does not run them here\n\n" + "\n".join(f"- {line}" for line in absent)
     return text.rstrip() + "\n"
+
+
+def _totals(rows: list[Row], sides: list[str]) -> str:
+    sums = totals(rows)
+    keys = next(iter(sums.values()), {})
+    return markdown_table([[key.replace("_", " "), *(str(sums[side][key]) for side in sides)] for key in keys], ["", *sides])
+
+
+def _of_both_sides(rows: list[Row]) -> list[Row]:
+    pairs = {name for name, found in _pairs(rows).items() if len(found) > 1}
+    return [row for row in rows if (row["program"], row["mode"]) in pairs]
 
 
 def _per_library(data: dict[str, Any], sides: list[str]) -> str:

@@ -10,42 +10,42 @@ import torch
 ROUNDING = 1e-5  # largest relative difference that is reported as rounding, not as a wrong result
 
 
-def differences(ours: Any, plain: Any, where: str) -> list[str]:
-    """One line per place that differs, worst information first kept: at most eight."""
+def differences(ours: Any, plain: Any, where: str, rounding: float = ROUNDING) -> list[str]:
+    """One line per place that differs, at most eight. Values further apart than `rounding` are called values."""
     found: list[str] = []
-    for line in _differences(ours, plain, where, set()):
+    for line in _differences(ours, plain, where, set(), rounding):
         found.append(line)
         if len(found) == 8:
             break
     return found
 
 
-def _differences(ours: Any, plain: Any, where: str, seen: set[int]) -> Iterator[str]:
+def _differences(ours: Any, plain: Any, where: str, seen: set[int], rounding: float) -> Iterator[str]:
     if type(ours) is not type(plain):
         yield f"{where}: {type(ours).__name__} against {type(plain).__name__}"
     elif isinstance(plain, torch.Tensor):
-        yield from _tensor(ours, plain, where)
+        yield from _tensor(ours, plain, where, rounding)
     elif isinstance(plain, Mapping):
         if list(ours) != list(plain):
             yield f"{where}: keys {list(ours)} against {list(plain)}"
             return
         for key in plain:
-            yield from _differences(ours[key], plain[key], f"{where}[{key!r}]", seen)
+            yield from _differences(ours[key], plain[key], f"{where}[{key!r}]", seen, rounding)
     elif isinstance(plain, (list, tuple)):
         if len(ours) != len(plain):
             yield f"{where}: {len(ours)} items against {len(plain)}"
             return
         for i, (our, wanted) in enumerate(zip(ours, plain, strict=True)):
-            yield from _differences(our, wanted, f"{where}[{i}]", seen)
+            yield from _differences(our, wanted, f"{where}[{i}]", seen, rounding)
     elif isinstance(plain, (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)):
         if ours != plain and not (ours != ours and plain != plain):
             yield f"{where}: {ours!r} against {plain!r}"
     elif hasattr(plain, "__dict__") and id(plain) not in seen and not isinstance(plain, (type, torch.nn.Module)) and not callable(plain):
         seen.add(id(plain))
-        yield from _differences(vars(ours), vars(plain), where, seen)
+        yield from _differences(vars(ours), vars(plain), where, seen, rounding)
 
 
-def _tensor(ours: torch.Tensor, plain: torch.Tensor, where: str) -> Iterator[str]:
+def _tensor(ours: torch.Tensor, plain: torch.Tensor, where: str, rounding: float) -> Iterator[str]:
     for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf"):
         our, wanted = getattr(ours, name), getattr(plain, name)
         if our != wanted:
@@ -59,7 +59,7 @@ def _tensor(ours: torch.Tensor, plain: torch.Tensor, where: str) -> Iterator[str
             ours, plain = ours.to_dense(), plain.to_dense()
         if not torch.equal(torch.nan_to_num(ours), torch.nan_to_num(plain)) or not torch.equal(ours.isnan(), plain.isnan()):
             error = relative_error(ours, plain)
-            yield f"{where}: {'rounding' if error < ROUNDING else 'values'} differ by {error:.2g}"
+            yield f"{where}: {'rounding' if error < rounding else 'values'} differ by {error:.2g}"
 
 
 def relative_error(ours: torch.Tensor, plain: torch.Tensor) -> float:

@@ -130,7 +130,7 @@ OWN: dict[str, dict[str, Any]] = {
     "BitForImageClassification": {"hidden_sizes": [32, 32, 64, 64], "depths": [1, 1, 1, 1], "embedding_size": 32, "num_groups": 8},
     "CodeGenForCausalLM": {"rotary_dim": 4},
     "ConvNextForImageClassification": _STAGES | {"num_hidden_layers": DEFAULT},
-    "ConvNextV2ForImageClassification": _STAGES,
+    "ConvNextV2ForImageClassification": _STAGES | {"num_hidden_layers": DEFAULT},
     "CvtForImageClassification": {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
     "DeepseekV2ForCausalLM": {"topk_method": "greedy", "num_experts_per_tok": 2, "head_dim": 4, "num_key_value_heads": 4},
     "DeepseekV3ForCausalLM": {"head_dim": 4, "num_key_value_heads": 4},

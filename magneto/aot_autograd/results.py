@@ -61,6 +61,7 @@ class Collector:
         if root.input_index >= 0:
             if not detached and value._base is not self.tensors[root.input_index]:
                 raise Refusal("an output on an input's memory with a history of its own")
+            _check_history(value)
             return Alias(Input(root.input_index), steps, detached, number)
         address = value.untyped_storage()._cdata
         alone = len(self._sharing[address]) == 1
@@ -70,6 +71,7 @@ class Collector:
         base = self._base_on(address)
         if view is root and root not in self._index_of and (base is None or value is base):
             return Result(self._result(root, base))
+        _check_history(value)
         return Alias(Result(self._result(root, base)), steps, detached, number)
 
     def _base_on(self, address: int) -> torch.Tensor | None:
@@ -140,6 +142,18 @@ class Collector:
         for tensor, root in zip(self.tensors, self.roots, strict=True):
             if root is not None and self.mode.storages.view_of(tensor) is not root:
                 raise Refusal("an input whose shape, strides or memory change in place")
+
+
+def _check_history(value: torch.Tensor) -> None:
+    """An output that is made again as a view of its base has the view's gradient; one that a custom autograd function returned has another."""
+    base = value._base
+    fn = value.grad_fn if value.requires_grad and base is not None else None
+    if fn is None and value.requires_grad and base is not None:
+        raise Refusal("a view made without gradients of a tensor that requires them")
+    while fn is not None and fn is not base.grad_fn:  # type: ignore[union-attr]
+        if isinstance(fn, torch.autograd.function.BackwardCFunction):
+            raise Refusal("an output that a custom autograd function gives on memory of another tensor")
+        fn = fn.next_functions[0][0] if fn.next_functions else None
 
 
 def _holds_tensor(value: Any) -> bool:

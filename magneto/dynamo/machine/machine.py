@@ -24,6 +24,7 @@ from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
+from magneto.dynamo.machine.speculate import Speculation
 from magneto.dynamo.trackers.base import Tracker
 
 MAX_INSTRUCTIONS = 2_000_000
@@ -377,6 +378,10 @@ class SymbolicMachine:
 
     def known(self, tensor: trackers.TensorTracker) -> Any:
         return self.recorder.known(tensor)
+
+    def speculate(self, name: str, *, grad_mode: bool, transformed: bool = False) -> Speculation:
+        """A context in which bodies are captured apart from the region's graph (`speculate.py`)."""
+        return Speculation(self, name, grad_mode=grad_mode, transformed=transformed)
 
     def mode_node(self, fn: Callable[..., Any], *consts: Any) -> None:
         self.recorder.mode_node(fn, *consts)

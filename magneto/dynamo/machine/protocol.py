@@ -87,6 +87,9 @@ class Machine(Protocol):
     def known(self, tensor: Any) -> Any:
         """The real tensor, where the region makes it out of constants alone; None: its numbers depend on data."""
 
+    def speculate(self, name: str, *, grad_mode: bool, transformed: bool = False) -> Any:
+        """A context manager (`machine.speculate.Speculation`) in which bodies are captured apart from the region's graph."""
+
     # -- effects and ends
     def effect(self, text: str, *operands: Tracker) -> None:
         """Log a side effect replayed at the region's end, in order. `text` is a statement template with {0} {1} ... for the operands, e.g.

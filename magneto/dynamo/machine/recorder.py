@@ -35,6 +35,7 @@ class Recorder:
         self.mutated: set[Tracker] = set()
         self.n_calls = 0
         self.random_nodes: set[fx.Node] = set()
+        self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
@@ -52,17 +53,22 @@ class Recorder:
         source = tracker.number.source if isinstance(tracker, trackers.NumberInput) else tracker.source
         assert source is not None or isinstance(tracker, trackers.NumberInput), tracker
         name = placeholder_name(source) if source is not None else f"number_{len(self.inputs)}_"
+        node = self.placeholder(name, tracker.meta)
+        self.inputs.append((node, tracker))
+        tracker.node = node
+        return node
+
+    def placeholder(self, name: str, meta: TensorMeta) -> fx.Node:
+        """A placeholder behind the last one."""
         anchor = self._last_placeholder
         context = (
             self.graph.inserting_after(anchor) if anchor is not None else self.graph.inserting_before(next(iter(self.graph.nodes), None))
         )
         with context:
             node = self.graph.placeholder(name)
-        node.meta["val"] = tracker.meta
+        node.meta["val"] = meta
         node.meta["stack"] = self.machine.user_stack()
         self._last_placeholder = node
-        self.inputs.append((node, tracker))
-        tracker.node = node
         return node
 
     def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
@@ -253,7 +259,7 @@ class Recorder:
         if isinstance(value, TensorMeta):
             return trackers.TensorTracker(value, node=node)
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-            if not any(isinstance(item, (TensorMeta, tuple, list)) for item in value):
+            if not any(isinstance(item, (TensorMeta, tuple, list, dict)) for item in value):
                 return (
                     self.machine.const(value)
                     if isinstance(value, tuple)
@@ -263,12 +269,15 @@ class Recorder:
             if isinstance(value, list):
                 return trackers.ListTracker(items)
             return trackers.NamedTupleTracker(type(value), items) if type(value) is not tuple else trackers.TupleTracker(items)
+        if type(value) is dict:
+            pairs = [(self.machine.const(key), self._item(node, key, item)) for key, item in value.items()]
+            return trackers.DictTracker.of(self.machine, pairs)
         return self.machine.const(value)
 
-    def _item(self, node: fx.Node, index: int, value: Any) -> Tracker:
+    def _item(self, node: fx.Node, index: Any, value: Any) -> Tracker:
         import operator
 
-        if not isinstance(value, (TensorMeta, tuple, list)):
+        if not isinstance(value, (TensorMeta, tuple, list, dict)):
             return self.machine.const(value)
         item = self.graph.call_function(operator.getitem, (node, index))
         item.meta["val"] = value

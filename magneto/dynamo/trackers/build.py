@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import inspect
 import operator
 import types
 import weakref
@@ -25,7 +26,7 @@ from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.exception import wrap_exception
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
-from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.klass import ClassTracker, has_class_rows
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
@@ -198,6 +199,10 @@ def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:
 
 def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
     owner = getattr(obj, "__self__", None)
+    raw = inspect.getattr_static(owner, obj.__name__, None) if isinstance(owner, type) else None
+    if raw is not None and has_class_rows(raw):
+        _typed(m, obj, source)
+        return BoundMethodTracker(BuiltinTracker(raw), m.wrap(owner, Attr(source, "__self__")), source, obj)
     known = has_rows(obj) or is_graph_callable(obj) or owner is None or isinstance(owner, (types.ModuleType, type))
     kind = mark_of(obj)
     if known or kind is not None:

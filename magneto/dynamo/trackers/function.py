@@ -393,7 +393,8 @@ class BoundMethodTracker(Tracker):
             return em.source(self.source)
         if isinstance(self.fn, BuiltinTracker):
             name = self.fn.obj.__name__
-            if getattr(self.owner.python_type(), name, None) is self.fn.obj:
+            class_method = isinstance(self.fn.obj, types.ClassMethodDescriptorType)
+            if class_method or getattr(self.owner.python_type(), name, None) is self.fn.obj:
                 return em.assign("method", f"{em.value(self.owner)}.{name}")
             return em.assign("method", f"{em.const(self.fn.obj, name)}.__get__({em.value(self.owner)})")  # an override hides it
         return em.assign("method", f"{em.const(types.MethodType, 'MethodType')}({em.value(self.fn)}, {em.value(self.owner)})")

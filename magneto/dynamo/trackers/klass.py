@@ -11,6 +11,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_constant
+from magneto.dynamo.trackers.dispatch import TABLE
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class ClassTracker(Tracker):
         return f"class {self.obj.__qualname__}"
 
 
+def has_class_rows(raw: Any) -> bool:
+    """Whether a class method of C has rows that take the class it is called on."""
+    return isinstance(raw, types.ClassMethodDescriptorType) and any(kinds[:1] == (ClassTracker,) for kinds, _ in TABLE.get(raw, ()))
+
+
 def class_attr(m: Machine, owner: ClassTracker, raw: Any, name: str) -> Tracker:
     """What `owner.name` gives for the raw attribute found along the MRO."""
     cls: type = owner.obj
@@ -95,6 +101,8 @@ def class_attr(m: Machine, owner: ClassTracker, raw: Any, name: str) -> Tracker:
         return held(m, raw.__func__, label)
     if kind is classmethod:
         return BoundMethodTracker(held(m, raw.__func__, label), owner)
+    if has_class_rows(raw):
+        return BoundMethodTracker(BuiltinTracker(raw), owner)
     if kind in (types.ClassMethodDescriptorType, types.BuiltinFunctionType):
         return BuiltinTracker(getattr(cls, name), Held(label, getattr(cls, name)))
     if isinstance(raw, (property, types.FunctionType, functools.cached_property)) or not hasattr(kind, "__get__"):

@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
+from magneto.dynamo.trackers import rules_function
 from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -19,7 +20,6 @@ from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.rules_tensor import METHODS
 from magneto.dynamo.trackers.tensor import TensorTracker, size_of
 from magneto.dynamo.trackers.torch_calls import lower
@@ -269,24 +269,6 @@ def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
     return m.inline(function, [*prefix, *args], kwargs)
 
 
-_APPLY = torch.autograd.Function.apply
-_APPLY = getattr(_APPLY, "__func__", _APPLY)  # torch 2.15 has a method of C there
-
-
-@rule(_APPLY, ClassTracker)
-def autograd_function(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    """Where no gradient is asked for, a custom function is its forward."""
-    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, TensorTracker)]
-    if m.grad_enabled() and any(tensor.meta.requires_grad for tensor in tensors):  # type: ignore[attr-defined]
-        m.graph_break("B101", callee=f"{klass.obj.__qualname__}.apply", reason="a custom autograd function that needs gradients")
-    forward = m.apply(getattr, klass, m.const("forward"))
-    if klass.obj.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
-        return m.call(forward, args, kwargs)
-    context = ObjectTracker(torch.autograd.function.FunctionCtx)
-    m.apply(setattr, context, m.const("needs_input_grad"), m.const((False,) * len(args)))
-    return m.call(forward, [context, *args], kwargs)
-
-
 @rule(torch.utils.checkpoint.checkpoint, Tracker)
 def checkpoint(m: Machine, fn: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """Without gradients, the function itself. With them eager's choice of what is kept for backward stays: a break, the function is captured inside."""
@@ -302,4 +284,4 @@ def cudnn_enabled(m: Machine) -> Any:
     return m.const(torch._C._get_cudnn_enabled())
 
 
-__all__ = ["ClassTracker", "Held", "types"]
+__all__ = ["ClassTracker", "Held", "rules_function", "types"]

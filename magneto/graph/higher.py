@@ -1,0 +1,92 @@
+"""Nodes of the captured graph whose target calls captured code: custom autograd functions, and transforms over a captured body.
+
+A transform (`torch.func.grad`, `vmap`, activation checkpointing ...) of a function stays one call of PyTorch's own transform. What it transforms is a `Body`: the function's
+captured graph with templates of what it takes and gives. Tensors that the function reads from outside are further inputs of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+Invoke = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Place of the `index`-th tensor in a template."""
+
+    index: int
+
+
+def fill(template: Any, leaves: Sequence[Any]) -> Any:
+    """The template's structure with `leaves` in its slots."""
+    kind = type(template)
+    if kind is Slot:
+        return leaves[template.index]
+    if kind is tuple or kind is list:
+        return kind(fill(item, leaves) for item in template)
+    if isinstance(template, dict):
+        return kind((key, fill(item, leaves)) for key, item in template.items())
+    if isinstance(template, tuple) and hasattr(template, "_fields"):
+        return kind(*(fill(item, leaves) for item in template))
+    return template
+
+
+def leaves_at(template: Any, value: Any, found: dict[int, Any]) -> dict[int, Any]:
+    """The values that stand where the template has slots, by index."""
+    if type(template) is Slot:
+        found[template.index] = value
+    elif isinstance(template, dict):
+        for key, item in template.items():
+            leaves_at(item, value[key], found)
+    elif isinstance(template, (tuple, list)):
+        for item, part in zip(template, value, strict=True):
+            leaves_at(item, part, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """`gm(*leaves, *lifted) -> tuple of tensors`; `takes`: template of (args, kwargs); `gives`: template of the result."""
+
+    gm: fx.GraphModule
+    takes: Any
+    gives: Any
+
+    def bind(self, lifted: Sequence[Any]) -> Callable[..., Any]:
+        """The function itself, given the tensors that it reads from outside."""
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            found = leaves_at(self.takes, (args, kwargs), {})
+            return fill(self.gives, self.gm(*[found[index] for index in range(len(found))], *lifted))
+
+        return body
+
+
+class Transformed:
+    """Target of a call node: `invoke(function, args, kwargs)` with the body as function. The node's arguments: args, kwargs, lifted tensors."""
+
+    def __init__(self, name: str, invoke: Invoke, body: Body) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = __name__
+        self.invoke = invoke
+        self.body = body
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], lifted: Sequence[Any]) -> Any:
+        return self.invoke(self.body.bind(lifted), args, kwargs)
+
+
+class Applied:
+    """Target of a call node: a custom autograd function, called as the program calls it, so that autograd finds its backward."""
+
+    def __init__(self, function: Any) -> None:
+        self.__name__ = self.__qualname__ = f"apply_{function.__name__}"
+        self.__module__ = __name__
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)

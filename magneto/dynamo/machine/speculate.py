@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import fx
 
 from magneto.base.errors import GraphBreak
@@ -55,6 +56,10 @@ class BodyRecorder(Recorder):
 
     def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
         return self.around.number_input(number)
+
+    def known(self, tracker: trackers.TensorTracker) -> torch.Tensor | None:
+        own = tracker.node is not None and tracker.node.graph is self.graph
+        return super().known(tracker) if own else self.around.known(tracker)
 
     def wrote_outside(self) -> bool:
         """Whether a tensor of the graph around was written (not through a view)."""

@@ -49,6 +49,18 @@ def leaves_at(template: Any, value: Any, found: dict[int, Any]) -> dict[int, Any
     return found
 
 
+def plain(value: Any) -> Any:
+    """Lists and dicts in place of fx's immutable ones, which functions of nested values do not take for lists and dicts."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, tuple):
+        items = [plain(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """`gm(*leaves, *lifted) -> tuple of tensors`; `takes`: template of (args, kwargs); `gives`: template of the result."""
@@ -77,7 +89,7 @@ class Transformed:
         self.body = body
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], lifted: Sequence[Any]) -> Any:
-        return self.invoke(self.body.bind(lifted), args, kwargs)
+        return self.invoke(self.body.bind(lifted), plain(args), plain(kwargs))
 
 
 class Applied:
@@ -89,4 +101,4 @@ class Applied:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function.apply(*args, **kwargs)
+        return self.function.apply(*plain(args), **kwargs)

@@ -379,6 +379,10 @@ class SymbolicMachine:
     def known(self, tensor: trackers.TensorTracker) -> Any:
         return self.recorder.known(tensor)
 
+    def restart_before(self, callee: str, reason: str) -> NoReturn:
+        """A break at the current instruction, when the state before it is no longer at hand: capture starts again."""
+        raise Restart(self.frames[-1].count, GraphBreak("B101", self.user_stack(), callee=callee, reason=reason), False)
+
     def speculate(self, name: str, *, grad_mode: bool, transformed: bool = False) -> Speculation:
         """A context in which bodies are captured apart from the region's graph (`speculate.py`)."""
         return Speculation(self, name, grad_mode=grad_mode, transformed=transformed)

@@ -90,6 +90,9 @@ class Machine(Protocol):
     def speculate(self, name: str, *, grad_mode: bool, transformed: bool = False) -> Any:
         """A context manager (`machine.speculate.Speculation`) in which bodies are captured apart from the region's graph."""
 
+    def restart_before(self, callee: str, reason: str) -> NoReturn:
+        """A break at the current instruction from the state before it, which the rule has changed already."""
+
     # -- effects and ends
     def effect(self, text: str, *operands: Tracker) -> None:
         """Log a side effect replayed at the region's end, in order. `text` is a statement template with {0} {1} ... for the operands, e.g.

@@ -92,7 +92,7 @@ class Recorder:
         fake_kwargs = {name: _fake(arg, self._present) for name, arg in fx_kwargs.items()}
         fn = getattr(torch.Tensor, target) if method else target
         try:
-            with self._autocast():
+            with self.autocast_now():
                 result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
         except DataDependent as problem:
             settled = self._sizes_settled(args, kwargs)
@@ -195,7 +195,8 @@ class Recorder:
         node, _ = self.autocasts.pop()
         self._mode_call(torch.amp.autocast_mode._exit_autocast, node)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast_now(self) -> contextlib.AbstractContextManager[Any]:
+        """The autocast of this place in the program, for propagation."""
         if not self.autocasts:
             return contextlib.nullcontext()
         device_type, dtype, enabled, _ = self.autocasts[-1][1]

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import fx
 
-from magneto.base.errors import GraphBreak
 from magneto.dynamo import trackers
 from magneto.dynamo.machine.frame import SymFrame
 from magneto.dynamo.machine.recorder import Recorder
-from magneto.dynamo.machine.signals import CapturedRaise, Restart
+from magneto.dynamo.machine.signals import CapturedRaise
 from magneto.dynamo.trackers.base import MISSING, Later, Tracker
 from magneto.graph.higher import Body, Slot
 from magneto.graph.meta import TensorMeta
@@ -35,6 +34,7 @@ class BodyRecorder(Recorder):
         self.autocasts = list(around.autocasts)
         self.transformed = transformed or around.transformed
         self.lifted: dict[int, tuple[trackers.TensorTracker, fx.Node]] = {}
+        self._placeholders = 0
         self._metas: list[tuple[trackers.TensorTracker, TensorMeta]] = []
 
     def guard_modes(self) -> None:
@@ -42,17 +42,21 @@ class BodyRecorder(Recorder):
 
     def leaf(self, meta: TensorMeta, cls: type) -> trackers.TensorTracker:
         """A tensor that the body is given."""
-        return trackers.TensorTracker(meta, cls, self.placeholder(f"arg_{len(self.inputs)}", meta))
+        return trackers.TensorTracker(meta, cls, self.placeholder(self._name("arg"), meta))
 
     def input_node(self, tracker: trackers.TensorTracker) -> fx.Node:
         if tracker.node is not None and tracker.node.graph is self.graph:
             return tracker.node
         known = self.lifted.get(id(tracker))
         if known is None:
-            name = tracker.node.name if tracker.node is not None else "outside"
-            known = self.lifted[id(tracker)] = (tracker, self.placeholder(name, tracker.meta))
+            name = tracker.node.name.rstrip("_0123456789") if tracker.node is not None else "outside"
+            known = self.lifted[id(tracker)] = (tracker, self.placeholder(self._name(name), tracker.meta))
             self._metas.append((tracker, tracker.meta))
         return known[1]
+
+    def _name(self, hint: str) -> str:
+        self._placeholders += 1
+        return f"{hint}_{self._placeholders}"
 
     def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
         return self.around.number_input(number)
@@ -89,8 +93,7 @@ class Speculation:
 
     def refuse(self, reason: str) -> NoReturn:
         """A break at the call, from the state before it: capture starts again."""
-        machine = self.machine
-        raise Restart(machine.frames[-1].count, GraphBreak("B101", machine.user_stack(), callee=self.name, reason=reason), False)
+        self.machine.restart_before(self.name, reason)
 
     def call(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker], own: Sequence[Tracker] = ()) -> Tracker:
         """Run a function of the body symbolically; whatever it leaves behind is refused, but for changes to the arguments `own`."""

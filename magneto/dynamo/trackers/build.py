@@ -172,6 +172,10 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
     if (obj.__module__ or "").partition(".")[0] == "numpy" and function_text(obj) is not None:
         _same(m, obj, source)
         return BuiltinTracker(obj, source)
+    for builder in FUNCTION_BUILDERS:
+        built = builder(m, obj, source)
+        if built is not None:
+            return built
     kind = mark_of(obj)
     if kind is not None:
         _same(m, obj, source)
@@ -181,6 +185,9 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
         return MarkedTracker(obj, DISABLE, source)
     return FunctionTracker.existing(m, obj, source)
 
+
+FUNCTION_BUILDERS: list[Callable[[Machine, types.FunctionType, Source], Tracker | None]] = []
+"""Asked before a Python function is followed: kinds of functions with a tracker of their own."""
 
 NOT_FOLLOWED = ("torch._functorch", "torch._higher_order_ops", "torch._dynamo", "torch._inductor", "torch.fx", "torch.distributed")
 """Modules whose functions are called between two graphs: transforms and compilers, not models."""

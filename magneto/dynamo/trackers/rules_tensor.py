@@ -49,8 +49,15 @@ def size(m: Machine, v: TensorTracker, dim: Tracker | None = None) -> Tracker:
     return m.const(v.meta.shape[_dim(m, v.meta, dim)])
 
 
+def _check_layout(m: Machine, v: TensorTracker) -> None:
+    """Under a transform tensors are laid out otherwise than what capture sees."""
+    if m.recorder.transformed:  # type: ignore[attr-defined]
+        m.graph_break("B103", attribute="stride", value=f"{v.show()} under a transform")
+
+
 @method("stride")
 def stride(m: Machine, v: TensorTracker, dim: Tracker | None = None) -> Tracker:
+    _check_layout(m, v)
     if dim is None or (isinstance(dim, ConstTracker) and dim.read() is None):
         return TupleTracker([m.const(n) for n in v.meta.strides])
     return m.const(v.meta.strides[_dim(m, v.meta, dim)])
@@ -58,6 +65,7 @@ def stride(m: Machine, v: TensorTracker, dim: Tracker | None = None) -> Tracker:
 
 @method("is_contiguous")
 def is_contiguous(m: Machine, v: TensorTracker, memory_format: Tracker | None = None) -> Tracker:
+    _check_layout(m, v)
     const = memory_format.try_const() if memory_format is not None else None
     wanted = const.value if const is not None else torch.contiguous_format
     if wanted is torch.contiguous_format:

@@ -11,7 +11,7 @@ import torch.utils.checkpoint
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
-from magneto.dynamo.trackers import rules_function
+from magneto.dynamo.trackers import rules_function, rules_functional_call, rules_transform
 from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -284,4 +284,4 @@ def cudnn_enabled(m: Machine) -> Any:
     return m.const(torch._C._get_cudnn_enabled())
 
 
-__all__ = ["ClassTracker", "Held", "rules_function", "types"]
+__all__ = ["ClassTracker", "Held", "rules_function", "rules_functional_call", "rules_transform", "types"]

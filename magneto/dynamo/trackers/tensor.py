@@ -133,6 +133,9 @@ META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {
 """Attributes that are constants of the metadata."""
 
 
+_HISTORY = frozenset({"requires_grad", "is_leaf", "grad", "grad_fn"})
+
+
 def size_of(m: Machine, shape: tuple[int, ...]) -> TupleTracker:
     """A torch.Size."""
     return TupleTracker([m.const(n) for n in shape], torch.Size)
@@ -147,6 +150,8 @@ def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
     if name in ("is_leaf", "grad_fn"):
         guard_leaf(m, v)
     computed = META_ATTRS.get(name)
+    if name in _HISTORY and m.recorder.transformed:  # type: ignore[attr-defined]
+        m.graph_break("B103", attribute=name, value=f"{v.show()} under a transform")
     if computed is not None:
         return m.const(computed(v.meta))
     graph = _GRAPH_ATTRS.get(name)

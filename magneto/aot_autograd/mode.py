@@ -32,6 +32,7 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.special import SPECIAL
 from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_order, overlap_in_part
 from magneto.aot_autograd.views import ViewStep, normalised, write_through
+from magneto.graph.higher import checkpoint
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 
@@ -78,6 +79,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = value
         node.meta["stack"] = self.stack
         node.meta["stage"] = self.stage
+        if checkpoint.region:
+            node.meta["checkpoint"] = checkpoint.region
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:

@@ -116,10 +116,28 @@ def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx
         if node not in needed and node not in env:
             needed.add(node)
             stack.extend(node.all_input_nodes)
-    for node in sorted(needed):
+    late = any("checkpoint" in node.meta for node in needed)
+    for node in _as_late_as_possible(needed) if late else sorted(needed):
         copy = graph.create_node(node.op, node.target, fx.map_arg(node.args, env.__getitem__), fx.map_arg(node.kwargs, env.__getitem__))
         copy.meta = node.meta
         env[node] = copy
+
+
+def _as_late_as_possible(needed: set[fx.Node]) -> list[fx.Node]:
+    """Operations of forward stand right before what first reads them in backward, so that one checkpointed body is in memory at a time."""
+    ordered: dict[fx.Node, None] = {}
+    stack = [node for node in sorted(needed, reverse=True) if node.meta["stage"] == "backward" or "checkpoint" not in node.meta]
+    if not any(node.meta["stage"] == "backward" for node in stack):
+        return sorted(needed)
+    while stack:
+        node = stack[-1]
+        missing = [source for source in node.all_input_nodes if source in needed and source not in ordered]
+        if missing and node not in ordered:
+            stack.extend(sorted(missing, reverse=True))
+            continue
+        stack.pop()
+        ordered.setdefault(node)
+    return [*ordered, *(node for node in sorted(needed) if node not in ordered)]
 
 
 def _backward_graph(joint: JointGraph, kept: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> fx.Graph:
@@ -196,7 +214,22 @@ def choose_kept(joint: JointGraph, wanted: Sequence[fx.Node]) -> list[fx.Node]:
     return min_cut(sorted(direct), _cost(joint, direct), _recomputable)
 
 
+def _checkpointed(node: fx.Node) -> bool:
+    """Whether the program asked for the value to be computed again in backward. Random numbers are drawn once."""
+    if node.target is operator.getitem:
+        return _checkpointed(node.args[0])  # type: ignore[arg-type]
+    return "checkpoint" in node.meta and not is_random(node)
+
+
+def _crosses(node: fx.Node) -> bool:
+    """Whether a value leaves its checkpointed body: what the next one starts from may be kept."""
+    region = node.meta.get("checkpoint")
+    return any(user.meta["stage"] == "forward" and user.meta.get("checkpoint") != region for user in node.users)
+
+
 def _recomputable(node: fx.Node) -> bool:
+    if node.op == "call_function" and _checkpointed(node):
+        return True
     if not cheap(node):
         return False
     return node.target is not operator.getitem or cheap(node.args[0])  # type: ignore[arg-type]
@@ -210,6 +243,8 @@ def _cost(joint: JointGraph, direct: set[fx.Node]) -> Callable[[fx.Node], int | 
     def cost(node: fx.Node) -> int | None:
         meta = node.meta["val"]
         if not isinstance(meta, TensorMeta):
+            return None
+        if node.op == "call_function" and _checkpointed(node) and node not in results and not _crosses(node):
             return None
         free = node in direct and (node.op == "placeholder" or node in results)
         if free:

@@ -6,10 +6,12 @@ captured graph with templates of what it takes and gives. Tensors that the funct
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 Invoke = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
@@ -77,6 +79,47 @@ class Body:
             return fill(self.gives, self.gm(*[found[index] for index in range(len(found))], *lifted))
 
         return body
+
+
+class Checkpoint(threading.local):
+    """`region`: number of the checkpointed body that a compiler is tracing, 0 outside of all: what is computed there is computed again in backward."""
+
+    region = 0
+    count = 0
+
+
+checkpoint = Checkpoint()
+
+
+class Checkpointed:
+    """Target of a call node: a body under activation checkpointing. Arguments: those that PyTorch's checkpoint gets, and the tensors that it closes over.
+
+    Under a dispatch mode (propagation, tracing by a compiler) the body runs once, and its operations are marked instead: a recomputation that is traced would draw
+    other random numbers, and PyTorch's saves nothing in a graph where equal operations are one.
+    """
+
+    def __init__(self, run: Callable[..., Any], settings: Mapping[str, Any], body: Body) -> None:
+        self.__name__ = self.__qualname__ = "checkpoint_of_body"
+        self.__module__ = __name__
+        self.run = run
+        self.settings = dict(settings)
+        self.body = body
+
+    def __call__(self, args: Sequence[Any], lifted: Sequence[Any]) -> Any:
+        n = len(lifted)
+        if not torch._C._len_torch_dispatch_stack():
+            body = self.body
+            if self.settings["use_reentrant"]:
+                return self.run(body.bind(lifted), *args, **self.settings)
+            return self.run(lambda *tensors: body.bind(tensors[:n])(*tensors[n:]), *lifted, *args, **self.settings)
+        around = checkpoint.region
+        if not around:
+            checkpoint.count += 1
+            checkpoint.region = checkpoint.count
+        try:
+            return self.body.bind(lifted)(*args)
+        finally:
+            checkpoint.region = around
 
 
 class Transformed:

@@ -7,11 +7,10 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils.checkpoint
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
-from magneto.dynamo.trackers import rules_function, rules_functional_call, rules_transform
+from magneto.dynamo.trackers import rules_checkpoint, rules_function, rules_functional_call, rules_transform
 from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -269,19 +268,9 @@ def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
     return m.inline(function, [*prefix, *args], kwargs)
 
 
-@rule(torch.utils.checkpoint.checkpoint, Tracker)
-def checkpoint(m: Machine, fn: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    """Without gradients, the function itself. With them eager's choice of what is kept for backward stays: a break, the function is captured inside."""
-    if m.grad_enabled():  # type: ignore[attr-defined]
-        m.graph_break("B106", callee="torch.utils.checkpoint.checkpoint")
-    for name in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"):
-        kwargs.pop(name, None)
-    return m.call(fn, args, kwargs)
-
-
 @rule(torch._C._get_cudnn_enabled)
 def cudnn_enabled(m: Machine) -> Any:
     return m.const(torch._C._get_cudnn_enabled())
 
 
-__all__ = ["ClassTracker", "Held", "rules_function", "rules_functional_call", "rules_transform", "types"]
+__all__ = ["ClassTracker", "Held", "rules_checkpoint", "rules_function", "rules_functional_call", "rules_transform", "types"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._device import DeviceContext
 
 from magneto import _C
 from magneto.base import events
@@ -51,7 +52,28 @@ class Context:
     dynamic: bool | None = None
     on_plan: Callable[[RegionPlan], None] | None = None
     plans: list[RegionPlan] = field(default_factory=list)
+    _left: set[tuple[Any, str]] = field(default_factory=set)
+
+    def leave_to_eager(self, code: Any, reason: str) -> None:
+        """Frames of `code` run in eager for now; said once."""
+        if (code, reason) not in self._left:
+            self._left.add((code, reason))
+            events.emit("fallback", what=code.co_qualname, reason=reason)
+            log(1, lambda: f"{code.co_qualname} runs in eager: {reason}")
+
     changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: numbers that differed between calls
+
+
+def _mode_for_eager() -> str | None:
+    """The mode of torch, active now, that must see every operation as the program makes it."""
+    if torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None:
+        return "hooks on saved tensors are active: they rely on eager's own choice of what is saved"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode is active"
+    for index in range(torch._C._len_torch_function_stack()):
+        if not isinstance(torch._C._get_function_stack_at(index), DeviceContext):
+            return "a TorchFunctionMode is active"
+    return None
 
 
 def install() -> None:
@@ -85,8 +107,10 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
         return _C.DISABLE_CODE
     if mark == marks.SKIP or skip_reason(state.code, state.globals) is not None:
         return _C.SKIP_CODE
-    if torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None:
-        return None  # hooks on saved tensors (activation checkpointing, offloading) rely on eager's own choice of what is saved
+    mode = _mode_for_eager()
+    if mode is not None:
+        context.leave_to_eager(state.code, mode)
+        return None
     if missed and not _may_recompile(context, state, missed):
         return _C.SKIP_ENTRY
     started = time.perf_counter()

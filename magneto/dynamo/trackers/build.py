@@ -7,6 +7,7 @@ import enum
 import functools
 import inspect
 import operator
+import os
 import types
 import weakref
 from collections.abc import Callable
@@ -180,7 +181,7 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
     if kind is not None:
         _same(m, obj, source)
         return MarkedTracker(obj, kind, source)
-    if obj.__module__ is not None and obj.__module__.startswith(NOT_FOLLOWED):
+    if (obj.__module__ is not None and obj.__module__.startswith(NOT_FOLLOWED)) or obj.__code__.co_filename.startswith(_NOT_FOLLOWED_FILES):
         _same(m, obj, source)
         return MarkedTracker(obj, DISABLE, source)
     return FunctionTracker.existing(m, obj, source)
@@ -191,6 +192,7 @@ FUNCTION_BUILDERS: list[Callable[[Machine, types.FunctionType, Source], Tracker 
 
 NOT_FOLLOWED = ("torch._functorch", "torch._higher_order_ops", "torch._dynamo", "torch._inductor", "torch.fx", "torch.distributed")
 """Modules whose functions are called between two graphs: transforms and compilers, not models."""
+_NOT_FOLLOWED_FILES = tuple(os.path.join(os.path.dirname(torch.__file__), *name.split(".")[1:]) for name in NOT_FOLLOWED)
 
 
 def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.object import ObjectTracker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,13 +47,14 @@ class ModeTracker(Tracker):
 
 
 class AutocastTracker(ModeTracker):
-    """torch.autocast with its arguments resolved."""
+    """torch.autocast with its arguments resolved. `of`: the object outside whose block this is."""
 
-    __slots__ = ("state",)
+    __slots__ = ("of", "state")
 
-    def __init__(self, state: tuple[str, torch.dtype, bool, bool]) -> None:
+    def __init__(self, state: tuple[str, torch.dtype, bool, bool], of: Tracker | None = None) -> None:
         super().__init__(torch.autocast)
         self.state = state
+        self.of = of
 
     def enter(self, m: Machine) -> None:
         m.contexts.append(self)  # type: ignore[attr-defined]
@@ -64,6 +67,8 @@ class AutocastTracker(ModeTracker):
         m.exit_autocast()  # type: ignore[attr-defined]
 
     def emit(self, em: Emitter) -> str:
+        if self.of is not None:
+            return em.value(self.of)
         device, dtype, enabled, cache = self.state
         return em.assign("mode", f"{em.const(torch.autocast, 'autocast')}({device!r}, {em.const(dtype)}, {enabled}, {cache})", self)
 
@@ -220,15 +225,89 @@ rule(torch.cpu.amp.autocast)(_old_autocast("cpu"))  # type: ignore[attr-defined]
 rule(torch.cuda.amp.autocast)(_old_autocast("cuda"))
 
 
-@rule((torch.autocast.__enter__, torch.autocast.__exit__, torch.cpu.amp.autocast.__enter__, torch.cpu.amp.autocast.__exit__), Tracker)  # type: ignore[attr-defined]
+@rule(torch.autocast.__enter__, ObjectTracker)
+def enter_existing_autocast(m: Machine, v: ObjectTracker) -> Tracker:
+    """An object that exists outside (a decorator's, an attribute): what it was made with is read from it."""
+    contexts: list[Any] = m.contexts  # type: ignore[attr-defined]
+    if (
+        v.cls is not torch.autocast
+        or v.source is None
+        or any(context.of is v for context in contexts if isinstance(context, AutocastTracker))
+    ):
+        m.graph_break("B111", value=v.show())
+    device, dtype, enabled, cache = (
+        _constant(m, m.apply(getattr, v, m.const(name))) for name in ("device", "fast_dtype", "_enabled", "_cache_enabled")
+    )
+    AutocastTracker((device, dtype, enabled, cache), v).enter(m)
+    return v
+
+
+@rule(torch.autocast.__exit__, ObjectTracker)
+def exit_existing_autocast(m: Machine, v: ObjectTracker, *args: Tracker) -> Any:
+    """One entered before this region holds what it restores: CPython leaves it."""
+    contexts: list[Any] = m.contexts  # type: ignore[attr-defined]
+    if not contexts or not isinstance(contexts[-1], AutocastTracker) or contexts[-1].of is not v:
+        m.graph_break("B111", value=v.show())
+    contexts[-1].exit(m)
+    return m.const(None)
+
+
+@rule((torch.cpu.amp.autocast.__enter__, torch.cpu.amp.autocast.__exit__), Tracker)  # type: ignore[attr-defined]
 def real_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
-    """An object that exists outside: its saved state is not ours to follow."""
     m.graph_break("B111", value=v.show())
 
 
 @rule((torch.cuda.amp.autocast.__enter__, torch.cuda.amp.autocast.__exit__), Tracker)
 def real_cuda_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
     m.graph_break("B111", value=v.show())
+
+
+class RangeTracker(ModeTracker):
+    """torch.profiler.record_function while nobody profiles: it has no effect."""
+
+    __slots__ = ("args", "kwargs")
+
+    def __init__(self, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
+        super().__init__(torch.autograd.profiler.record_function)
+        self.args = tuple(args)
+        self.kwargs = dict(kwargs)
+
+    def enter(self, m: Machine) -> None:
+        m.contexts.append(self)  # type: ignore[attr-defined]
+
+    def exit(self, m: Machine) -> None:
+        m.contexts.remove(self)  # type: ignore[attr-defined]
+
+    def emit(self, em: Emitter) -> str:
+        parts = [em.value(arg) for arg in self.args] + [f"{name}={em.value(arg)}" for name, arg in self.kwargs.items()]
+        return em.assign("range", f"{em.const(self.cls, 'record_function')}({', '.join(parts)})", self)
+
+
+@rule(torch.autograd.profiler.record_function)
+def record_function(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
+    profiling = torch.autograd._profiler_enabled()
+    if profiling:
+        m.graph_break("B111", value="torch.profiler.record_function, which a profiler sees")
+    m.guard(Kind.STATE, None, ("profiler", torch.autograd._profiler_enabled, (), profiling))
+    return RangeTracker(args, kwargs)
+
+
+@rule((torch.autograd.grad, torch.autograd.backward))
+def engine(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    m.graph_break("B101", callee="torch.autograd.grad or backward", reason="autograd's engine runs through what the region has recorded")
+
+
+@rule(
+    (
+        torch.set_default_device,
+        torch.set_default_dtype,
+        torch.set_default_tensor_type,
+        torch.use_deterministic_algorithms,
+        torch.set_deterministic_debug_mode,
+    )
+)
+def default(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    m.graph_break("B101", callee="a function of torch", reason="it changes what operations mean from here on")
 
 
 @rule(torch.inference_mode)

@@ -1,0 +1,378 @@
+"""Modes of torch round and inside captured functions: what changes the meaning of operations is followed, guarded, or left to eager by name."""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import magneto
+from magneto.base import events
+from tests.python.gradients import P, compare
+
+SAID: list[str] = []
+
+
+@torch.no_grad()
+def _without(x):
+    return x * 2
+
+
+@torch.enable_grad()
+def _with(x):
+    return x * 3
+
+
+@torch.set_grad_enabled(False)
+def _set(x):
+    return x * 4
+
+
+@torch.no_grad()
+def _generator(x):
+    for i in range(3):
+        yield x * i, torch.is_grad_enabled()
+
+
+@torch.autocast("cpu", torch.bfloat16)
+def _autocast(x):
+    return x @ x.t()
+
+
+class Half(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cast = torch.autocast("cpu", torch.bfloat16)
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        with self.cast:
+            y = self.linear(x)
+            with torch.autocast("cpu", enabled=False):
+                z = self.linear(x)
+        return y.float() + z
+
+
+def decorators(x):
+    return _without(x) + _with(x) + _set(x)
+
+
+def decorated_generator(x):
+    out = []
+    for y, enabled in _generator(x):
+        out.append((y, enabled, torch.is_grad_enabled()))
+    return out
+
+
+def statement(x):
+    torch.set_grad_enabled(False)
+    y = x * 2
+    torch.set_grad_enabled(True)
+    return y + x
+
+
+def blocks(x):
+    with torch.set_grad_enabled(False):
+        y = x * 2
+        with torch.enable_grad():
+            z = x * 3
+    return y + z, torch.is_grad_enabled()
+
+
+def autocast_decorator(x):
+    return _autocast(x), x @ x.t()
+
+
+def autocast_nested(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x @ x.t()
+        with torch.autocast("cpu", enabled=False):
+            z = x @ x.t()
+        inside = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return y, z, inside, torch.is_autocast_enabled("cpu")
+
+
+def ranges(x):
+    with torch.profiler.record_function("a"):
+        y = x.sin()
+        with torch.autograd.profiler.record_function("b", "args"):
+            y = y.cos()
+    return y
+
+
+def anomaly(x):
+    with torch.autograd.set_detect_anomaly(False):
+        return x.sin()
+
+
+def stateless(x):
+    with contextlib.nullcontext(), contextlib.suppress(KeyError):
+        return x * 2
+
+
+def trees(x):
+    nested = {"a": x, "b": [x * 2, (x, 3)]}
+    leaves, spec = pytree.tree_flatten(nested)
+    return pytree.tree_map(lambda v: v * 2, nested), len(leaves), pytree.tree_unflatten(leaves, spec)
+
+
+@pytest.mark.parametrize(
+    "fn", [decorators, decorated_generator, statement, blocks, autocast_decorator, autocast_nested, ranges, anomaly, stateless, trees]
+)
+def test_captured(fn):
+    compare(fn, P(3, 4), graphs=1)
+
+
+def test_autocast_object_of_a_module():
+    torch.manual_seed(0)
+    compare(lambda x, model: model(x), P(3, 4), Half(), graphs=1)
+
+
+def test_autocast_object_with_a_break_inside():
+    cast = torch.autocast("cpu", torch.bfloat16)
+
+    def fn(x):
+        with cast:
+            y = x @ x.t()
+            magneto.graph_break()
+            z = x @ x.t()
+        return y, z, x @ x.t(), torch.is_autocast_enabled("cpu")
+
+    compare(fn, P(3, 4), graphs=None)
+
+
+def test_range_with_a_break_inside():
+    def fn(x):
+        with torch.profiler.record_function("a"):
+            y = x.sin()
+            magneto.graph_break()
+            return y.cos()
+
+    compare(fn, P(3, 4), graphs=None)
+
+
+def test_profiler_sees_ranges():
+    def fn(x):
+        with torch.profiler.record_function("mine"):
+            return x.sin()
+
+    compiled = magneto.optimize("eager")(fn)
+    compiled(P(3))
+    with torch.autograd.profiler.profile() as profile:
+        compiled(P(3))
+    assert "mine" in [event.name for event in profile.function_events]
+
+
+class Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        SAID.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Function(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        SAID.append(func.__name__)
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func.__name__ == "sin" else result
+
+
+def inner(x):
+    return (x.sin() + 1) * 2
+
+
+@pytest.mark.parametrize("mode", [Dispatch, Function])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_mode_sees_every_operation(mode, before):
+    compiled = magneto.optimize("aot_eager")(inner)
+    x = torch.ones(3)
+    if before:
+        compiled(x)
+    SAID.clear()
+    with mode():
+        plain = inner(x)
+    said = list(SAID)
+    SAID.clear()
+    with mode():
+        ours = compiled(x)
+    assert said == SAID and torch.equal(plain, ours)
+    assert any("Mode is active" in event.fields["reason"] for event in events.events("fallback"))
+    assert torch.equal(compiled(x), inner(x))
+
+
+@pytest.mark.parametrize("mode", [Dispatch, Function])
+def test_a_mode_entered_inside(mode):
+    def fn(x):
+        with mode():
+            y = inner(x)
+        return y * 3
+
+    compare(fn, torch.ones(3), graphs=None, said=SAID, fallback="Mode is active", backends=("aot_eager",))
+
+
+def _inference(x):
+    with torch.inference_mode():
+        y = x * 2
+    return y.is_inference(), x * 3
+
+
+def _default_dtype(x):
+    torch.set_default_dtype(torch.float64)
+    try:
+        y = torch.ones(3) / 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return y, x * 2, torch.ones(2)
+
+
+def _default_device(x):
+    with torch.device("cpu"):
+        y = torch.ones(3, 4)
+    return x * y
+
+
+def _deterministic(x):
+    torch.use_deterministic_algorithms(True)
+    try:
+        return x.sin(), torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _fork(x):
+    with torch.random.fork_rng():
+        y = x + torch.rand(3, 4)
+    return y, torch.rand(2)
+
+
+def _flags(x):
+    with torch.backends.mkldnn.flags(enabled=False):
+        return x @ x.t()
+
+
+def _attention(x):
+    q = x.view(1, 1, 3, 4)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, q, q)
+
+
+def _stack(x):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        y = x * 2
+    return y + x
+
+
+def _gradient(x):
+    y = (x.sin() * x).sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    return g * 2
+
+
+def _backward(x):
+    y = x.detach().clone().requires_grad_()
+    (y * y).sum().backward()
+    return y.grad * x
+
+
+def _forward_mode(x):
+    import torch.autograd.forward_ad as forward_ad
+
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        return forward_ad.unpack_dual(dual.sin()).tangent
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [_inference, _default_dtype, _default_device, _deterministic, _fork, _flags, _attention, _stack, _gradient, _backward, _forward_mode],
+)
+def test_as_in_eager(fn):
+    compare(fn, P(3, 4), graphs=None)
+
+
+def _saved(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+        return x.sin() * x
+
+
+def test_hooks_on_saved_tensors():
+    compare(_saved, P(3, 4), graphs=None, backends=("aot_eager",), fallback="hooks on saved tensors")
+
+
+@torch.library.custom_op("magneto_test::scale", mutates_args=())
+def scale(x: torch.Tensor, k: float) -> torch.Tensor:
+    return x.detach().clone() * k
+
+
+@scale.register_fake
+def _(x, k):
+    return torch.empty_like(x)
+
+
+def _remember(ctx, inputs, output):
+    ctx.k = inputs[1]
+
+
+scale.register_autograd(lambda ctx, g: (g * ctx.k * 3, None), setup_context=_remember)
+
+
+@torch.library.custom_op("magneto_test::no_fake", mutates_args=())
+def no_fake(x: torch.Tensor) -> torch.Tensor:
+    SAID.append("run")
+    return x + 1
+
+
+def custom(x):
+    return scale(x * 2, 3.0) + torch.ops.magneto_test.scale(x, 2.0) + torch.ops.magneto_test.scale.default(x, 0.5)
+
+
+def custom_without_fake(x):
+    return no_fake(x.detach() * 2) + 1
+
+
+def test_custom_operations():
+    compare(custom, P(3, 4), graphs=1)
+
+
+def test_a_custom_operation_without_a_fake_kernel_is_not_run_by_capture():
+    compare(custom_without_fake, P(3, 4), graphs=None, breaks="no meta kernel", said=SAID)
+
+
+@pytest.mark.filterwarnings("ignore::magneto.base.errors.MagnetoWarning")  # eager's own torch.cond imports a compiler, frame by frame
+def test_higher_order_operations():
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x.detach(),))
+
+    x = torch.ones(3)
+    assert torch.equal(magneto.optimize("aot_eager")(fn)(x), x.sin())
+    assert torch.equal(magneto.optimize("aot_eager")(fn)(-x), (-x).cos())
+
+
+def test_modes_outside_are_guarded():
+    def fn(x):
+        return x @ x.t(), torch.ones(2)
+
+    compiled = magneto.optimize("aot_eager", nopython=True)(fn)
+    x = P(3, 4)
+    assert compiled(x)[0].dtype is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled(x)[0].dtype is torch.bfloat16
+    with torch.autocast("cpu", torch.float16):
+        assert compiled(x)[0].dtype is torch.float16
+    with torch.no_grad():
+        assert not compiled(x)[0].requires_grad
+    with torch.inference_mode():
+        assert compiled(x)[0].is_inference()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert compiled(x)[1].dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert compiled(x)[0].requires_grad and compiled(x)[1].dtype is torch.float32

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from magneto import _C
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.machine.frame import NULL, SymFrame
@@ -322,7 +323,11 @@ def _call_text(c: FormContext, fn: Tracker, values: list[Tracker], names: tuple[
     keywords = [
         f"{name}={text}" if name.isidentifier() else f"**{{{name!r}: {text}}}" for name, text in zip(names, texts[split:], strict=True)
     ]
-    return f"call_active({', '.join([c.em.value(fn), *texts[:split], *keywords])})"
+    # a compiler of torch's own (torch.cond compiles its branches) is not to be captured while it works
+    caller = (
+        c.em.const(_C.call_inactive, "call_inactive") if isinstance(fn, trackers.MarkedTracker) and fn.of_a_compiler() else "call_active"
+    )
+    return f"{caller}({', '.join([c.em.value(fn), *texts[:split], *keywords])})"
 
 
 @form("CALL")

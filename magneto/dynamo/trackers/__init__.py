@@ -39,6 +39,7 @@ from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
+from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
@@ -91,6 +92,7 @@ __all__ = [
     "GeneratorTracker",
     "GradModeTracker",
     "ListTracker",
+    "MarkedTracker",
     "ModuleTracker",
     "NamedTupleTracker",
     "NumberInput",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.marks import ALLOW, BREAK, CONSTANT
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
 
+_COMPILERS = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_higher_order_ops", "_dynamo", "_inductor"))
+
+
 class MarkedTracker(BuiltinTracker):
     """A callable with a mark (see dynamo/marks.py)."""
 
@@ -24,6 +30,11 @@ class MarkedTracker(BuiltinTracker):
     def __init__(self, obj: Callable[..., Any], mark: str, source: Source | None = None) -> None:
         super().__init__(obj, source)
         self.mark = mark
+
+    def of_a_compiler(self) -> bool:
+        """Whether it compiles what it is given."""
+        code = getattr(self.obj, "__code__", None)
+        return code is not None and code.co_filename.startswith(_COMPILERS)
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         if self.mark == ALLOW:

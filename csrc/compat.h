@@ -90,6 +90,17 @@ mg_frame_continue_at(mg_frame *f, int unit)
 #endif
 }
 
+/* Offset of the instruction at which a suspended generator goes on. */
+static inline int
+mg_frame_suspended_at(mg_frame *f)
+{
+#if MG_BEFORE_3_13
+    return 2 * (int)(f->prev_instr + 1 - _PyCode_CODE(mg_frame_code(f)));
+#else
+    return 2 * (int)(f->instr_ptr - _PyCode_CODE(mg_frame_code(f)));
+#endif
+}
+
 /* The exception being raised belongs to the instruction at unit `unit` (compat.c). */
 void mg_frame_raise_at(mg_frame *f, int unit);
 

@@ -349,6 +349,11 @@ raise:
     Py_XDECREF(outer);
     return raise_in_frame(ts, f, offset, started);
 value:
+    if (MG_UNLIKELY(f->owner != FRAME_OWNED_BY_THREAD)) {
+        Py_DECREF(result);
+        PyErr_SetString(PyExc_SystemError, "the region of a generator returned");
+        goto raise;
+    }
     if (MG_UNLIKELY(outer != NULL)) {
         Py_XSETREF(ts->exc_info->exc_value, outer == Py_None ? NULL : Py_NewRef(outer));
         Py_DECREF(outer);
@@ -388,6 +393,33 @@ run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
     return run_frame(ts, t, f, t->policy, entry_for(mg_frame_code(f), t->policy, offset), offset, 1, outer);
 }
 
+/* A generator goes on: what it does up to its next yield may be a region, which leaves the yield itself to the interpreter. */
+static PyObject *
+resume_generator(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy)
+{
+    PyCodeObject *code = mg_frame_code(f);
+    char *here = __builtin_frame_address(0);
+    mg_entry *start = mg_entry_find(mg_code_get(code), policy, 0);
+    if ((start != NULL && start->state == ENTRY_SKIP_CODE) || here < t->stack_low) {
+        return pass_on(ts, t, f, 0);
+    }
+    int offset = mg_frame_suspended_at(f);
+    mg_entry *entry = entry_for(code, policy, offset);
+    if (entry == NULL || (entry->state == ENTRY_SKIP && entry->n == 0)) {
+        return pass_on(ts, t, f, 0);
+    }
+    counts.hooked++;
+    return run_frame(ts, t, f, policy, entry, offset, 1, NULL);
+}
+
+/* What this frame itself handles (a generator: without its caller's), or None. */
+static PyObject *
+handled_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    PyObject *exc = PyThreadState_Get()->exc_info->exc_value;
+    return Py_NewRef(exc ? exc : Py_None);
+}
+
 MG_HOT PyObject *
 mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
 {
@@ -404,7 +436,8 @@ mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     PyCodeObject *code = mg_frame_code(f);
     const int kinds = CO_OPTIMIZED | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
     if (policy == NULL || throwflag || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
-        return pass_on(ts, t, f, throwflag);
+        const int generator = f->owner == FRAME_OWNED_BY_GENERATOR && (code->co_flags & kinds) == (CO_OPTIMIZED | CO_GENERATOR);
+        return policy != NULL && !throwflag && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
     }
     mg_entry *entry = entry_for(code, policy, 0);
     if (entry == NULL || entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {
@@ -520,6 +553,9 @@ counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 static PyMethodDef functions[] = {
     {"materialise", FAST(materialise), METH_FASTCALL,
      "materialise(fn, resume)\n\nRuns fn (over clone_code(code)) as a frame that starts in the state `resume`; its result, or its exception."},
+#if MG_SUPPORTED
+    {"handled_here", handled_here, METH_NOARGS, "The exception that the frame itself handles (a generator: without its caller's), or None."},
+#endif
 #if MG_SUPPORTED && !MG_BEFORE_3_12
     {"left_of_group", left_of_group, METH_VARARGS, "left_of_group(group, parts)\n\nWhat `except*` raises at its end, or None."},
 #endif

@@ -286,11 +286,15 @@ def set_function_attribute(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("RETURN_VALUE", "value --")
 def return_value(m: M, f: SymFrame, i: Instruction) -> Tracker:
+    if f.yields and f is m.frames[0]:
+        m.suspend(f)
     return f.pop()
 
 
 @opcode("RETURN_CONST", "--")
 def return_const(m: M, f: SymFrame, i: Instruction) -> Tracker:
+    if f.yields and f is m.frames[0]:
+        m.suspend(f)
     return m.const(i.argval)
 
 
@@ -304,6 +308,8 @@ def return_generator(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("YIELD_VALUE", "value -- sent")
 def yield_value(m: M, f: SymFrame, i: Instruction) -> Tracker:
+    if f is m.frames[0]:
+        m.suspend(f)
     f.yielded = True
     return f.pop()
 

@@ -201,6 +201,14 @@ class SymbolicMachine:
         self.ending = Ending(reason=reason, interpret=interpret)
         raise RegionEnd
 
+    def suspend(self, frame: SymFrame) -> NoReturn:
+        """The region of a generator frame ends at its next yield, or at its return."""
+        try:
+            self._finish(frame, None, True)
+        finally:
+            if self.ending is not None:
+                self.ending.suspends = True
+
     def graph_break(self, id: str, **fields: Any) -> NoReturn:
         raise GraphBreak(id, self.user_stack(), **fields)
 

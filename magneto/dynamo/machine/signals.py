@@ -40,8 +40,10 @@ class Forced:
 
 @dataclass(slots=True)
 class Ending:
-    """How a region ends. `value` for a return; otherwise `reason` (None: an uncaught exception of the program) and `interpret`."""
+    """How a region ends. `value` for a return; otherwise `reason` (None: an uncaught exception of the program) and `interpret`. `suspends`: the frame is a
+    generator's, and stands at its next yield or at its return, which CPython executes."""
 
     value: Tracker | None = None
     reason: GraphBreak | None = None
     interpret: bool = False
+    suspends: bool = False

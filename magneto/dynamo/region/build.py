@@ -40,6 +40,7 @@ _BASE = {
     "call_active": _C.call_active,
     "materialise": _C.materialise,
     "exception_now": sys.exception,
+    "handled_here": getattr(_C, "handled_here", None),
     "END": runtime.END,
     "as_tensor": as_tensor,
     "typed": typed,

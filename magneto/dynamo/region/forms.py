@@ -19,6 +19,7 @@ from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.handlers_control import exhausted_offset, split_call
 from magneto.dynamo.machine.handlers_values import BINARY, COMPARE, UNARY
+from magneto.dynamo.region import runtime
 from magneto.dynamo.region.emit import RegionEmitter
 from magneto.dynamo.trackers.base import Tracker
 
@@ -271,6 +272,18 @@ def _get_iter(c: FormContext) -> Outcome:
 def _for_iter(c: FormContext) -> Outcome:
     expr = c.active(next, c.v(1), "END")
     return Outcome(expr, [*c.below(0), "r"], c.instruction.next, "r is END", c.below(1), exhausted_offset(c.frame, c.instruction))
+
+
+@form("GET_YIELD_FROM_ITER")
+def _delegate(c: FormContext) -> Outcome:
+    return c.then(c.active(runtime.delegate, c.v(1)), 1, "r")
+
+
+@form("SEND")
+def _send(c: FormContext) -> Outcome:
+    finished = c.below(2 if VERSION == (3, 11) else 1)
+    expr = c.active(runtime.send_on, c.v(2), c.v(1))
+    return Outcome(expr, [*c.below(1), "r[1]"], c.instruction.next, "r[0]", [*finished, "r[1]"], c.instruction.target)
 
 
 @form("POP_TOP")

@@ -231,7 +231,7 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
     with events.timer("dynamo"):
         machine, plan = _capture(state, _changing(context, state), policy)
     reason = plan.ending.reason
-    if context.nopython and plan.ending.value is None:
+    if context.nopython and plan.ending.value is None and not plan.ending.suspends:
         if reason is not None:
             raise reason
         return None

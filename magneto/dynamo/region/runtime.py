@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,27 @@ def clean(error: BaseException) -> BaseException:
     """Remove the generated function's own entry from the front of a traceback, so that the user sees the program's frames only."""
     traceback = error.__traceback__
     if traceback is not None:
-        error.__traceback__ = traceback.tb_next
+        traceback = traceback.tb_next
+        while traceback is not None and traceback.tb_frame.f_globals is _HERE:
+            traceback = traceback.tb_next
+        error.__traceback__ = traceback
     return error
+
+
+_HERE = globals()
+
+
+def send_on(receiver: Any, value: Any) -> tuple[bool, Any]:
+    """One step of `yield from`: (whether the receiver returned, its value)."""
+    try:
+        return False, receiver.send(value) if value is not None or not hasattr(type(receiver), "__next__") else next(receiver)
+    except StopIteration as stop:
+        return True, stop.value
+
+
+def delegate(value: Any) -> Any:
+    """What `yield from value` iterates."""
+    return value if type(value) is types.GeneratorType else iter(value)
 
 
 def enter(manager: Any) -> tuple[Any, Any]:

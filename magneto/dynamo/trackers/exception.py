@@ -209,7 +209,7 @@ class OutsideException(Tracker):
         return type(None)
 
     def emit(self, em: Emitter) -> str:
-        return em.assign("handled", "exception_now()", self)
+        return em.assign("handled", "handled_here()", self)
 
     def show(self) -> str:
         return "sys.exception()"

@@ -14,6 +14,7 @@ from magneto.dynamo.bytecode.decode import Decoded, Instruction
 
 _STOPITERATION_ERROR = 3
 _CLEANUP = ("COPY", "POP_EXCEPT", "RERAISE")
+_NAME_CLEANUP = ("LOAD_CONST", "STORE_FAST", "DELETE_FAST", "RERAISE")  # of `except E as name`
 
 
 def closing_runs_code(decoded: Decoded, offset: int, globals: Mapping[str, Any]) -> bool:
@@ -36,6 +37,8 @@ def _passes(instructions: tuple[Instruction, ...], index: Mapping[int, int], pos
         return position + 1
     if tuple(i.op for i in instructions[position : position + 3]) == _CLEANUP:
         return position + 2
+    if tuple(i.op for i in instructions[position : position + 4]) == _NAME_CLEANUP:
+        return position + 3
     if first.op != "PUSH_EXC_INFO":
         return None
     position += 1

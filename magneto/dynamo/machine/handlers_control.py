@@ -236,7 +236,10 @@ def call_intrinsic_1(m: M, f: SymFrame, i: Instruction) -> None:
         exc = f.stack[-1]
         if issubclass(exc.python_type(), StopIteration):
             f.pop()
-            f.push(trackers.ExceptionTracker.of(m, RuntimeError("generator raised StopIteration")))
+            error = trackers.ExceptionTracker.of(m, RuntimeError("generator raised StopIteration"))
+            error.cause = error.context = exc
+            error.born = getattr(exc, "born", None)
+            f.push(error)
     else:
         m.graph_break("B002", name=f"CALL_INTRINSIC_1 {i.arg}", reason="rare interpreter operation")
 
@@ -336,6 +339,16 @@ def send(m: M, f: SymFrame, i: Instruction) -> None:
         f.pop()
     f.push(result or m.const(None))
     f.jump(i.target)
+
+
+@opcode("CLEANUP_THROW", "receiver sent exc -- none value")
+def cleanup_throw(m: M, f: SymFrame, i: Instruction) -> None:
+    exc = f.pop()
+    if not issubclass(exc.python_type(), StopIteration):
+        raise CapturedRaise(exc, getattr(exc, "born", None) or m.count)
+    f.popn(2)
+    f.push(m.const(None))
+    f.push(m.apply(getattr, exc, m.const("value")))
 
 
 @opcode("END_SEND", "receiver value -- value")

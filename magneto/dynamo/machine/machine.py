@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -19,8 +18,8 @@ from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
-from magneto.dynamo.machine.closing import closing_runs_code
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
+from magneto.dynamo.machine.generators import GeneratorRun
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
@@ -30,22 +29,6 @@ from magneto.dynamo.trackers.base import Tracker
 MAX_INSTRUCTIONS = 2_000_000
 MAX_DEPTH = 60
 _GENERATOR, _COROUTINE = 0x20, 0x80 | 0x200
-
-
-@dataclass(slots=True)
-class GeneratorRun:
-    """State of a generator consumed inside the region. It cannot leave it: capture then breaks at the instruction that made it."""
-
-    frame: SymFrame
-    tracker: trackers.GeneratorTracker
-    started: bool = False
-    finished: bool = False
-
-    def pending(self) -> bool:
-        """Whether closing it where it stands would run code of the program (`finally`, `with`, `except`)."""
-        if not self.started or self.finished or self.frame.current is None:
-            return False
-        return closing_runs_code(self.frame.decoded, self.frame.current.offset, self.frame.globals)
 
 
 class SymbolicMachine:
@@ -78,7 +61,7 @@ class SymbolicMachine:
         self._handled_outside = sys.exception()
         self.handling = Handling(self.outside)
         self.ending: Ending | None = None
-        self._generators: dict[int, GeneratorRun] = {}
+        self.generators: dict[int, GeneratorRun] = {}
         self._tail = False
 
     # -- running
@@ -95,7 +78,7 @@ class SymbolicMachine:
         except CapturedRaise as raised:
             raise Restart(raised.count, None, not getattr(raised.value, "caught", False)) from None
         assert self.ending is not None
-        for run in self._generators.values():
+        for run in self.generators.values():
             if run.pending() and run.tracker.born not in self.forced:
                 assert run.tracker.born is not None
                 raise Restart(run.tracker.born, GraphBreak("B022", self.user_stack(), value=run.tracker.show()), False)
@@ -105,7 +88,7 @@ class SymbolicMachine:
         """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""
         self.state = None
         self._handled_outside = None
-        for held in (self.wrapped, self.overlay, self._generators):
+        for held in (self.wrapped, self.overlay, self.generators):
             held.clear()
         for kept in (self.frames, self.effects, self.contexts, self.recorder.inputs):
             kept.clear()  # type: ignore[attr-defined]
@@ -121,8 +104,9 @@ class SymbolicMachine:
         frame.jump(state.offset)
         return frame
 
-    def run(self, frame: SymFrame, generator: bool = False) -> Tracker:
-        """Run a frame to its return (or, for a generator frame, to its next yield); the frame is popped unless the region ends inside it."""
+    def run(self, frame: SymFrame, thrown: CapturedRaise | None = None) -> Tracker:
+        """Run a frame to its return (or, for a generator frame, to its next yield); the frame is popped unless the region ends inside it.
+        `thrown`: an exception that arrives at the yield where the frame stands."""
         from magneto.dynamo.machine.handlers import HANDLERS
 
         if len(self.frames) >= MAX_DEPTH:
@@ -133,6 +117,11 @@ class SymbolicMachine:
             frame.handling = self.frames[-1].handling if self.frames else self.handling
         frame.entered = frame.handling.value
         self.frames.append(frame)
+        if thrown is not None:
+            assert frame.current is not None
+            if not self._unwind(frame, frame.current, thrown):
+                self.frames.pop()
+                raise thrown
         instructions = frame.decoded.instructions
         while True:
             instruction = instructions[frame.pc]
@@ -310,26 +299,14 @@ class SymbolicMachine:
         frame = SymFrame(code, slots, fn.globals, fn.globals_source, function=fn, tail=tail and not generator)
         if not generator:
             return self.run(frame)
-        tracker = trackers.GeneratorTracker(frame)
+        tracker = trackers.GeneratorTracker(frame, fn, args, kwargs)
         tracker.born = self.count
-        self._generators[id(tracker)] = GeneratorRun(frame, tracker)
+        self.generators[id(tracker)] = GeneratorRun(self, frame, tracker)
         return tracker
 
     def generator_next(self, generator: trackers.GeneratorTracker, send: Tracker | None = None) -> Tracker | None:
         """Run a generator up to its next yield; None when it returned (its `result` is then set)."""
-        run = self._generators[id(generator)]
-        if run.finished:
-            return None
-        frame = run.frame
-        if run.started:
-            frame.push(send or self.const(None))
-        run.started, run.finished, frame.yielded = True, True, False
-        value = self.run(frame)
-        if frame.yielded:
-            run.finished = False
-            return value
-        generator.result = value
-        return None
+        return self.generators[id(generator)].next(send)
 
     def super_args(self) -> tuple[Tracker, Tracker]:
         """(`__class__`, first argument) of the current frame, for `super()`."""

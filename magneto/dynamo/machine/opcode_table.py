@@ -32,7 +32,6 @@ BREAKING: dict[str, str] = {
     "LOAD_CLASSDEREF": "class level code",
     "LOAD_FROM_DICT_OR_DEREF": "class level code",
     "LOAD_FROM_DICT_OR_GLOBALS": "class level code",
-    "CLEANUP_THROW": "exceptions thrown into a delegating generator",
 }
 UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(

@@ -6,7 +6,7 @@ import collections
 import itertools
 import operator
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.attributes import find_special
@@ -446,16 +446,17 @@ class _Indexed:
 
 
 class GeneratorTracker(IteratorTracker):
-    """A generator made inside the region; `frame` belongs to the machine. It cannot leave: `born` is the instruction at which capture then breaks."""
+    """A generator made inside the region; `frame` belongs to the machine. Before its start it leaves as the call that makes it; later it cannot leave, and
+    `born` is the instruction at which capture then breaks."""
 
-    __slots__ = ("born", "finished", "frame", "result", "started")
+    __slots__ = ("args", "born", "fn", "frame", "kwargs", "result", "started")
 
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: Any, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
         super().__init__()
         self.frame = frame
+        self.fn, self.args, self.kwargs = fn, tuple(args), dict(kwargs)
         self.born: int | None = None
         self.started = False
-        self.finished = False
         self.result: Tracker | None = None
 
     def python_type(self) -> type:
@@ -465,7 +466,12 @@ class GeneratorTracker(IteratorTracker):
         return m.generator_next(self, m.const(None))  # type: ignore[attr-defined,no-any-return]
 
     def emit(self, em: Emitter) -> str:
-        raise CannotEmit(self)
+        if self.started:
+            raise CannotEmit(self)
+        parts = [em.value(self.fn), *(em.value(arg) for arg in self.args)]
+        if self.kwargs:
+            parts.append(f"**{{{', '.join(f'{name!r}: {em.value(value)}' for name, value in self.kwargs.items())}}}")
+        return em.assign("generator", f"{parts[0]}({', '.join(parts[1:])})", self)
 
 
 class SteppedIterator(IteratorTracker):

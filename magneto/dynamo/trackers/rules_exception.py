@@ -41,18 +41,25 @@ def match_group(m: Machine, exc: Tracker, kinds: Tracker) -> tuple[Tracker | Non
     assert isinstance(exc, ExceptionTracker)
     if exc.source is not None:
         m.graph_break("B002", name="CHECK_EG_MATCH", reason="a group that was raised outside of the graph")
+    match, rest = _split(m, exc, kinds)
+    if match is exc and not issubclass(exc.cls, BaseExceptionGroup):
+        match = _group(m, exc, [exc], m.const(""))
+    return match, rest
+
+
+def _split(m: Machine, exc: Tracker, kinds: Tracker) -> tuple[Tracker | None, Tracker | None]:
     if m.truth(m.apply(isinstance, exc, kinds)):
-        return (exc if issubclass(exc.cls, BaseExceptionGroup) else _group(m, exc, [exc], "")), None
-    if not issubclass(exc.cls, BaseExceptionGroup):
+        return exc, None
+    if not isinstance(exc, ExceptionTracker) or not issubclass(exc.cls, BaseExceptionGroup):
         return None, exc
-    pairs = [match_group(m, part, kinds) for part in m.iterate(m.apply(getattr, exc, m.const("exceptions")))]
+    pairs = [_split(m, part, kinds) for part in m.iterate(m.apply(getattr, exc, m.const("exceptions")))]
     halves = [[part for part in half if part is not None] for half in zip(*pairs, strict=True)]
     return _derive(m, exc, halves[0]), _derive(m, exc, halves[1])
 
 
-def _group(m: Machine, exc: ExceptionTracker, parts: list[Tracker], message: Any) -> ExceptionTracker:
+def _group(m: Machine, exc: ExceptionTracker, parts: list[Tracker], message: Tracker) -> ExceptionTracker:
     kind = ExceptionGroup if all(issubclass(part.python_type(), Exception) for part in parts) else BaseExceptionGroup
-    made = m.call(held(m, kind, kind.__name__), [m.const(message), ListTracker(parts)], {})
+    made = m.call(held(m, kind, kind.__name__), [message, ListTracker(parts)], {})
     assert isinstance(made, ExceptionTracker)
     made.born, made.caught = exc.born, True
     return made

@@ -134,10 +134,7 @@ def next_(m: Machine, it: Tracker, *default: Tracker) -> Tracker:
     if default:
         return default[0]
     result = it.result if isinstance(it, GeneratorTracker) else None
-    const = result.try_const() if result is not None else None
-    if result is None or (const is not None and const.value is None):
-        m.raise_exception(StopIteration())
-    m.raise_exception(ExceptionTracker(StopIteration, [result]))
+    m.raise_exception(ExceptionTracker(StopIteration, [result] if result is not None and _something(result) else []))
 
 
 @rule(range)
@@ -410,13 +407,32 @@ def partial(m: Machine, fn: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Tr
 def generator_send(m: Machine, v: GeneratorTracker, value: Tracker) -> Any:
     item = m.generator_next(v, value)  # type: ignore[attr-defined]
     if item is None:
-        m.raise_exception(ExceptionTracker(StopIteration, [v.result] if v.result is not None else []))
+        m.raise_exception(ExceptionTracker(StopIteration, [v.result] if v.result is not None and _something(v.result) else []))
     return item
 
 
 @rule(types.GeneratorType.close, GeneratorTracker)
 def generator_close(m: Machine, v: GeneratorTracker) -> Any:
-    if v.finished or not v.started:
-        v.finished = True
-        return None
-    m.graph_break("B108", value=v.show())
+    return m.generators[id(v)].close()  # type: ignore[attr-defined]
+
+
+@rule(types.GeneratorType.throw, GeneratorTracker, Tracker)
+def generator_throw(m: Machine, v: GeneratorTracker, kind: Tracker, *rest: Tracker) -> Any:
+    exc = kind
+    if issubclass(kind.python_type(), type):
+        value = rest[0] if rest else m.const(None)
+        const = value.try_const()
+        if issubclass(value.python_type(), BaseException):
+            exc = value
+        else:
+            exc = m.call(kind, [] if const is not None and const.value is None else [value], {})
+    if len(rest) > 1 and (const := rest[1].try_const()) is None:
+        m.apply(BaseException.with_traceback, exc, rest[1])
+    item = m.generators[id(v)].throw(exc)  # type: ignore[attr-defined]
+    if item is None:
+        m.raise_exception(ExceptionTracker(StopIteration, [v.result] if v.result is not None and _something(v.result) else []))
+    return item
+
+
+def _something(result: Tracker | None) -> bool:
+    return result is not None and ((const := result.try_const()) is None or const.value is not None)

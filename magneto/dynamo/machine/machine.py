@@ -59,7 +59,7 @@ class SymbolicMachine:
         self.count = 0
         self.outside = trackers.OutsideException()
         self._handled_outside = sys.exception()
-        self.handling = Handling(self.outside)
+        self.handling = Handling(self.outside, Handling(trackers.OutsideException()))
         self.ending: Ending | None = None
         self.generators: dict[int, GeneratorRun] = {}
         self._tail = False
@@ -208,7 +208,7 @@ class SymbolicMachine:
             if value.born is None:
                 value.born = self.count
             context = self._innermost_handled()
-            if context is not value and context is not self.outside:
+            if context is not value and not isinstance(context, trackers.OutsideException):
                 value.context = context
         raise CapturedRaise(value, getattr(value, "born", None) or self.count, real)
 
@@ -224,10 +224,10 @@ class SymbolicMachine:
     def handled_exception(self) -> Tracker:
         """The exception being handled, as `sys.exception()` would give it."""
         found = self._innermost_handled()
-        if found is not self.outside:
+        if not isinstance(found, trackers.OutsideException):
             return found or self.const(None)
         for index, obj in enumerate(self.state.stack):
-            if obj is self._handled_outside and obj is not None:  # by a handler of this very frame
+            if found is self.outside and obj is self._handled_outside and obj is not None:  # by a handler of this very frame
                 return self.wrap(obj, Stack(index))
         if self._handled_outside is not None:
             self.graph_break("B101", callee="sys.exception", reason="the exception is handled by a caller of the function")

@@ -218,7 +218,16 @@ def _strange_keys() -> tuple[Any, ...]:
 
 def tensor_holds(row: Any, value: Any) -> bool:
     """The meaning of a TENSOR row, in Python."""
-    if type(value) is not row.cls or not is_plain(value, row.inference):
+    import torch
+
+    if type(value) is not row.cls:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        return _fits(row, value)
+
+
+def _fits(row: Any, value: Any) -> bool:
+    if not is_plain(value, row.inference):
         return False
     if value.dtype is not row.dtype or value.device != row.device or not _sizes_hold(row.shape, value.shape):
         return False

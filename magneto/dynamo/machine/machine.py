@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, NoReturn
 
+import torch
+
 from magneto.base.errors import GraphBreak
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
@@ -56,6 +58,8 @@ class SymbolicMachine:
         self.wrapped: dict[int, Tracker] = {}
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
         self.references: dict[Tracker, Tracker] = {}
+        self.overriding = False  # a class with __torch_function__ has been met
+        self.functions_off = 0 if torch._C._is_torch_function_enabled() else 1
         self.count = 0
         self.outside = trackers.OutsideException()
         self._handled_outside = sys.exception()

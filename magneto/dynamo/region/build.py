@@ -171,7 +171,7 @@ class _Builder:
             head = ["before = modes()", "try:", f"    {line}", "except BaseException:", "    before.restore()", "    raise"]
         else:
             head = [line]
-        return head, gm, [tracker.obj for _, tracker in recorder.inputs]
+        return head, gm, [tracker.plain() for _, tracker in recorder.inputs]
 
     def _input(self, tracker: trackers.TensorTracker) -> str:
         """What the graph is given for one of its placeholders."""
@@ -189,7 +189,7 @@ class _Builder:
         recorder = machine.recorder
         if recorder.mutated:
             tensors = [tracker for _, tracker in recorder.inputs if tracker.source is not None]
-            storages = [tracker.obj.untyped_storage().data_ptr() for tracker in tensors]
+            storages = [tracker.plain().untyped_storage().data_ptr() for tracker in tensors]
             if len(tensors) > 1 and len(set(storages)) == len(storages):
                 self._distinct(tensors)
         written = {id(operands[0]): operands[0] for _, operands in machine.effects if operands and operands[0].source is not None}

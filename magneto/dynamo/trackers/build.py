@@ -36,6 +36,7 @@ from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.switched import wrap_disabled, wrap_optimized
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
+from magneto.dynamo.trackers.torch_function import follows
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
@@ -100,6 +101,15 @@ def wrap_const(m: Machine, obj: Any, source: Source) -> Tracker:
     ):  # found where a program may delete it: this much is relied on even when the value is never read
         m.guard(Kind.PRESENT, source, None)
     return ConstTracker(obj, source, m)
+
+
+def wrap_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
+    """A tensor of a user's class: its data, where they are plain memory; operations on it ask the class."""
+    if not follows(type(obj)):
+        return wrap_opaque(m, obj, source)
+    m.overriding = True  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunctionSubclass():
+        return wrap_tensor(m, obj, source)
 
 
 def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
@@ -321,6 +331,8 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
     if base is None or (cls.__dictoffset__ and instance_dict(obj) is None):
         return wrap_opaque(m, obj, source)
     _typed(m, obj, source)
+    if hasattr(cls, "__torch_function__"):
+        m.overriding = True  # type: ignore[attr-defined]
     built = ObjectTracker(cls, source, obj)
     if issubclass(base, dict):
         payload = DictTracker.existing(obj, source, m, base)
@@ -402,7 +414,7 @@ SUBCLASS_BUILDERS: tuple[tuple[type, Builder], ...] = (
     (type, wrap_class),
     (torch.nn.Module, wrap_nn_module),
     (enum.Enum, wrap_const),
-    (torch.Tensor, wrap_opaque),
+    (torch.Tensor, wrap_subclass),
     (types.ModuleType, wrap_py_module),
     (BaseException, wrap_exception),
 )

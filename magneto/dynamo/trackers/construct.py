@@ -104,6 +104,7 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
     base = builtin_base(cls)
     if base is None:
         m.graph_break("B101", callee=cls.__qualname__, reason="its instances are laid out by C code")
+    m.overriding |= hasattr(cls, "__torch_function__")  # type: ignore[attr-defined]
     made = ModuleTracker(cls) if issubclass(cls, torch.nn.Module) else ObjectTracker(cls)
     if issubclass(base, dict):
         payload = DictTracker(None, base)

@@ -24,6 +24,10 @@ FALLBACKS: list[Callable[[Machine, Any, Sequence[Tracker], Mapping[str, Tracker]
 """Tried in order when no row fits; each returns a tracker or NotImplemented."""
 
 
+OVERRIDES: list[Callable[[Machine, Any, Sequence[Tracker], Mapping[str, Tracker]], Any]] = []
+"""Asked first, in regions that have met a class with `__torch_function__`."""
+
+
 def rule(fn: Any, *kinds: type[Tracker]) -> Callable[[Rule], Rule]:
     """Add a row for one callable, or the same row for several (a tuple of callables)."""
     fns = fn if isinstance(fn, tuple) else (fn,)
@@ -51,6 +55,11 @@ def has_rows(fn: Any) -> bool:
 
 def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
     """Meaning of the real callable on trackers."""
+    if m.overriding:  # type: ignore[attr-defined]
+        for body in OVERRIDES:
+            result = body(m, fn, args, kwargs)
+            if result is not NotImplemented:
+                return m.const(None) if result is None else result  # type: ignore[no-any-return]
     try:
         rows = TABLE.get(fn, ())
     except TypeError:

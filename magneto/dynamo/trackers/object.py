@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Source
+from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
@@ -182,6 +182,15 @@ class OpaqueTracker(Tracker):
 
     def python_type(self) -> type:
         return type(self.obj)
+
+    def instance_attr(self, m: Machine, name: str) -> Tracker | None:
+        namespace = instance_dict(self.obj)
+        if namespace is None or self.source is None:
+            return None
+        if name in namespace:
+            return m.wrap(namespace[name], Item(InstanceDict(self.source), name))
+        m.guard(Kind.KEY_ABSENT, InstanceDict(self.source), name)
+        return None
 
     def show(self) -> str:
         return f"{type(self.obj).__name__} object {self.source.text() if self.source else ''}".rstrip()

@@ -17,7 +17,8 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.tensor import ATTR_SETTERS, TensorTracker, guard_leaf, join_memory, rebind
+from magneto.dynamo.trackers.tensor import ATTR_SETTERS, PLAIN_CLASSES, TensorTracker, guard_leaf, join_memory, rebind
+from magneto.dynamo.trackers.torch_function import follows
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -155,8 +156,9 @@ for _name in IN_PLACE_VIEWS:
 @rule(torch.Tensor._make_subclass, ClassTracker, TensorTracker)  # type: ignore[attr-defined]
 def make_subclass(m: Machine, cls: ClassTracker, data: TensorTracker, require_grad: Tracker | None = None, **kwargs: Tracker) -> Any:
     """A new object of the class over the memory of `data`."""
-    if kwargs:
+    if kwargs or not follows(cls.obj):
         return NotImplemented
+    m.overriding |= cls.obj not in PLAIN_CLASSES  # type: ignore[attr-defined]
     held = m.node("detach", [data], {}, method=True)
     assert isinstance(held, TensorTracker)
     made = TensorTracker(held.meta, cls.obj, held.node)

@@ -84,12 +84,6 @@ _always(
     getattr(torch._C, "_is_tracing", None),  # torch 2.15
     torch.compiler.is_exporting,
     torch.onnx.is_in_onnx_export,
-    torch.overrides.has_torch_function,
-    torch.overrides.has_torch_function_unary,
-    torch.overrides.has_torch_function_variadic,
-    torch._C._has_torch_function,
-    torch._C._has_torch_function_unary,
-    torch._C._has_torch_function_variadic,
     torch._C._is_torch_function_mode_enabled if hasattr(torch._C, "_is_torch_function_mode_enabled") else None,
     torch.is_inference_mode_enabled,
     torch._C._functorch.is_functorch_wrapped_tensor,

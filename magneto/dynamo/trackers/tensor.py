@@ -23,12 +23,25 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
 
+PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Classes on which torch's operations mean what they mean."""
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, and the same place in autograd, as a plain tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
 class TensorTracker(Tracker):
     """`meta` follows in-place changes; `node` is the FX node (None: an outside tensor not used as input yet); `cls` is Tensor or Parameter.
 
     `attrs`: attributes that the region has set (None: deleted), `grad` among them. `new_leaf`: it begins to require gradients here, where
     the graph cannot say so: operations that autograd would record are left to the next region. `memory`: the tensors known to share its memory.
     """
+
+    subclass_attr: Callable[[Any, TensorTracker, str], Tracker | None]  # in torch_function, which stands above
+    set_subclass_attr: Callable[[Any, TensorTracker, str, Tracker | None], None]
 
     __slots__ = ("attrs", "cls", "memory", "meta", "new_leaf", "node", "obj", "views")
 
@@ -54,22 +67,31 @@ class TensorTracker(Tracker):
         return self.cls
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
-        return tensor_attr(m, self, name)
+        return tensor_attr(m, self, name) if self.cls in PLAIN_CLASSES else self.subclass_attr(m, self, name)
 
     def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
-        set_tensor_attr(m, self, name, value)
+        (set_tensor_attr if self.cls in PLAIN_CLASSES else self.set_subclass_attr)(m, self, name, value)
         return True
+
+    def plain(self) -> torch.Tensor:
+        """The existing tensor, without the class a program gave it."""
+        if self.cls in PLAIN_CLASSES:
+            return self.obj  # type: ignore[no-any-return]
+        return plain_tensor(self.obj)
 
     def graph_input(self, em: Emitter) -> str:
         """Text of the graph's argument."""
         assert self.source is not None
-        return em.source(self.source)
+        text = em.source(self.source)
+        return text if self.cls in PLAIN_CLASSES else f"{em.const(plain_tensor, 'plain_tensor')}({text})"
 
     def emit_made(self, em: Emitter, text: str) -> str:
         """What the graph gives for a tensor made in the region, as an instance of its class."""
         if self.cls is torch.Tensor:
             return text
         cls = em.const(self.cls, self.cls.__name__)
+        if not issubclass(self.cls, torch.nn.Parameter) and not self.new_leaf:
+            return em.assign(self.cls.__name__.lower(), f"{text}.as_subclass({cls})", self)
         made = em.const(torch.Tensor._make_subclass, "make_subclass")  # type: ignore[attr-defined]
         return em.assign(self.cls.__name__.lower(), f"{made}({cls}, {text})", self)
 
@@ -171,11 +193,11 @@ def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
     if isinstance(raw, types.FunctionType):
         return BoundMethodTracker(held(m, raw, f"Tensor.{name}"), v)
     if raw is MISSING:
-        return _own_attr(m, v, name)
+        return own_attr(m, v, name)
     m.graph_break("B103", attribute=name, value=v.show())
 
 
-def _own_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
+def own_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
     """An attribute that the program set on an existing tensor."""
     if v.obj is MISSING or v.source is None:
         return None

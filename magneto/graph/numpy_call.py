@@ -29,6 +29,7 @@ def numpy_operator() -> Any:
     library = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("numpy(str expression, str expected, Tensor[] arrays) -> Tensor[]")  # type: ignore[no-untyped-call]
     library.impl("numpy", _operator, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    library.impl("numpy", _promised, "Meta")  # type: ignore[no-untyped-call]
     _kept.append(library)
     return torch.ops.magneto.numpy.default
 
@@ -83,6 +84,23 @@ def _operator(expression: str, expected: str, tensors: list[torch.Tensor]) -> li
     if ";".join(map(_show, found)) != expected:
         raise DataDependent(expression)
     return [torch.from_numpy(item.copy("K") if any(numpy.may_share_memory(item, a) for a in arrays) else item) for item in found]
+
+
+def _promised(expression: str, expected: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results' metadata, which the call carries with it."""
+    import numpy
+
+    found = []
+    for part in expected.split(";") if expected else ():
+        name, shape, strides = re.fullmatch(r"(\w+)\((.*)\)\((.*)\)", part).groups()  # type: ignore[union-attr]
+        dtype = torch.from_numpy(numpy.empty(0, name)).dtype
+        sizes = [int(n) for n in shape.split(",") if n.strip()]
+        steps = [int(n) // dtype.itemsize for n in strides.split(",") if n.strip()]
+        if len(steps) == len(sizes):
+            found.append(torch.empty_strided(sizes, steps, dtype=dtype, device="meta"))
+        else:
+            found.append(torch.empty(sizes, dtype=dtype, device="meta"))
+    return found
 
 
 # -- what a call will give

@@ -89,6 +89,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Frames that suspend in async code are left to CPython; what they call is captured.",
         "",
     ),
+    ErrorEntry(
+        "B024",
+        "an error of magneto's own: {error}",
+        "The instruction runs in CPython and capture goes on behind it. Nothing is wrong with the program.",
+        "MAGNETO_LOG=1 prints the traceback; please report it.",
+    ),
     # ---- B1xx: calls and values (trackers) ---------------------------------------------------------------------------
     ErrorEntry(
         "B101",
@@ -207,6 +213,12 @@ ROWS: tuple[ErrorEntry, ...] = (
     ErrorEntry(
         "W010",
         "internal error while capturing {code} ({file}:{line}), it runs in eager: {error}",
+        "",
+        "MAGNETO_LOG=1 prints the traceback; please report it. MAGNETO_SUPPRESS_ERRORS=0 raises instead.",
+    ),
+    ErrorEntry(
+        "W015",
+        "internal error while capturing {code} ({where}), a graph break there: {error}",
         "",
         "MAGNETO_LOG=1 prints the traceback; please report it. MAGNETO_SUPPRESS_ERRORS=0 raises instead.",
     ),

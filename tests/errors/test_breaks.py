@@ -46,14 +46,21 @@ def breaks_with(id: str, *args: Any) -> Callable[[Callable[..., Any]], Callable[
     return register
 
 
+@magneto.disable
+def raise_a_group():
+    raise ExceptionGroup("several", [ValueError(1), TypeError(2)])
+
+
 @breaks_with("B002")
-def a_class_definition(x):
+def a_group_raised_outside(x):
     y = x.sin()
-
-    class Local:
-        factor = 2
-
-    return y * Local.factor
+    try:
+        raise_a_group()
+    except* ValueError:
+        y = y + 1
+    except* TypeError:
+        y = y * 2
+    return y
 
 
 @breaks_with("B004")

@@ -15,7 +15,7 @@ import magneto
 from magneto import _C
 from magneto.base.catalogue import CATALOGUE
 from magneto.base.errors import MagnetoWarning, UserError
-from tests.compare import same
+from tests.compare import Capturing, same
 
 X = torch.arange(4.0) + 1
 PACKAGE = Path(magneto.__file__).parent
@@ -104,6 +104,30 @@ def test_internal_error(monkeypatch):
         same(fn, magneto.optimize("eager")(fn), X)
     with magneto.config.patch(suppress_errors=False), pytest.raises(AssertionError, match="a defect"):
         magneto.optimize("eager")(lambda x: fn(x))(X)
+
+
+def test_internal_error_at_one_instruction(monkeypatch):
+    from magneto.dynamo.trackers import dispatch
+
+    def broken(m, *args):
+        m.effect("raise AssertionError('must not be replayed')")
+        raise KeyError("a defect")
+
+    monkeypatch.setitem(dispatch.TABLE, torch.special.entr, [((), broken)])
+
+    def around(x):
+        y = x + 1
+        z = torch.special.entr(y)
+        return z * 2
+
+    backend = Capturing()
+    with warns("W015"):
+        same(around, magneto.optimize(backend)(around), X)
+    assert backend.operations() == [["add"], ["mul"]]
+    with pytest.raises(magneto.GraphBreak, match="B024"):
+        magneto.optimize("eager", nopython=True)(around)(X)
+    with magneto.config.patch(suppress_errors=False), pytest.raises(KeyError, match="a defect"):
+        magneto.optimize("eager")(around)(X)
 
 
 def test_too_many_variants():

@@ -9,13 +9,16 @@ deterministic, so instruction counts identify instructions.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, NoReturn
 
 import torch
 
-from magneto.base.errors import GraphBreak
+from magneto.base.errors import GraphBreak, MagnetoError, warn_once
+from magneto.base.flags import config
+from magneto.base.logs import log
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
@@ -150,6 +153,10 @@ class SymbolicMachine:
                 self._break(frame, reason)
             except trackers.CannotEmit as problem:
                 self._break(frame, GraphBreak("B022", self.user_stack(), value=problem.tracker.show()))
+            except (RegionEnd, Restart, MagnetoError):
+                raise
+            except Exception as error:
+                self._defect(frame, error)
             if result is not None:
                 self.frames.pop()
                 return result
@@ -180,6 +187,15 @@ class SymbolicMachine:
                 raise Restart(self.frames[0].count, reason, True)
             self._finish(frame, reason, True)
         self._finish(frame, reason, False)
+
+    def _defect(self, frame: SymFrame, error: Exception) -> NoReturn:
+        """A rule of ours failed: its instruction becomes a graph break, before it has done anything."""
+        if not config.suppress_errors:
+            raise error
+        log(1, "".join(traceback.format_exception(error)))
+        text = f"{type(error).__name__}: {error}"
+        warn_once("W015", code=frame.code.co_qualname, where=self.user_line(), error=text)
+        raise Restart(frame.count, GraphBreak("B024", self.user_stack(), error=text), False) from None
 
     def _finish(self, frame: SymFrame, reason: GraphBreak | None, interpret: bool) -> NoReturn:
         """End the region at the current instruction of the innermost frame, or restart with a break at an outer one."""

@@ -302,7 +302,7 @@ def call_cached(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[st
         # logger.warning_once(text): the message is said, or not, when the effects are replayed
         m.effect(f"{{0}}({', '.join(f'{{{i}}}' for i in range(1, len(args) + 1))})", BuiltinTracker(fn), *args)
         return None
-    return m.call(held(m, fn.__wrapped__, fn.__wrapped__.__name__), args, kwargs)
+    return m.call(held(m, fn.__wrapped__, getattr(fn.__wrapped__, "__name__", "cached")), args, kwargs)
 
 
 FALLBACKS.append(call_cached)

@@ -146,7 +146,10 @@ class TooLong(BaseException):
 def limited(seconds: float) -> Iterator[None]:
     """Processor time, so that a busy machine changes nothing."""
 
+    fired: list[bool] = []
+
     def stop(*_: Any) -> None:
+        fired.append(True)
         raise TooLong
 
     before = signal.signal(signal.SIGPROF, stop)
@@ -156,6 +159,8 @@ def limited(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+    if fired:  # the program itself has swallowed it
+        raise TooLong
 
 
 def describe(error: BaseException | None, depth: int = 0) -> Any:

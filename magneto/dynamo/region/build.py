@@ -27,6 +27,7 @@ from magneto.dynamo.region import runtime
 from magneto.dynamo.region.emit import RegionEmitter
 from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.context import GradModeTracker
 from magneto.dynamo.trackers.lazy_number import NAMES as NUMBER_NAMES
 from magneto.dynamo.trackers.lazy_number import typed
 from magneto.dynamo.trackers.lifted import as_tensor
@@ -94,10 +95,15 @@ class _Builder:
         try:
             for text, operands in machine.effects:
                 em.line(text.format(*[em.value(operand) for operand in operands]))
-            for context in machine.contexts:
-                em.line(f"{em.value(context)}.__enter__()")
             recorder = machine.recorder
-            if recorder.grad_mode != recorder.initial_grad_mode:
+            grad_mode = recorder.initial_grad_mode
+            for context in machine.contexts:
+                if isinstance(context, GradModeTracker) and context.previous is not None:
+                    if context.previous != grad_mode:  # it remembers the mode that it finds
+                        em.line(f"set_grad({context.previous})")
+                    grad_mode = context.flag
+                em.line(f"{em.value(context)}.__enter__()")
+            if recorder.grad_mode != grad_mode or recorder.grad_mode != recorder.initial_grad_mode:
                 em.line(f"set_grad({recorder.grad_mode})")
             self._end()
         except trackers.CannotEmit as problem:

@@ -465,7 +465,7 @@ materialise(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs
     }
     PyCodeObject *code = (PyCodeObject *)PyFunction_GET_CODE(args[0]);
     const int refused = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_VARARGS | CO_VARKEYWORDS;
-    if (code->co_argcount || code->co_kwonlyargcount || (code->co_flags & refused) || !(code->co_flags & CO_OPTIMIZED)) {
+    if (code->co_argcount > (code->co_nfreevars > 0) || code->co_kwonlyargcount || (code->co_flags & refused) || !(code->co_flags & CO_OPTIMIZED)) {
         PyErr_Format(PyExc_ValueError, "materialise: the code of %U is no clone without arguments", code->co_qualname);
         return NULL;
     }
@@ -476,7 +476,8 @@ materialise(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs
     t->unusual++;
     _PyErr_StackItem *handled = PyThreadState_Get()->exc_info;
     PyObject *outer = Py_XNewRef(handled->exc_value); /* `resume` may say that the frame handles another exception */
-    PyObject *result = PyObject_Vectorcall(args[0], NULL, 0, NULL);
+    PyObject *first[] = {Py_None}; /* of a clone that keeps its first argument: `resume` says what the slot holds */
+    PyObject *result = PyObject_Vectorcall(args[0], first, (size_t)code->co_argcount, NULL);
     Py_XSETREF(handled->exc_value, outer);
     if (t->pending == (Resume *)args[1]) { /* the call failed before there was a frame */
         t->pending_fn = NULL;

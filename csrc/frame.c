@@ -177,7 +177,15 @@ make_clone(PyCodeObject *code)
     if (code->co_argcount == 0 && code->co_kwonlyargcount == 0 && !(code->co_flags & (CO_VARARGS | CO_VARKEYWORDS))) {
         return Py_NewRef(code);
     }
-    kwargs = Py_BuildValue("{s:i,s:i,s:i,s:i}", "co_argcount", 0, "co_posonlyargcount", 0, "co_kwonlyargcount", 0, "co_flags",
+    PyObject *frees = PyCode_GetFreevars(code), *name = PyUnicode_FromString("__class__");
+    int methods = frees != NULL && name != NULL ? PySequence_Contains(frees, name) : -1;
+    Py_XDECREF(frees);
+    Py_XDECREF(name);
+    if (methods < 0) {
+        return NULL;
+    }
+    int kept = methods && code->co_argcount > 0; /* super() asks whether there is a first argument */
+    kwargs = Py_BuildValue("{s:i,s:i,s:i,s:i}", "co_argcount", kept, "co_posonlyargcount", 0, "co_kwonlyargcount", 0, "co_flags",
                            code->co_flags & ~(CO_VARARGS | CO_VARKEYWORDS));
     replace = PyObject_GetAttrString((PyObject *)code, "replace");
     empty = PyTuple_New(0);

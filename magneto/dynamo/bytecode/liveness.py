@@ -59,6 +59,8 @@ def _analyse(code: CodeType) -> list[int]:
         return [everything] * count
     cells = set(code.co_cellvars) | set(code.co_freevars)
     always = sum(1 << slot for slot, name in enumerate(decoded.slots) if name in cells)
+    if "__class__" in code.co_freevars and code.co_argcount:
+        always |= 1  # super() looks at the first argument
     effects = [_reads_writes(instruction) for instruction in decoded.instructions]
     successors = [_successors(decoded, position) for position in range(count)]
     live = [always] * count

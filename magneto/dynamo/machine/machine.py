@@ -268,7 +268,8 @@ class SymbolicMachine:
     def _rewrap(self, found: Tracker, obj: Any, source: Source) -> Tracker:
         """The same object reached by a second path: one tracker, and a row that the two paths still meet."""
         if found.source is not None and found.source != source:
-            self.guard(Kind.SAME, source, found.source)
+            known, other = (found.source, source) if isinstance(found.source, Held) else (source, found.source)
+            self.guard(*((Kind.ID_IS, other, obj) if isinstance(known, Held) else (Kind.SAME, source, found.source)))
         return found
 
     def const(self, value: Any) -> Tracker:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from magneto.dynamo.trackers import (
+    bytearray,
     lazy_number,
     lifted,
+    reference,
     rules_builtin,
+    rules_class,
     rules_container,
     rules_copy,
     rules_deque,
@@ -50,9 +53,12 @@ from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
 RULES = (
+    bytearray,
     lazy_number,
     lifted,
+    reference,
     rules_builtin,
+    rules_class,
     rules_container,
     rules_copy,
     rules_deque,

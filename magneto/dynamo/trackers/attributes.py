@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import re
@@ -34,7 +35,8 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
     if special is not None:
         return special
     if isinstance(v, ClassTracker):
-        return None
+        hook = find_in_type(m, type(v.obj), "__getattr__")
+        return m.call(held(m, hook, "__getattr__"), [v, ConstTracker(name)], {}) if isinstance(hook, types.FunctionType) else None
     cls = v.python_type()
     if cls.__getattribute__ is not object.__getattribute__ and isinstance(cls.__getattribute__, types.FunctionType):  # type: ignore[comparison-overlap]
         hook = find_in_type(m, cls, "__getattribute__")
@@ -93,7 +95,7 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         return BoundMethodTracker(BuiltinTracker(raw), v)
     if isinstance(raw, property):
         if raw.fget is None:
-            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__name__}' object has no getter"))
+            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__qualname__}' object has no getter"))
         return m.call(held(m, raw.fget, label), [v], {})
     if isinstance(raw, functools.cached_property):
         value = m.call(held(m, raw.func, label), [v], {})
@@ -139,12 +141,25 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, _TRANSPARENT):
         found = getattr(v.pin(m), name, MISSING)
         return None if found is MISSING else held(m, found, name)
+    if name == "__weakref__" and isinstance(v, ObjectTracker) and v.source is None:
+        return ConstTracker(None)
     if name in ("__doc__", "__module__"):
         return held(m, getattr(v.python_type(), name), name)
     m.graph_break("B103", attribute=name, value=v.show())
 
 
-_TRANSPARENT = (property, torch.finfo, torch.iinfo, types.GenericAlias, types.UnionType, re.Pattern, re.Match, staticmethod, classmethod)
+_TRANSPARENT = (
+    contextvars.ContextVar,
+    property,
+    torch.finfo,
+    torch.iinfo,
+    types.GenericAlias,
+    types.UnionType,
+    re.Pattern,
+    re.Match,
+    staticmethod,
+    classmethod,
+)
 """C types whose instances never change: their attributes are read from the real object."""
 
 
@@ -191,8 +206,13 @@ def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) 
         accessor = raw.fset if value is not None else raw.fdel
         if accessor is None:
             verb = "setter" if value is not None else "deleter"
-            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__name__}' object has no {verb}"))
+            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__qualname__}' object has no {verb}"))
         m.call(held(m, accessor, name), [v, *([value] if value is not None else [])], {})
+        return
+    if name == "__class__" and type(v) is ObjectTracker and isinstance(value, ClassTracker) and _same_layout(cls, value.obj):
+        v.cls = value.obj
+        if v.source is not None:
+            m.effect("object.__setattr__({0}, '__class__', {1})", v, value)
         return
     if name == "__class__" or isinstance(raw, types.GetSetDescriptorType):
         if isinstance(v, ExceptionTracker) and v.set_link(m, name, value):
@@ -212,6 +232,19 @@ def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) 
         if present is None:
             m.raise_exception(AttributeError(name if is_slot else f"'{cls.__name__}' object has no attribute '{name}'"))
     v.set_instance_attr(m, name, value, is_slot)
+
+
+def _same_layout(one: type, two: type) -> bool:
+    """Whether an instance of one class may become one of the other, as CPython sees it."""
+    new: Any = one.__new__
+    if new is not object.__new__:
+        return False
+    probe: Any = object.__new__(one)
+    try:
+        object.__setattr__(probe, "__class__", two)
+    except TypeError:
+        return False
+    return True
 
 
 def no_attribute(m: Machine, v: Tracker, name: str) -> AttributeError:

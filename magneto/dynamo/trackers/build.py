@@ -20,7 +20,8 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Local, Source, Stack
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_array
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Later, Tracker
+from magneto.dynamo.trackers.bytearray import BytearrayTracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
@@ -28,7 +29,7 @@ from magneto.dynamo.trackers.exception import wrap_exception
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker, has_class_rows
-from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
+from magneto.dynamo.trackers.mapping import DictTracker, SetTracker, object_token
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, WeakRefTracker, instance_dict
@@ -64,8 +65,10 @@ def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
 def from_value(m: Machine, value: Any) -> Tracker:
     """Tracker of a fresh value computed during capture: no source, nothing guarded."""
     cls = type(value)
-    if cls in CONST_TYPES or cls in VALUE_TYPES:
+    if cls in CONST_TYPES or cls in VALUE_TYPES or (cls is memoryview and type(value.obj) is bytes):
         return ConstTracker(value)
+    if cls is bytearray:
+        return BytearrayTracker(value)
     if isinstance(value, Tracker):
         return value
     if cls is tuple or cls is torch.Size or (isinstance(value, tuple) and hasattr(value, "_fields")):
@@ -168,6 +171,11 @@ def wrap_set(m: Machine, obj: Any, source: Source) -> Tracker:
     _typed(m, obj, source)
     entries: dict[Any, Tracker] = {item: ConstTracker(item) for item in obj}
     return SetTracker(entries, type(obj), source, obj, m)
+
+
+def wrap_bytearray(m: Machine, obj: bytearray, source: Source) -> Tracker:
+    _typed(m, obj, source)
+    return BytearrayTracker(bytearray(obj), source, obj, m)
 
 
 def wrap_slice(m: Machine, obj: slice, source: Source) -> Tracker:
@@ -287,8 +295,16 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Tracker:
 def wrap_mappingproxy(m: Machine, obj: Any, source: Source) -> Tracker:
     """A class's __dict__ or a read-only view: constant entries only."""
     _same(m, obj, source)
-    built = DictTracker({key: (ConstTracker(key), m.wrap(value, Held(f"[{key!r}]", value))) for key, value in obj.items()})
-    return built
+    m.guard(Kind.STATE, None, ("items of a view", _items, (obj,), _items(obj)))
+
+    def entry(key: Any, value: Any) -> tuple[Tracker, Later]:
+        return from_value(m, key), Later(value, Held(f"[{key!r}]", value))
+
+    return DictTracker({object_token(key): entry(key, value) for key, value in obj.items()})
+
+
+def _items(obj: Any) -> list[Any]:
+    return list(obj.items())
 
 
 _VALUES: dict[type, Callable[[Any], Any]] = {
@@ -385,6 +401,7 @@ BUILDERS: dict[type, Builder] = {
     set: wrap_set,
     frozenset: wrap_set,
     slice: wrap_slice,
+    bytearray: wrap_bytearray,
     types.FunctionType: wrap_function,
     types.MethodType: wrap_method,
     types.BuiltinFunctionType: wrap_builtin,

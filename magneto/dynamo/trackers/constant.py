@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Source
+from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import Const, Tracker
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ class ConstTracker(Tracker):
 
     def python_type(self) -> type:
         return type(self.read())
+
+    def instance_attr(self, m: Machine, name: str) -> Tracker | None:
+        value = self.read()
+        if not isinstance(value, enum.Enum) or name not in value.__dict__:
+            return None
+        return m.wrap(value.__dict__[name], Item(InstanceDict(Held(str(value.name), value)), name))
 
     def emit(self, em: Emitter) -> str:
         if self.source is not None and (self._machine is not None or type(self.value) not in SINGLETONS):

@@ -40,6 +40,16 @@ def rule(fn: Any, *kinds: type[Tracker]) -> Callable[[Rule], Rule]:
     return add
 
 
+def prefer(fn: Any, *kinds: type[Tracker]) -> Callable[[Rule], Rule]:
+    """Add a row before those that are there."""
+
+    def add(body: Rule) -> Rule:
+        TABLE.setdefault(fn, []).insert(0, (kinds, body))
+        return body
+
+    return add
+
+
 def pure(fns: Iterable[Any]) -> None:
     """Declare callables as foldable."""
     PURE.update(fns)

@@ -25,6 +25,10 @@ FUNCTION_SLOTS = (*_CONST_ATTRS, "__annotations__", "__type_params__")
 """Attributes of functions that do not live in their __dict__."""
 
 
+CODE_RULES: dict[CodeType, Callable[..., Any]] = {}
+"""What calls of functions with a certain code mean: (machine, function, arguments, keywords) -> tracker, or NotImplemented to inline."""
+
+
 class CellTracker(Tracker):
     """A closure cell. An existing one is read lazily; writing to it is an effect."""
 
@@ -176,10 +180,12 @@ class FunctionTracker(Tracker):
         return types.FunctionType
 
     def resolve_call(self, m: Machine) -> tuple[FunctionTracker, list[Tracker]] | None:
-        return self, []
+        return None if self.code in CODE_RULES else (self, [])
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
-        return m.inline(self, args, kwargs)
+        known = CODE_RULES.get(self.code)
+        result = known(m, self, args, kwargs) if known is not None else NotImplemented
+        return m.inline(self, args, kwargs) if result is NotImplemented else result
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         if name in self.attrs:

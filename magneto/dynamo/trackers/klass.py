@@ -62,6 +62,8 @@ class ClassTracker(Tracker):
         cls = self.obj
         if name in _NAMES:
             return ConstTracker(getattr(cls, name))
+        if name == "__dict__":
+            guard_class(m, cls)
         if name == "__class__":
             return ClassTracker(type(cls))
         if isinstance(cls, enum.EnumType) and name in cls.__members__:
@@ -70,11 +72,14 @@ class ClassTracker(Tracker):
         if isinstance(meta_raw, property):
             return m.call(held(m, meta_raw.fget, name), [self], {})
         if isinstance(meta_raw, (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            return held(m, getattr(cls, name), f"{cls.__name__}.{name}")
+            found = getattr(cls, name, MISSING)
+            return None if found is MISSING else held(m, found, f"{cls.__name__}.{name}")
         raw = find_in_type(m, cls, name)
         if raw is MISSING:
             if isinstance(meta_raw, types.FunctionType):
                 return BoundMethodTracker(held(m, meta_raw, name), self)
+            if isinstance(meta_raw, types.MethodDescriptorType):
+                return BoundMethodTracker(BuiltinTracker(meta_raw), self)
             if meta_raw is MISSING:
                 return None
             return held(m, getattr(cls, name), f"{cls.__name__}.{name}")

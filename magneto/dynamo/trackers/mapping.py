@@ -102,6 +102,9 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
         return key_token(m, payload)
     if isinstance(key, SetTracker):
         return ByProgram(m, key)
+    referent = getattr(key, "referent", None)
+    if referent is not None:  # weak references compare as what they refer to
+        return ("ref", key_token(m, referent))
     if hashes_by_identity(cls) or isinstance(key.obj, type):
         return Identity(key.obj if key.obj is not MISSING else key)
     if key.obj is not MISSING and type(key.obj).__hash__ is not None and not isinstance(type(key.obj).__hash__, types.FunctionType):

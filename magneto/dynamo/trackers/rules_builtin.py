@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import inspect
 import logging
 import sys
 import types
@@ -19,7 +18,7 @@ from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, rule
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker
+from magneto.dynamo.trackers.function import BuiltinTracker, CellTracker
 from magneto.dynamo.trackers.iterator import (
     IteratorTracker,
 )
@@ -176,9 +175,27 @@ def isinstance_(m: Machine, v: Tracker, info: Tracker) -> Tracker:
     return m.const(is_instance(m, v, class_info(m, info)))
 
 
+_LIBRARIES = ("abc", "typing", "enum", "torch", "_py_abc")
+
+
+def _asked(m: Machine, info: Any, name: str, v: Tracker) -> bool | None:
+    """The answer of a metaclass of the program; None where the check is the interpreter's or a library's."""
+    if not isinstance(info, type):
+        return None
+    hook = getattr(type(info), name, None)
+    if not isinstance(hook, types.FunctionType) or str(hook.__module__).partition(".")[0] in _LIBRARIES:
+        return None
+    return m.truth(m.call(held(m, hook, name), [held(m, info, info.__name__), v], {}))
+
+
 def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
     """isinstance on a tracked value. Classes with their own __instancecheck__ are asked with the real object, or by subclass."""
     cls = v.python_type()
+    if cls is info:
+        return True
+    answer = _asked(m, info, "__instancecheck__", v)
+    if answer is not None:
+        return answer
     if isinstance(info, tuple):
         return any(is_instance(m, v, item) for item in info)
     if isinstance(info, types.UnionType):
@@ -208,7 +225,9 @@ def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
 def issubclass_(m: Machine, v: Tracker, info: Tracker) -> Tracker:
     if not isinstance(v, ClassTracker):
         m.raise_exception(TypeError("issubclass() arg 1 must be a class"))
-    return m.const(issubclass(v.obj, class_info(m, info)))
+    real = class_info(m, info)
+    answer = _asked(m, real, "__subclasscheck__", v)
+    return m.const(issubclass(v.obj, real) if answer is None else answer)
 
 
 @rule(type, Tracker)
@@ -242,27 +261,6 @@ def id_(m: Machine, v: Tracker) -> Any:
 @rule(typing.cast, Tracker, Tracker)
 def cast(m: Machine, cls: Tracker, v: Tracker) -> Tracker:
     return v
-
-
-def real_callable(v: Tracker) -> Any:
-    """The real object of a tracked callable, MISSING for one made inside the region."""
-    if isinstance(v, BoundMethodTracker) and v.obj is MISSING:
-        fn, owner = v.fn.obj, v.owner.obj
-        return MISSING if fn is MISSING or owner is MISSING else types.MethodType(fn, owner)
-    return v.obj
-
-
-@rule(inspect.signature, Tracker)
-def signature(m: Machine, v: Tracker, /, **kwargs: Tracker) -> Any:
-    """Of an existing callable, known by identity or by its code: the real signature."""
-    real = real_callable(v)
-    if real is MISSING or kwargs:
-        return NotImplemented
-    try:
-        found = inspect.signature(real)
-    except (ValueError, TypeError) as error:
-        m.raise_exception(error)
-    return held(m, found, "signature")
 
 
 def _log(name: str, level: int) -> None:

@@ -59,10 +59,11 @@ def deepcopy_tensor(m: Machine, v: TensorTracker, memo: Tracker) -> Any:
     copied: list[TensorTracker] = m.__dict__.setdefault("_copied_tensors", [])
     copied.append(v)
     if len(copied) > 1:
-        sources = [tensor.source for tensor in copied]
-        if any(source is None for source in sources):
+        if any(tensor.source is None and tensor.views is not None for tensor in copied):
             m.graph_break("B104", operation="copy.deepcopy", value=v.show())
-        m.guard(Kind.DISTINCT, sources[0], tuple(sources[1:]))
+        sources = [tensor.source for tensor in copied if tensor.source is not None]
+        if len(sources) > 1:
+            m.guard(Kind.DISTINCT, sources[0], tuple(sources[1:]))
     return m.node(torch.clone, [v], {})
 
 

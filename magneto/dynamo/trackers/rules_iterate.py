@@ -113,8 +113,7 @@ rule(all, Tracker)(_search(False))
 @rule(round, Tracker)
 def round_(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if isinstance(v, TensorTracker):
-        named = {"decimals": args[0].try_const().value} if args else {}  # type: ignore[union-attr]
-        return m.node(torch.round, [v], named)
+        m.raise_exception(TypeError(f"type {v.python_type().__name__} doesn't define __round__ method"))
     return fold(m, round, (v, *args), kwargs)
 
 

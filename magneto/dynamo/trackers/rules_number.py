@@ -54,6 +54,18 @@ for _fn in _METHODS:
     _conversion(_fn)
 
 
+def _digits(fn: Any) -> None:
+    """bin, hex, oct."""
+
+    @rule(fn, ObjectTracker)
+    def body(m: Machine, v: ObjectTracker) -> Any:
+        return fold(m, fn, [m.apply(operator.index, v)], {})
+
+
+for _fn in (bin, hex, oct):
+    _digits(_fn)
+
+
 def _rounding(fn: Any, name: str) -> None:
     """math.floor, math.ceil, math.trunc and round."""
 

@@ -25,6 +25,7 @@ from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTra
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker, payload_of
 from magneto.dynamo.trackers.plain import plain
+from magneto.dynamo.trackers.reference import RefTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
 
@@ -349,6 +350,8 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
         return bool(folded.try_const().value)
     if isinstance(a, IdTracker) or isinstance(b, IdTracker):
         return isinstance(a, IdTracker) and isinstance(b, IdTracker) and same(m, a.of, b.of)
+    if isinstance(a, RefTracker) and isinstance(b, RefTracker):
+        return m.truth(m.apply(operator.eq, a.referent, b.referent))
     if isinstance(a, BoundMethodTracker) and isinstance(b, BoundMethodTracker):
         return same(m, a.fn, b.fn) and same(m, a.owner, b.owner)
     for v in (a, b):

@@ -6,10 +6,13 @@ import binascii
 import cmath
 import json
 import math
+import os
 import re
 import string
 import struct
+import sys
 import textwrap
+import threading
 import types
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import VALUE_TYPES, ConstTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, pure, rule
@@ -48,16 +52,31 @@ def _declare(cls: type) -> list[Any]:
     return found
 
 
-for _cls in (*CONST_CLASSES, *sorted(VALUE_TYPES, key=repr)):
+for _cls in (memoryview, *CONST_CLASSES, *sorted(VALUE_TYPES, key=repr)):
     DEEP.update(_declare(_cls))
 for _module in MODULES:
     DEEP.update(fn for fn in vars(_module).values() if isinstance(fn, types.BuiltinFunctionType))
 DEEP.update((divmod, chr, ord, bin, hex, oct, ascii, len))
 DEEP.update((json.dumps, json.loads, string.capwords, textwrap.dedent, textwrap.indent, textwrap.fill, textwrap.wrap, textwrap.shorten))
 DEEP.update((re.compile, re.match, re.fullmatch, re.search, re.sub, re.subn, re.split, re.findall, re.escape))
-DEEP.difference_update((range, slice, re.Pattern.finditer))  # rows of their own
+DEEP.difference_update((memoryview, range, slice, re.Pattern.finditer))  # rows of their own
 pure(DEEP)
 pure((torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo))
+
+
+def _state(fn: Any) -> None:
+    """A function of the process's state: its answer is guarded."""
+
+    @rule(fn)
+    def body(m: Machine) -> Any:
+        value = fn()
+        m.guard(Kind.STATE, None, (fn.__name__, fn, (), value))
+        return m.const(value)
+
+
+for _fn in (sys.getrecursionlimit, sys.getdefaultencoding, os.getpid, os.getcwd, os.cpu_count, threading.get_ident):
+    _state(_fn)
+DEEP.add(sys.getsizeof)
 
 
 def fold_deep(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

@@ -106,14 +106,25 @@ def dict_getitem(m: Machine, v: DictTracker, key: Tracker) -> Any:
 def const_getitem(m: Machine, v: ConstTracker, key: Tracker) -> Any:
     if isinstance(key, TensorTracker):
         key = m.const(index_of(m, key))
-    return fold(m, operator.getitem, (v, key), {})
+    if isinstance(key, ObjectTracker):
+        position = index_of(m, key)
+        return NotImplemented if position is None else fold(m, operator.getitem, (v, m.const(position)), {})
+    return fold(m, operator.getitem, (v, m.const(slice_of(m, key)) if isinstance(key, SliceTracker) else key), {})
+
+
+def _real(v: Tracker) -> Any:
+    """A constant, an existing object, or a tuple of such."""
+    const = v.try_const()
+    if const is None and isinstance(v, TupleTracker):
+        parts = [_real(entry) for entry in v.entries if isinstance(entry, Tracker)]
+        return MISSING if any(part is MISSING for part in parts) or len(parts) < len(v.entries) else tuple(parts)
+    return const.value if const is not None else v.obj
 
 
 @rule(operator.getitem, ClassTracker, Tracker)
 def class_getitem(m: Machine, v: ClassTracker | ObjectTracker, key: Tracker) -> Any:
     """Generic aliases and enumerations by name."""
-    const = key.try_const()
-    value = const.value if const is not None else key.obj
+    value = _real(key)
     if value is MISSING:
         return NotImplemented
     try:

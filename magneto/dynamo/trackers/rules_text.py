@@ -100,7 +100,7 @@ def _object_text(m: Machine, v: Tracker, fn: Any) -> str:
             break
     if isinstance(v, ExceptionTracker):
         values = [arg.try_const() for arg in v.arguments(m)]
-        if all(value is not None for value in values) and isinstance(v.cls.__str__, types.WrapperDescriptorType):
+        if all(value is not None for value in values) and isinstance(getattr(v.cls, f"__{fn.__name__}__"), types.WrapperDescriptorType):
             made = v.cls.__new__(v.cls, *(value.value for value in values if value is not None))
             made.args = tuple(value.value for value in values if value is not None)
             return BaseException.__repr__(made) if fn is repr else str(fn(made))

@@ -142,7 +142,7 @@ def get_state(self: Any) -> Any:
 def reduce_ex(self: Any, protocol: int) -> Any:
     """object.__reduce_ex__ with protocol 4."""
     cls = type(self)
-    if cls.__reduce__ is not object.__reduce__:
+    if cls.__reduce__ is not object.__reduce__:  # type: ignore[comparison-overlap]
         return self.__reduce__()
     new, args = copyreg.__newobj__, ()  # type: ignore[attr-defined]
     if hasattr(cls, "__getnewargs_ex__"):

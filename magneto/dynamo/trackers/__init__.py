@@ -26,7 +26,6 @@ from magneto.dynamo.trackers import (
     rules_text,
     rules_torch,
     rules_twins,
-    rules_weak,
 )
 from magneto.dynamo.trackers.array import ArrayMemory
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
@@ -76,7 +75,6 @@ RULES = (
     rules_text,
     rules_torch,
     rules_twins,
-    rules_weak,
 )
 
 __all__ = [

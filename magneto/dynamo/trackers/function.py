@@ -98,7 +98,20 @@ class CellTracker(Tracker):
 class FunctionTracker(Tracker):
     """A Python function: existing (`obj`), or made inside the region by MAKE_FUNCTION."""
 
-    __slots__ = ("attrs", "closure", "code", "defaults", "globals", "globals_source", "kwdefaults", "name", "namespace", "obj", "qualname")
+    __slots__ = (
+        "anew",
+        "attrs",
+        "closure",
+        "code",
+        "defaults",
+        "globals",
+        "globals_source",
+        "kwdefaults",
+        "name",
+        "namespace",
+        "obj",
+        "qualname",
+    )
 
     def __init__(
         self,
@@ -121,6 +134,7 @@ class FunctionTracker(Tracker):
         self.obj = obj
         self.name = code.co_name if obj is MISSING else obj.__name__
         self.qualname = code.co_qualname if obj is MISSING else obj.__qualname__
+        self.anew = False  # guarded by its code alone: what else is read of it is guarded when it is read
         self.attrs: dict[str, Tracker] = {}  # of FUNCTION_SLOTS, written or made
         self.namespace = DictTracker()  # __dict__ of a function made inside the region
 
@@ -142,7 +156,9 @@ class FunctionTracker(Tracker):
         defaults = [m.wrap(value, part("__defaults__", i, value)) for i, value in enumerate(fn.__defaults__ or ())]
         kwdefaults = {name: m.wrap(value, part("__kwdefaults__", name, value)) for name, value in (fn.__kwdefaults__ or {}).items()}
         held = Held(f"globals of {fn.__module__}", fn.__globals__)
-        return cls(fn.__code__, fn.__globals__, held, defaults, kwdefaults, cells, source, fn)  # type: ignore[arg-type]
+        built = cls(fn.__code__, fn.__globals__, held, defaults, kwdefaults, cells, source, fn)  # type: ignore[arg-type]
+        built.anew = anew
+        return built
 
     @classmethod
     def make(
@@ -200,6 +216,10 @@ class FunctionTracker(Tracker):
             return TupleTracker(self.closure) if self.closure else ConstTracker(None)
         if name == "__globals__":
             return m.wrap(self.globals, self.globals_source)
+        if self.anew and (name in _CONST_ATTRS or name in FUNCTION_SLOTS):
+            assert self.source is not None
+            value = getattr(self.obj, name, MISSING)
+            return None if value is MISSING else m.wrap(value, Attr(self.source, name))
         if name in _CONST_ATTRS:
             doc = self.code.co_consts[0] if self.code.co_consts and isinstance(self.code.co_consts[0], str) else None
             made = {"__name__": self.name, "__qualname__": self.qualname, "__module__": self.globals.get("__name__"), "__doc__": doc}
@@ -210,11 +230,15 @@ class FunctionTracker(Tracker):
             return self.namespace.get_token(m, name)
         if self.source is not None and name in self.obj.__dict__:
             value = self.obj.__dict__[name]
-            return m.wrap(value, Held(f"{self.name}.{name}", value))
+            return m.wrap(value, Item(InstanceDict(self.source), name) if self.anew else Held(f"{self.name}.{name}", value))
+        if self.anew and not hasattr(types.FunctionType, name):
+            m.guard(Kind.KEY_ABSENT, InstanceDict(self.source), name)  # type: ignore[arg-type]
         return None
 
     def _mapping(self, m: Machine, name: str) -> Tracker | None:
         """__annotations__, __dict__, __type_params__."""
+        if self.anew and name == "__dict__":
+            return m.wrap(self.obj.__dict__, InstanceDict(self.source))  # type: ignore[arg-type]
         if self.obj is not MISSING:
             value = getattr(self.obj, name, MISSING)
             return None if value is MISSING else m.wrap(value, Held(f"{self.name}.{name}", value))

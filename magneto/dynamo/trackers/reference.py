@@ -40,7 +40,13 @@ class RefTracker(Tracker):
         return self.referent
 
     def _alive(self, m: Machine) -> bool:
-        if isinstance(self.referent, ClassTracker) or isinstance(self.referent.source, (Held, Local)):
+        source = self.referent.source
+        if isinstance(self.referent, ClassTracker) or isinstance(source, (Held, Local)):
+            return True
+        holders = []  # the objects through which the program found it: none of them has been changed
+        while source is not None and (source := source.base()) is not None:
+            holders.append(source)
+        if holders and not any(operands and operands[0].source in holders for _, operands in m.effects):  # type: ignore[attr-defined]
             return True
         return any(value is self.referent for frame in m.frames for value in frame.locals)  # type: ignore[attr-defined]
 
@@ -55,8 +61,7 @@ def make_ref(m: Machine, v: Tracker, callback: Tracker | None = None) -> Any:
         m.graph_break("B101", callee="weakref.ref", reason="its callback runs when the object dies")
     if v.python_type().__weakrefoffset__ == 0:
         m.raise_exception(TypeError(f"cannot create weak reference to '{v.python_type().__name__}' object"))
-    made: dict[int, RefTracker] = m.__dict__.setdefault("_references", {})
-    return made.setdefault(id(v), RefTracker(v)) if callback is None else RefTracker(v, callback)
+    return m.references.setdefault(v, RefTracker(v)) if callback is None else RefTracker(v, callback)
 
 
 # -- context variables

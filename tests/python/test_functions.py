@@ -235,7 +235,7 @@ def function_as_argument(x, y):
     return apply(torch.mul, x, y), apply(lambda v: v + 1, y)
 
 
-@programs.add()
+@programs.add(graphs=None)
 def lru_cache(x):
     return x * cached(3)
 

@@ -13,6 +13,7 @@ import operator
 import pytest
 import torch
 
+import magneto
 from tests.python.programs import Program, Programs, X, Y, check
 
 programs = Programs()
@@ -223,7 +224,7 @@ def single_dispatch_inside(x):
     return go(1), go(1.0), go(x)
 
 
-@programs.add()
+@programs.add(again=False)
 def single_dispatch_methods(x):
     layer = Layer(2)
     return layer.describe(3), layer.describe([1, 2]), layer.describe("s"), x + 1
@@ -439,3 +440,62 @@ def bisection(items, x):
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)
+
+
+@functools.lru_cache(maxsize=None)
+def doubled(n):
+    CALLS.append(n)
+    return n * 2
+
+
+CALLS: list[int] = []
+
+
+def test_a_cache_of_the_program_counts_as_in_eager() -> None:
+    compiled = magneto.optimize("eager")(lambda x: x * doubled(3) + doubled(4) + doubled(3))
+    for number in range(1, 4):
+        assert torch.equal(compiled(Y), Y * 6 + 8 + 6)
+        info = doubled.cache_info()
+        assert (info.hits, info.misses, CALLS) == (3 * number - 2, 2, [3, 4])
+
+
+def test_attributes_of_functions_made_anew() -> None:
+    """One code, two functions: what was read of the first is not taken for the second."""
+
+    def make(tag):
+        def fn(x):
+            return x + 1
+
+        fn.tag = tag
+        fn.__name__ = f"fn_{tag}"
+        return fn
+
+    compiled = magneto.optimize("eager")(lambda x: (lambda fn: (fn(x), fn.tag, fn.__name__, hasattr(fn, "other")))(x_fn[0]))
+    x_fn = [make(1)]
+
+    def asks(fn, x):
+        return fn(x), fn.tag, fn.__name__, hasattr(fn, "other")
+
+    asking = magneto.optimize("eager")(asks)
+    for tag in (1, 2):
+        x_fn[0] = make(tag)
+        assert compiled(Y)[1:] == (tag, f"fn_{tag}", False)
+        assert asking(make(tag), Y)[1:] == (tag, f"fn_{tag}", False)
+    other = make(3)
+    other.other = True
+    assert asking(other, Y)[1:] == (3, "fn_3", True)
+
+
+class Parent:
+    def go(self, x):
+        return x + 1
+
+
+class Broken(Parent):
+    def go(self, x):
+        magneto.graph_break()
+        return super().go(x) * 2
+
+
+def test_super_behind_a_break_in_an_inlined_method() -> None:
+    assert torch.equal(magneto.optimize("eager")(lambda x: Broken().go(x))(Y), (Y + 1) * 2)

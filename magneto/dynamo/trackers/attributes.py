@@ -105,7 +105,13 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
             attrs.put(m, ConstTracker(name), value)
         return value
     if kind is types.MemberDescriptorType and isinstance(v, ObjectTracker):
-        return v.slot_attr(m, name, raw)
+        found = v.slot_attr(m, name, raw)
+        if found is None and cls.__new__ is object.__new__ and not cls.__flags__ & 1 << 20:  # CPython's own words, not for abstract classes
+            try:
+                raw.__get__(object.__new__(cls))
+            except AttributeError as error:
+                m.raise_exception(AttributeError(str(error), name=name))
+        return found
     if kind is types.MemberDescriptorType and isinstance(v, SequenceTracker) and name in getattr(cls, "__match_args__", ()):
         return v.item(m, cls.__match_args__.index(name))  # type: ignore[attr-defined]
     if kind in (types.GetSetDescriptorType, types.MemberDescriptorType) or isinstance(raw, types.DynamicClassAttribute):

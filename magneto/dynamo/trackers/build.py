@@ -165,12 +165,15 @@ def wrap_dict(m: Machine, obj: dict[Any, Any], source: Source) -> Tracker:
 
 
 def wrap_set(m: Machine, obj: Any, source: Source) -> Tracker:
-    if not is_constant(frozenset(obj)):
-        _typed(m, obj, source)
-        return OpaqueTracker(obj, source, m)
     _typed(m, obj, source)
-    entries: dict[Any, Tracker] = {item: ConstTracker(item) for item in obj}
+    if not all(is_constant(item) or isinstance(item, _NAMED) for item in obj):
+        return OpaqueTracker(obj, source, m)
+    entries = {object_token(item): ConstTracker(item) if is_constant(item) else m.wrap(item, Held(item.__name__, item)) for item in obj}
     return SetTracker(entries, type(obj), source, obj, m)
+
+
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
+"""Elements of sets that the guard on the set compares by identity."""
 
 
 def wrap_bytearray(m: Machine, obj: bytearray, source: Source) -> Tracker:

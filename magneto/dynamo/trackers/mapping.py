@@ -426,7 +426,7 @@ class SetTracker(Tracker):
             return list(self.entries.values())
         if self.real is None:
             m.graph_break("B104", operation="iteration in the order of addresses", value=self.show())
-        return [self.entries[value] for value in self.cls.__iter__(self.real)]  # type: ignore[attr-defined]
+        return [self.entries[object_token(value)] for value in self.cls.__iter__(self.real)]  # type: ignore[attr-defined]
 
     def insert(self, m: Machine, item: Tracker) -> None:
         """set.add, not logged."""

@@ -35,11 +35,11 @@ class RefTracker(Tracker):
         return weakref.ReferenceType
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
-        if not self._alive(m):
+        if not self.alive(m):
             m.graph_break("B104", operation="a weak reference", value=self.referent.show())
         return self.referent
 
-    def _alive(self, m: Machine) -> bool:
+    def alive(self, m: Machine) -> bool:
         source = self.referent.source
         if isinstance(self.referent, ClassTracker) or isinstance(source, (Held, Local)):
             return True
@@ -57,7 +57,7 @@ class RefTracker(Tracker):
 
 @rule(weakref.ref, Tracker)
 def make_ref(m: Machine, v: Tracker, callback: Tracker | None = None) -> Any:
-    if not (callback is None or isinstance(callback, ConstTracker) or isinstance(v, ClassTracker)):
+    if not (callback is None or isinstance(callback, ConstTracker) or RefTracker(v).alive(m)):
         m.graph_break("B101", callee="weakref.ref", reason="its callback runs when the object dies")
     if v.python_type().__weakrefoffset__ == 0:
         m.raise_exception(TypeError(f"cannot create weak reference to '{v.python_type().__name__}' object"))

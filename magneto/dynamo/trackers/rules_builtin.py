@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import logging
 import sys
+import sysconfig
 import types
 import typing
 from typing import TYPE_CHECKING, Any
@@ -284,10 +286,21 @@ for _name, _level in (("debug", 10), ("info", 20), ("warning", 30), ("error", 40
     _log(_name, _level)
 
 
+_LIBRARY = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
+
+
+def _of_library(fn: Any) -> bool:
+    """Whether a function stands in the standard library or in an installed package."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return code is None or code.co_filename.startswith(_LIBRARY) or "site-packages" in code.co_filename
+
+
 def call_cached(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
-    """Fallback: functools.lru_cache. On constants the cached function itself is asked, as the program would ask it; otherwise the function is inlined."""
+    """Fallback: functools.lru_cache of a library: asked on constants, inlined otherwise. What the program itself caches (and counts) is called for real, at a break."""
     if not isinstance(fn, functools._lru_cache_wrapper):
         return NotImplemented
+    if not _of_library(fn.__wrapped__):
+        m.graph_break("B101", callee=getattr(fn, "__qualname__", "lru_cache"), reason="its cache would change")
     consts = [arg.try_const() for arg in args]
     named = {name: arg.try_const() for name, arg in kwargs.items()}
     if all(const is not None for const in (*consts, *named.values())):

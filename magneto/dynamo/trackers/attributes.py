@@ -106,7 +106,7 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         return value
     if kind is types.MemberDescriptorType and isinstance(v, ObjectTracker):
         found = v.slot_attr(m, name, raw)
-        if found is None and find_in_type(m, cls, "__new__") is object.__new__ and not cls.__flags__ & 1 << 20:  # CPython's own words, not for abstract classes
+        if found is None and find_in_type(m, cls, "__new__") is object.__new__ and not cls.__flags__ & 1 << 20:  # not abstract
             try:
                 raw.__get__(object.__new__(cls))
             except AttributeError as error:

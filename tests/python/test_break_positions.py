@@ -124,8 +124,6 @@ def numbers_captured(backend: Capturing) -> set[float]:
 
 # Positions where the trace above names lines that were executed in part only.
 NOT_COUNTED = {("finally_after_raise", "raises"), ("three_deep_in_try_with_for", "raises")}
-GENERATORS = {"with_contextmanager", "inside_a_contextmanager", "generator_in_for", "generator_with_finally", "generator_consumed_by_sum"}
-GENERATORS |= {"loop_over_a_generator", "yield_from", "generator_expression"}
 
 
 @pytest.mark.filterwarnings("ignore:.*recompile limit")
@@ -144,6 +142,6 @@ def test_position(name: str, kind: str) -> None:
                 assert a == b, f"call {attempt}"
             else:
                 assert_equal(a, b, None, f"call {attempt}, {part}")
-    if (kind != "raises" or plain[1] is None) and (name, kind) not in NOT_COUNTED and name not in GENERATORS:
+    if (kind != "raises" or plain[1] is None) and (name, kind) not in NOT_COUNTED:
         lost = numbers_executed(fn, space) - numbers_captured(backend)
         assert not lost

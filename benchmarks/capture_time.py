@@ -3,7 +3,8 @@
     python -m benchmarks.capture_time [--rounds 5] [--models bert,resnet50] [--out DIR]
 
 Measured: everything from `import magneto` (or `torch.compile`, which imports its compiler at the first call) to the end of the first optimised call, less an eager
-call of the same process; the model's own library is imported before. A second input of the same shape is called afterwards to see that nothing is captured again.
+call of the same process; the model's own library is imported before
+(`loaded_before` says what of the compilers it had loaded: transformers imports much of torch's). A second input of the same shape is called afterwards to see that nothing is captured again.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import cost_of, environment, run_worker
+from benchmarks.measure import Cost, cost_of, environment, run_worker
 from benchmarks.models import torchvision, transformers
-from magneto.base.text import markdown_table
 
 COMPILERS = ("magneto", "torch.compile")
 MODELS = {"bert": "BERT, 12 layers, 1x32", "resnet50": "ResNet-50, 1x3x64x64"}
@@ -56,7 +56,8 @@ def worker(compiler: str, name: str) -> dict[str, Any]:
         model(*args, **kwargs)
     preloaded = sorted(package for package in ("magneto", "torch._dynamo", "torch._inductor", "sympy") if package in sys.modules)
     with torch.no_grad():
-        _, eager = cost_of(lambda: model(*args, **kwargs))
+        calls = [cost_of(lambda: model(*args, **kwargs))[1] for _ in range(5)]
+        eager = Cost(*(statistics.median(getattr(call, unit) for call in calls) for unit in ("wall", "cpu")))
         (fast, _), cost = cost_of(lambda: first_call(compiler, model, args, kwargs))
         _, again = cost_of(lambda: fast(*args, **kwargs))
     return {
@@ -85,6 +86,8 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
 
 def markdown(results: dict[str, Any]) -> str:
+    from magneto.base.text import markdown_table  # not at the top: workers measure the import of magneto
+
     rows = [
         [
             row["what"],

@@ -456,6 +456,7 @@ def silently(fn: Any, *args: Any) -> Any:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="Guards may run slower on Python 3.13.0")
         return fn(*args)
 
 

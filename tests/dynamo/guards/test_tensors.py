@@ -82,6 +82,7 @@ def tensors():
     return zoo()
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the key set lies elsewhere: guards ask in Python, which is slower and as strict")
 def test_this_torch_is_known():
     assert tensor_api().native
     assert tensor_api().keys
@@ -315,6 +316,7 @@ def both(net):
     return made
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the key set lies elsewhere: guards ask in Python, which is slower and as strict")
 def test_steady_state_of_modules(net, both):
     before = both.program.n_precise
     assert both.program.check((net,), ())

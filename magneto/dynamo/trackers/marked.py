@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.source import Source
-from magneto.dynamo.marks import ALLOW, BREAK, CONSTANT
+from magneto.dynamo.marks import ALLOW, BREAK, CONSTANT, SKIP
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import held
@@ -34,7 +34,7 @@ class MarkedTracker(BuiltinTracker):
     def of_a_compiler(self) -> bool:
         """Whether it compiles what it is given."""
         code = getattr(self.obj, "__code__", None)
-        return code is not None and code.co_filename.startswith(_COMPILERS)
+        return self.mark != SKIP and code is not None and code.co_filename.startswith(_COMPILERS)
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         if self.mark == ALLOW:

@@ -170,7 +170,7 @@ ROWS: tuple[ErrorEntry, ...] = (
         "",
     ),
     ErrorEntry(
-        "B112",
+        "B113",
         "graph_break() was called{reason}",
         "The program asks for a break here.",
         "",

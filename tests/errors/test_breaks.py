@@ -152,6 +152,12 @@ def an_attribute_of_a_class_is_set(x):
 
 
 @breaks_with("B112")
+def a_leaf_made_here(x):
+    weight = torch.ones(4).requires_grad_()
+    return (weight * x).sum()
+
+
+@breaks_with("B113")
 def a_break_that_the_program_asks_for(x):
     y = x * 2
     magneto.graph_break("here")

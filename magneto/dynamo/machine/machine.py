@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from magneto.base.errors import GraphBreak, MagnetoError, warn_once
+from magneto.base.errors import GraphBreak, MagnetoError, MagnetoWarning, warn_once
 from magneto.base.flags import config
 from magneto.base.logs import log
 from magneto.dynamo import trackers
@@ -153,7 +153,7 @@ class SymbolicMachine:
                 self._break(frame, reason)
             except trackers.CannotEmit as problem:
                 self._break(frame, GraphBreak("B022", self.user_stack(), value=problem.tracker.show()))
-            except (RegionEnd, Restart, MagnetoError):
+            except (RegionEnd, Restart, MagnetoError, MagnetoWarning):
                 raise
             except Exception as error:
                 self._defect(frame, error)

@@ -108,7 +108,7 @@ def wrap_const(m: Machine, obj: Any, source: Source) -> Tracker:
 
 def wrap_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
     """A tensor of a user's class: its data, where they are plain memory; operations on it ask the class."""
-    if not follows(type(obj)):
+    if not follows(type(obj)) or isinstance(obj, torch.nn.parameter.UninitializedTensorMixin):  # lazy modules: no shape yet  # type: ignore[attr-defined]
         return wrap_opaque(m, obj, source)
     m.overriding = True  # type: ignore[attr-defined]
     with torch._C.DisableTorchFunctionSubclass():
@@ -202,6 +202,9 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
     if kind is not None:
         _same(m, obj, source)
         return MarkedTracker(obj, kind, source)
+    if obj is torch.nn.Module.__init__ and obj is not _MODULE_INIT:  # Dynamo puts its own round it, which counts modules
+        _same(m, obj, source)
+        return FunctionTracker.existing(m, _MODULE_INIT, Held("Module.__init__", _MODULE_INIT))  # type: ignore[arg-type]
     if (obj.__module__ is not None and obj.__module__.startswith(NOT_FOLLOWED)) or obj.__code__.co_filename.startswith(_NOT_FOLLOWED_FILES):
         _same(m, obj, source)
         return MarkedTracker(obj, DISABLE, source)
@@ -211,6 +214,7 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
 FUNCTION_BUILDERS: list[Callable[[Machine, types.FunctionType, Source], Tracker | None]] = []
 """Asked before a Python function is followed: kinds of functions with a tracker of their own."""
 
+_MODULE_INIT = torch.nn.Module.__init__
 NOT_FOLLOWED = ("torch._functorch", "torch._higher_order_ops", "torch._dynamo", "torch._inductor", "torch.fx", "torch.distributed")
 """Modules whose functions are called between two graphs: transforms and compilers, not models."""
 _NOT_FOLLOWED_FILES = tuple(os.path.join(os.path.dirname(torch.__file__), *name.split(".")[1:]) for name in NOT_FOLLOWED)

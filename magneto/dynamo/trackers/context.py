@@ -285,10 +285,10 @@ class RangeTracker(ModeTracker):
 
 @rule(torch.autograd.profiler.record_function)
 def record_function(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
-    profiling = torch.autograd._profiler_enabled()
+    profiling = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     if profiling:
         m.graph_break("B111", value="torch.profiler.record_function, which a profiler sees")
-    m.guard(Kind.STATE, None, ("profiler", torch.autograd._profiler_enabled, (), profiling))
+    m.guard(Kind.STATE, None, ("profiler", torch.autograd._profiler_enabled, (), profiling))  # type: ignore[attr-defined]
     return RangeTracker(args, kwargs)
 
 

@@ -47,7 +47,7 @@ class MarkedTracker(BuiltinTracker):
             return held(m, value, self.show())
         if self.mark == BREAK:
             const = args[0].try_const() if args else None
-            m.graph_break("B112", reason=f": {const.value}" if const is not None else "")
+            m.graph_break("B113", reason=f": {const.value}" if const is not None else "")
         m.graph_break("B106", callee=self.show())
 
 

@@ -108,7 +108,7 @@ def wrap_const(m: Machine, obj: Any, source: Source) -> Tracker:
 
 def wrap_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
     """A tensor of a user's class: its data, where they are plain memory; operations on it ask the class."""
-    if not follows(type(obj)) or isinstance(obj, torch.nn.parameter.UninitializedTensorMixin):  # lazy modules: no shape yet  # type: ignore[attr-defined]
+    if not follows(type(obj)) or torch.nn.parameter.is_lazy(obj):  # lazy modules: no shape yet
         return wrap_opaque(m, obj, source)
     m.overriding = True  # type: ignore[attr-defined]
     with torch._C.DisableTorchFunctionSubclass():

@@ -435,9 +435,10 @@ mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     Policy *policy = t->policy;
     PyCodeObject *code = mg_frame_code(f);
     const int kinds = CO_OPTIMIZED | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
-    if (policy == NULL || throwflag || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
+    if (policy == NULL || throwflag || ts->c_tracefunc != NULL || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
         const int generator = f->owner == FRAME_OWNED_BY_GENERATOR && (code->co_flags & kinds) == (CO_OPTIMIZED | CO_GENERATOR);
-        return policy != NULL && !throwflag && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
+        /* a debugger sees each line */
+        return policy != NULL && !throwflag && ts->c_tracefunc == NULL && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
     }
     mg_entry *entry = entry_for(code, policy, 0);
     if (entry == NULL || entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {

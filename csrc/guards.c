@@ -115,6 +115,9 @@ python_holds(PyObject *callable, PyObject *args, PyObject *expected)
     return holds;
 }
 
+/* A stable register's value is known without loading it, or loaded and then compared with what it was (which may have died). */
+enum { KNOWN = 1, COMPARED = 2 };
+
 typedef PyObject *(*register_reader)(const mg_program *, PyObject *const *, int);
 
 static PyObject *
@@ -126,7 +129,7 @@ read_precise(const mg_program *p, PyObject *const *registers, int r)
 static PyObject *
 read_fast(const mg_program *p, PyObject *const *registers, int r)
 {
-    return p->stable[r] ? p->pinned[r] : registers[r];
+    return p->stable[r] == KNOWN ? p->pinned[r] : registers[r];
 }
 
 static int
@@ -287,9 +290,9 @@ emit_instruction(mg_program *p, const mg_instruction *in)
 }
 
 static void
-pin(mg_program *p, int r, PyObject *const *registers)
+pin(mg_program *p, int r, PyObject *const *registers, unsigned char how)
 {
-    p->stable[r] = 1;
+    p->stable[r] = how;
     p->pinned[r] = registers[r];
 }
 
@@ -339,7 +342,7 @@ soft_pin(mg_program *p, int r, PyObject *const *registers)
     mg_fast_op *f = emit(p, MG_G_PIN);
     f->obj = ref;
     f->from = r;
-    pin(p, r, registers);
+    pin(p, r, registers, COMPARED);
     return 1;
 }
 
@@ -351,14 +354,14 @@ record_load(mg_program *p, const mg_instruction *in, const mg_frame_view *view, 
     int src_stable = in->src >= 0 && p->stable[in->src], keeps_order = src != NULL && !PyODict_Check(src);
     switch (in->op) {
     case MG_G_HELD:
-        pin(p, in->dst, registers);
+        pin(p, in->dst, registers, KNOWN);
         return 0;
     case MG_G_GLOBAL: {
         int r = p->n_registers; /* one register more stands for the globals */
         if (p->entry_of[r] < 0) {
             emit(p, MG_G_GLOBALS)->obj = view->globals;
         }
-        pin(p, in->dst, registers);
+        pin(p, in->dst, registers, KNOWN);
         return track(p, r, view->globals, NULL);
     }
     case MG_G_DICT:
@@ -368,16 +371,16 @@ record_load(mg_program *p, const mg_instruction *in, const mg_frame_view *view, 
         if (registers[in->dst] == NULL) { /* no dictionary yet: looked at each time */
             break;
         }
-        pin(p, in->dst, registers);
+        pin(p, in->dst, registers, KNOWN);
         return track(p, in->dst, registers[in->dst], mg_dict_slot(src));
     case MG_G_ITEM:
     case MG_G_KEY_AT:
         if (src_stable && PyDict_Check(src) && (in->op == MG_G_ITEM || keeps_order)) {
-            pin(p, in->dst, registers);
+            pin(p, in->dst, registers, KNOWN);
             return track(p, in->src, src, NULL);
         }
         if (src_stable && PyTuple_Check(src)) {
-            pin(p, in->dst, registers);
+            pin(p, in->dst, registers, KNOWN);
             return 0;
         }
         break;
@@ -412,7 +415,7 @@ record_check(mg_program *p, const mg_instruction *in, PyObject *const *registers
     case MG_G_ID_IS:
         if (!src_stable) {
             emit_instruction(p, in);
-            pin(p, in->src, registers); /* the instruction just emitted makes sure of it */
+            pin(p, in->src, registers, COMPARED); /* the instruction just emitted makes sure of it */
         }
         return 0;
     case MG_G_TYPE_IS: /* an instance of a class made by a class statement may get another class */

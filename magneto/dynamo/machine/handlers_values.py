@@ -5,8 +5,11 @@ from __future__ import annotations
 import builtins
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
@@ -14,7 +17,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Item, Local, Stack
 from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import MISSING, Tracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine as M
@@ -103,9 +106,20 @@ def load_fast_and_clear(m: M, f: SymFrame, i: Instruction) -> None:
     f.locals[i.argval] = None
 
 
+def _let_go(m: M, f: SymFrame, slot: int) -> None:
+    """A variable loses its object: where somebody waits for its death (a callback, a finaliser), it must happen here."""
+    old = f.locals[slot]
+    obj = MISSING if old is None or isinstance(old, trackers.ConstTracker) else old.obj
+    if obj is MISSING or not type(obj).__weakrefoffset__ or isinstance(obj, (torch.Tensor, torch.nn.Module, type)):
+        return
+    if hasattr(type(obj), "__del__") or any(ref.__callback__ is not None for ref in weakref.getweakrefs(obj)):
+        m.graph_break("B107", value=f.decoded.slots[slot], reason="its object may die here, and something waits for that")
+
+
 @opcode("STORE_FAST", "value --")
 def store_fast(m: M, f: SymFrame, i: Instruction) -> None:
     value = f.pop()
+    _let_go(m, f, i.argval)
     f.locals[i.argval] = None if value is NULL else value
 
 
@@ -124,6 +138,7 @@ def store_fast_load_fast(m: M, f: SymFrame, i: Instruction) -> None:
 @opcode("DELETE_FAST", "--")
 def delete_fast(m: M, f: SymFrame, i: Instruction) -> None:
     _local(m, f, i.argval)
+    _let_go(m, f, i.argval)
     f.locals[i.argval] = None
 
 

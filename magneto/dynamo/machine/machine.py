@@ -32,6 +32,7 @@ from magneto.dynamo.machine.speculate import Speculation
 from magneto.dynamo.trackers.base import Tracker
 
 MAX_INSTRUCTIONS = 2_000_000
+MAX_IDLE = 30_000  # instructions without any tensor operation
 MAX_DEPTH = 60
 _GENERATOR, _COROUTINE = 0x20, 0x80 | 0x200
 
@@ -56,6 +57,7 @@ class SymbolicMachine:
         self.guards = GuardSet()
         self.recorder = Recorder(self)
         self.frames: list[SymFrame] = []
+        self.entry_stack: list[Tracker] = []
         self.effects: list[tuple[str, tuple[Tracker, ...]]] = []
         self.contexts: list[Tracker] = []
         self.wrapped: dict[int, Tracker] = {}
@@ -67,6 +69,8 @@ class SymbolicMachine:
         self.outside = trackers.OutsideException()
         self._handled_outside = sys.exception()
         self.handling = Handling(self.outside, Handling(trackers.OutsideException()))
+        self.limit = min(MAX_IDLE, MAX_INSTRUCTIONS)
+        self.steps = 0  # items taken from iterators
         self.ending: Ending | None = None
         self.generators: dict[int, GeneratorRun] = {}
         self._tail = False
@@ -108,6 +112,7 @@ class SymbolicMachine:
             frame.locals.append(None if obj is self.unbound else self.wrap(obj, Local(slot, name)))
         frame.entry = list(frame.locals)
         frame.stack = [NULL if obj is self.null else self.wrap(obj, Stack(index)) for index, obj in enumerate(state.stack)]
+        self.entry_stack = list(frame.stack)
         frame.jump(state.offset)
         return frame
 
@@ -137,12 +142,13 @@ class SymbolicMachine:
             self.count += 1
             frame.count = self.count
             frame.before = frame.stack.copy()
+            frame.progress = self._progress()
             self._tail = False
             try:
                 if self.count in self.forced:
                     self._forced_break(frame)
-                if self.count > MAX_INSTRUCTIONS:
-                    self.graph_break("B021", limit=MAX_INSTRUCTIONS)
+                if self.count > self.limit:
+                    self.graph_break("B021", limit=self.limit)
                 result: Tracker | None = HANDLERS[instruction.op](self, frame, instruction)
             except CapturedRaise as raised:
                 if not self._unwind(frame, instruction, raised):
@@ -181,7 +187,12 @@ class SymbolicMachine:
         forced = self.forced[self.count]
         self._finish(frame, forced.reason, forced.interpret)
 
+    def _progress(self) -> tuple[int, int, int]:
+        return self.count, self.steps, len(self.effects)
+
     def _break(self, frame: SymFrame, reason: GraphBreak) -> NoReturn:
+        if frame.progress != self._progress():  # half of the instruction has happened: break before it
+            raise Restart(frame.count, reason, False)
         if calls_reflective(frame):
             if len(self.frames) > 1:
                 raise Restart(self.frames[0].count, reason, True)
@@ -329,18 +340,15 @@ class SymbolicMachine:
         """Run a generator up to its next yield; None when it returned (its `result` is then set)."""
         return self.generators[id(generator)].next(send)
 
-    def super_args(self) -> tuple[Tracker, Tracker]:
-        """(`__class__`, first argument) of the current frame, for `super()`."""
+    def super_args(self) -> tuple[Tracker | None, Tracker | None]:
+        """(`__class__`, first argument) of the current frame, for `super()`; None for what is not there."""
         frame = self.frames[-1]
         slots = frame.decoded.slots
-        cell = frame.locals[slots.index("__class__")] if "__class__" in slots else None
-        first = frame.locals[0] if frame.locals else None
-        if isinstance(first, trackers.CellTracker):
+        cell = frame.locals[slots.index("__class__")] if "__class__" in frame.code.co_freevars else None
+        first = frame.locals[0] if frame.locals and frame.code.co_argcount else None
+        if isinstance(first, trackers.CellTracker) and frame.code.co_varnames[0] in frame.code.co_cellvars:
             first = first.load(self)
-        cls = cell.load(self) if isinstance(cell, trackers.CellTracker) else None
-        if cls is None or first is None:
-            self.raise_exception(RuntimeError("super(): __class__ cell not found" if cls is None else "super(): no arguments"))
-        return cls, first
+        return cell.load(self) if isinstance(cell, trackers.CellTracker) else None, first
 
     def enter_autocast(self, device_type: str, dtype: Any, enabled: bool, cache_enabled: bool) -> None:
         """Autocast for what follows. What is still entered at the region's end is left in the graph and entered again for real (`contexts`)."""
@@ -377,6 +385,7 @@ class SymbolicMachine:
     # -- the graph and effects
 
     def node(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: bool = False) -> Tracker:
+        self.limit = min(self.count + MAX_IDLE, MAX_INSTRUCTIONS)
         return self.recorder.node(target, args, kwargs, method)
 
     def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:

@@ -40,7 +40,9 @@ class Emitter(Protocol):
 
 
 class Machine(Protocol):
-    """The symbolic machine."""
+    """The symbolic machine. `steps`: items taken from iterators so far."""
+
+    steps: int
 
     changing: frozenset[Source]
     """Sources of numbers that are known to differ between calls."""

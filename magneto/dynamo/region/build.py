@@ -20,13 +20,13 @@ from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
-from magneto.dynamo.machine.frame import SymFrame
+from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Ending, Restart
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.emit import RegionEmitter
 from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.context import GradModeTracker
 from magneto.dynamo.trackers.lazy_number import NAMES as NUMBER_NAMES
 from magneto.dynamo.trackers.lazy_number import typed
@@ -221,12 +221,15 @@ class _Builder:
         frames = self.machine.frames
         innermost = frames[-1]
         assert innermost.current is not None
-        locals_text = [self._locals(depth, frame) for depth, frame in enumerate(frames)]
         outer_stacks = [[self.em.value(value) for value in frame.stack] for frame in frames[:-1]]
+        for value in innermost.before:
+            if value is not NULL:
+                self.em.value(value)
+        locals_text = [self._locals(depth, frame) for depth, frame in enumerate(frames)]
         instruction = innermost.current
         handling = [self._handling(frame.entered) for frame in frames[1:]] + [self._handling(self.machine.handling.value)]
         formless = self.ending.interpret or not has_form(innermost, instruction)
-        if formless or handling[-1]:
+        if formless or handling[-1] or self._keeps_alive() or self._called_from_elsewhere():
             self._resume_at(innermost, instruction, locals_text[-1], f"{', interpret=True' if formless else ''}{handling[-1]}")
         else:
             outcome = FORMS[instruction.op](FormContext(self.em, innermost, instruction))
@@ -234,6 +237,20 @@ class _Builder:
         for depth in range(len(frames) - 2, -1, -1):
             self._materialise(frames[depth], frames[depth + 1], locals_text[depth], outer_stacks[depth], handling[depth])
         self.em.line("return s")
+
+    def _keeps_alive(self) -> bool:
+        """Whether the frame still holds objects that the program has let go of in this region and whose death it may see (weak references, finalisers):
+        the instruction that breaks is then left to the next region, when the frame has been written."""
+        frames = self.machine.frames
+        kept = {id(value) for frame in frames for value in (*frame.locals, *frame.stack, *frame.before)}
+        entered = [value for value in (*frames[0].entry, *self.machine.entry_stack) if value is not None and id(value) not in kept]
+        return any(_dies_visibly(value) for value in entered)
+
+    def _called_from_elsewhere(self) -> bool:
+        """Whether the innermost frame belongs to another module than its caller, whose name this region's function bears: the frame then runs on as
+        itself before anything that it calls looks at its callers."""
+        frames = self.machine.frames
+        return len(frames) > 1 and frames[-1].globals is not frames[-2].globals
 
     def _handling(self, value: Tracker | None) -> str:
         """What a Resume says of the exception being handled: nothing, unless a handler was entered or left in this region. The instruction that breaks
@@ -250,13 +267,19 @@ class _Builder:
             entry = frame.entry[slot] if depth == 0 else None
             if depth == 0 and tracker is entry and not (self.machine.state.offset == 0 and slot >= frees):
                 parts.append("KEEP")
-            elif tracker is None or slot not in live:
+            elif tracker is None or (slot not in live and not self._lives_on(tracker)):
                 parts.append("UNBOUND")
             else:
                 parts.append(self.em.value(tracker))
         text = ", ".join(parts)
         name: str = self.em.assign(f"locals_{depth}", f"({text}{',' if len(parts) == 1 else ''})")
         return name
+
+    def _lives_on(self, value: Tracker) -> bool:
+        """Whether a variable that is not read any more must keep its object alive: others know the object, and could see it die."""
+        if value.source is not None:
+            return _dies_visibly(value)
+        return isinstance(value, trackers.ObjectTracker) and self.em.emitted(value)
 
     def _resume_at(self, frame: SymFrame, instruction: Instruction, locals_name: str, options: str) -> None:
         """Resume at the instruction itself; a CALL goes back to its KW_NAMES, whose effect the interpreter keeps outside the frame."""
@@ -303,6 +326,23 @@ class _Builder:
         return handler.depth if handler is not None else 0
 
 
+_OWNED_BY_OTHERS = (torch.Tensor, torch.nn.Module, types.ModuleType, types.CodeType)
+
+
+def _dies_visibly(value: Tracker) -> bool:
+    """Whether weak references can tell when an existing object, or one in a container, dies. Tensors and modules are left out: they are kept a little longer."""
+    return not isinstance(value, trackers.ConstTracker) and value.obj is not MISSING and _can_be_watched(value.obj)
+
+
+def _can_be_watched(obj: Any, inside: bool = False) -> bool:
+    if isinstance(obj, _OWNED_BY_OTHERS):
+        return False
+    if type(obj) in (list, tuple, set, dict):
+        items = itertools.islice(obj.values() if type(obj) is dict else obj, 50)
+        return not inside and any(_can_be_watched(item, True) for item in items)
+    return type(obj).__weakrefoffset__ != 0
+
+
 def machine_break(machine: SymbolicMachine, problem: trackers.CannotEmit) -> Any:
     from magneto.base.errors import GraphBreak
 
@@ -335,7 +375,8 @@ def finish_region(plan: RegionPlan, graph: Callable[..., Any] | None, program: A
 def _in_the_programs_name(plan: RegionPlan) -> Callable[..., Any]:
     """The region function as code of the program's own file, line and function: what is called at the break, and looks at its caller (a warning's
     stacklevel, a logger, `namedtuple`), finds the program there."""
-    frame = plan.machine.frames[-1]
+    frames = plan.machine.frames
+    frame = frames[-2] if len(frames) > 1 and frames[-1].globals is not frames[-2].globals else frames[-1]
     file, line, _ = frame.where()
     tree = ast.parse(plan.text)
     for node in ast.walk(tree):

@@ -98,6 +98,10 @@ class RegionEmitter:
             text = self._assign("v", text)
         return self._remember(tracker, text)
 
+    def emitted(self, tracker: Tracker) -> bool:
+        """Whether the region has built this value."""
+        return id(tracker) in self._memo
+
     def _output(self, tracker: trackers.TensorTracker) -> str:
         for node, name in self.outputs:
             if node is tracker.node:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import gc
@@ -39,6 +40,8 @@ from magneto.graph.program import standalone
 Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 MAX_ATTEMPTS = 64
 PLAIN_LIMIT = 3
+_SHOWN = {"print", "open", "input", "exit", "quit", "help", "breakpoint", "license", "credits", "copyright"}
+_OURS = {name: fn for name, fn in vars(builtins).items() if callable(fn) and not name.startswith("_") and name not in _SHOWN}
 _saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 
 
@@ -100,8 +103,8 @@ def _on_rerun(region: Any, error: BaseException) -> bool:
 def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     """The hook's callback: a Region, None (interpret this time), SKIP_ENTRY or SKIP_CODE."""
     context: Context = policy.payload
-    if config.disable:
-        return None
+    if config.disable or any(getattr(builtins, name, None) is not fn for name, fn in _OURS.items()):
+        return None  # switched off; or the program has replaced a built-in function that capture itself calls
     mark = marks.mark_of(state.func) if state.offset == 0 else None
     if mark == marks.DISABLE:
         return _C.DISABLE_CODE
@@ -121,6 +124,11 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
             raise
         except _BackendFailed as failed:
             raise failed.error from None
+        except RecursionError:  # the program stands near its own limit, or nests its values deeply
+            log(1, lambda: f"capture of {state.code.co_qualname} ran out of stack")
+            if context.nopython:
+                raise
+            return None
         except Exception as error:
             return _internal(state, error)
     code = state.code
@@ -237,6 +245,10 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
         return None
     if reason is not None:
         forget_frames(reason)
+        if reason.id == "B021" and plan.gm is None:  # a long computation without tensors: CPython is faster at it
+            events.emit("fallback", what=state.code.co_qualname, reason=str(reason))
+            machine.release()
+            return _C.SKIP_ENTRY
     _report(context, plan)
     if context.on_plan is not None:
         context.on_plan(plan)

@@ -150,7 +150,7 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
     if name == "__weakref__" and isinstance(v, ObjectTracker) and v.source is None:
         return ConstTracker(None)
     if name in ("__doc__", "__module__"):
-        return held(m, getattr(v.python_type(), name), name)
+        return held(m, getattr(v.pin(m) if isinstance(v, OpaqueTracker) else v.python_type(), name), name)
     m.graph_break("B103", attribute=name, value=v.show())
 
 
@@ -169,9 +169,13 @@ _TRANSPARENT = (
 """C types whose instances never change: their attributes are read from the real object."""
 
 
+_CALLING = ("__code__", "__defaults__", "__kwdefaults__", "__dict__")
+"""Attributes of a function that decide how it is called."""
+
+
 def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
     """`v.name = value`, or `del v.name` for None."""
-    if isinstance(v, FunctionTracker) and v.source is None and value is not None:
+    if isinstance(v, FunctionTracker) and v.source is None and value is not None and name not in _CALLING:
         if name in FUNCTION_SLOTS:
             v.attrs[name] = value
         else:

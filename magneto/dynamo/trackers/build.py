@@ -20,7 +20,7 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Local, Source, Stack
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_array
-from magneto.dynamo.trackers.base import Later, Tracker
+from magneto.dynamo.trackers.base import Entry, Later, Tracker
 from magneto.dynamo.trackers.bytearray import BytearrayTracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
@@ -247,6 +247,8 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
         _same(m, obj, source)
         return BuiltinTracker(obj, source)
     _typed(m, obj, source)
+    if not isinstance(source, Held):
+        m.guard(Kind.EQUALS, Attr(source, "__name__"), obj.__name__)
     return BoundMethodTracker(BuiltinTracker(unbound), m.wrap(owner, Attr(source, "__self__")), source, obj)
 
 
@@ -300,7 +302,12 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Tracker:
 
 
 def wrap_mappingproxy(m: Machine, obj: Any, source: Source) -> Tracker:
-    """A class's __dict__ or a read-only view: constant entries only."""
+    """A class's __dict__ (the class is guarded), or a view of a dictionary, whose items are guarded."""
+    if isinstance(source, Held) and all(type(key) is str for key in obj):
+        entries: dict[Any, tuple[Entry, Entry]] = {
+            key: (ConstTracker(key), Later(value, Held(f"[{key!r}]", value))) for key, value in obj.items()
+        }
+        return DictTracker(entries, types.MappingProxyType, source, obj)
     _same(m, obj, source)
     m.guard(Kind.STATE, None, ("items of a view", _items, (obj,), _items(obj)))
 
@@ -327,9 +334,12 @@ _OBJECT_BASES = (object, dict, list, tuple, set, frozenset, *_VALUES, collection
 
 def _laid_out_by_c(cls: type) -> bool:
     """Whether a heap type holds more than what a class statement adds: a dictionary, weak references, its __slots__."""
+    if cls.__base__ is None:
+        return False
     slots = cls.__dict__.get("__slots__", ())
     members = 1 if isinstance(slots, str) else len(tuple(slots))
-    return cls.__base__ is not None and cls.__basicsize__ - cls.__base__.__basicsize__ > 8 * (2 + members)
+    members += sum(name in cls.__dict__ for name in ("__dict__", "__weakref__"))
+    return cls.__basicsize__ - cls.__base__.__basicsize__ > 8 * members
 
 
 def builtin_base(cls: type) -> type | None:
@@ -421,6 +431,8 @@ BUILDERS: dict[type, Builder] = {
     types.MappingProxyType: wrap_mappingproxy,
     types.GeneratorType: wrap_opaque,
     weakref.ReferenceType: wrap_weakref,
+    weakref.ProxyType: wrap_opaque,
+    weakref.CallableProxyType: wrap_opaque,
     functools.partial: wrap_partial,
     operator.itemgetter: wrap_getter,
     operator.attrgetter: wrap_getter,

@@ -15,7 +15,7 @@ from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import builtin_base
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import ListTracker, TupleTracker
+from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, has_rows, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import BuiltinTracker
@@ -100,10 +100,14 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
     cls = klass.obj
     guard_class(m, cls)
     if issubclass(cls, BaseException):
-        return ExceptionTracker(cls, args)
+        return _exception(m, cls, args, kwargs)
     base = builtin_base(cls)
     if base is None:
         m.graph_break("B101", callee=cls.__qualname__, reason="its instances are laid out by C code")
+    if hasattr(cls, "__del__"):
+        m.graph_break("B101", callee=cls.__qualname__, reason="its instances have a finaliser, which runs when the last reference goes")
+    if new is object.__new__ and (args or kwargs):
+        _refuse_arguments(m, cls)
     m.overriding |= hasattr(cls, "__torch_function__")  # type: ignore[attr-defined]
     made = ModuleTracker(cls) if issubclass(cls, torch.nn.Module) else ObjectTracker(cls)
     if issubclass(base, dict):
@@ -131,6 +135,69 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
     return made
 
 
+_MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def exception_members(cls: type[BaseException]) -> list[str]:
+    """What C code keeps of an exception beside `args` (`SyntaxError.lineno`); `value` of a StopIteration is computed by its tracker."""
+    bases = [base for base in cls.__mro__ if issubclass(base, BaseException) and not base.__flags__ & (1 << 9)]
+    bases.remove(BaseException)
+    return [name for base in bases if base is not StopIteration for name, raw in vars(base).items() if isinstance(raw, _MEMBERS)]
+
+
+def _exception(m: Machine, cls: type[BaseException], args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """An exception made by C code, before its __init__ (which fills the members in, but for those of OSError)."""
+    in_c = isinstance(find_in_type(m, cls, "__init__"), types.WrapperDescriptorType)
+    if issubclass(cls, BaseExceptionGroup):
+        return _exception_group(m, cls, args)
+    if issubclass(cls, OSError) and not in_c:
+        m.graph_break("B101", callee=cls.__qualname__, reason="its constructor is C code")
+    members = exception_members(cls)
+    if kwargs and in_c and not members:
+        m.raise_exception(TypeError(f"{cls.__name__}() takes no keyword arguments"))
+    made = ExceptionTracker(cls, args)
+    made.slots.update((name, m.const(None)) for name in members)
+    return made
+
+
+def _exception_group(m: Machine, cls: type[BaseException], args: Sequence[Tracker]) -> Tracker:
+    """A group of known exceptions; CPython says what is wrong with anything else."""
+    message = args[0].try_const() if len(args) == 2 else None
+    group = args[1] if len(args) == 2 else None
+    items = m.iterate(group) if isinstance(group, SequenceTracker) and group.cls in (list, tuple) else []
+    narrow = all(issubclass(item.python_type(), Exception) for item in items)
+    wanted = narrow or not issubclass(cls, Exception)
+    if (
+        message is None
+        or type(message.value) is not str
+        or not items
+        or not wanted
+        or not all(isinstance(i, ExceptionTracker) for i in items)
+    ):
+        m.graph_break("B101", callee=cls.__qualname__, reason="its constructor is C code")
+    return ExceptionTracker(ExceptionGroup if narrow and cls is BaseExceptionGroup else cls, args)
+
+
+def _fill_members(m: Machine, made: ExceptionTracker, base: type, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
+    """What the C constructor of a built-in exception makes of its arguments: asked of a real one."""
+    if issubclass(base, BaseExceptionGroup) or (issubclass(base, SystemExit) and len(args) == 1 and not kwargs):
+        made.set_arguments(args)
+        if issubclass(base, SystemExit):
+            made.slots["code"] = args[0]
+        return
+    values, named = [arg.try_const() for arg in args], {name: value.try_const() for name, value in kwargs.items()}
+    if any(const is None for const in (*values, *named.values())):
+        m.graph_break("B101", callee=made.cls.__qualname__, reason="its constructor is C code")
+    try:
+        real: Any = base(*(c.value for c in values if c is not None), **{name: c.value for name, c in named.items() if c is not None})
+    except Exception as error:
+        m.raise_exception(error)
+    if type(real) is not base and made.cls is base:  # OSError makes FileNotFoundError ...
+        made.cls = type(real)
+    made.set_arguments([m.const(arg) for arg in real.args])
+    made.slots = {name: m.const(getattr(real, name)) for name in exception_members(made.cls) if hasattr(real, name)}
+
+
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict)
 _BASES = (object, *_CONTAINERS, int, float, complex, str, bytes, BaseException)
 
@@ -138,6 +205,10 @@ _BASES = (object, *_CONTAINERS, int, float, complex, str, bytes, BaseException)
 @rule(tuple(base.__new__ for base in _BASES), ClassTracker)
 def new(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     cls = klass.obj
+    if issubclass(cls, BaseException):
+        return allocate(m, klass, MISSING, args, kwargs)
+    if builtin_base(cls) is object and (args or kwargs):
+        _refuse_arguments(m, cls)
     if cls is object:
         return ObjectTracker(object)
     if cls in _BASES and cls is not BaseException:
@@ -148,16 +219,43 @@ def new(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -
 
 @rule(object.__init__, Tracker)
 def object_init(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> None:
-    """Nothing to do; superfluous arguments are an error only where __init__ is not overridden, which `_initialise` has seen."""
+    """Nothing to do but to refuse superfluous arguments, as CPython does where nobody else takes them."""
+    cls = v.python_type()
+    if not args and not kwargs:
+        return
+    if find_in_type(m, cls, "__init__") is not object.__init__:
+        m.raise_exception(TypeError("object.__init__() takes exactly one argument (the instance to initialize)"))
+    if _new_of(m, cls) is object.__new__:
+        m.raise_exception(TypeError(f"{cls.__name__}() takes no arguments"))
+
+
+def _new_of(m: Machine, cls: type) -> Any:
+    found = find_in_type(m, cls, "__new__")
+    return found.__func__ if isinstance(found, staticmethod) else found
+
+
+def _refuse_arguments(m: Machine, cls: type) -> None:
+    """object.__new__ with superfluous arguments."""
+    if _new_of(m, cls) is not object.__new__:
+        m.raise_exception(TypeError("object.__new__() takes exactly one argument (the type to instantiate)"))
+    if find_in_type(m, cls, "__init__") is object.__init__:
+        m.raise_exception(TypeError(f"{cls.__name__}() takes no arguments"))
 
 
 def exception_methods(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
-    """Fallback of dispatch: __new__ and __init__ of the built-in exceptions (each class has its own)."""
-    if isinstance(fn, types.WrapperDescriptorType) and issubclass(fn.__objclass__, BaseException):
-        if fn.__name__ == "__init__" and isinstance(args[0], ExceptionTracker) and not kwargs:
-            args[0].set_arguments(args[1:])
-            return None
-    return NotImplemented
+    """Fallback of dispatch: __init__ of the built-in exceptions (each class has its own)."""
+    if not isinstance(fn, types.WrapperDescriptorType) or not issubclass(fn.__objclass__, BaseException):
+        return NotImplemented
+    if fn.__name__ != "__init__" or not args or not isinstance(args[0], ExceptionTracker):
+        return NotImplemented
+    made, base = args[0], fn.__objclass__
+    if exception_members(base):
+        _fill_members(m, made, base, args[1:], kwargs)
+    elif kwargs:
+        m.raise_exception(TypeError(f"{made.cls.__name__}() takes no keyword arguments"))
+    else:
+        made.set_arguments(args[1:])
+    return None
 
 
 FALLBACKS.append(exception_methods)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Source
-from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker
+from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.object import ObjectTracker
@@ -159,7 +159,8 @@ class ExceptionTracker(ObjectTracker):
         if self.cause is not None:
             written["__cause__"] = self.cause
         for key, value in written.items():
-            em.line(f"{name}.{key} = {em.value(value)}")
+            if key not in self.slots or value.try_const() != Const(None):  # members start as None
+                em.line(f"{name}.{key} = {em.value(value)}")
         return name
 
     def show(self) -> str:

@@ -95,6 +95,9 @@ class CellTracker(Tracker):
         return name
 
 
+_TYPE_NAMES = frozenset(dir(types.FunctionType))
+
+
 class FunctionTracker(Tracker):
     """A Python function: existing (`obj`), or made inside the region by MAKE_FUNCTION."""
 
@@ -136,7 +139,7 @@ class FunctionTracker(Tracker):
         self.qualname = code.co_qualname if obj is MISSING else obj.__qualname__
         self.anew = False  # guarded by its code alone: what else is read of it is guarded when it is read
         self.attrs: dict[str, Tracker] = {}  # of FUNCTION_SLOTS, written or made
-        self.namespace = DictTracker()  # __dict__ of a function made inside the region
+        self.namespace = DictTracker()  # its __dict__
 
     @classmethod
     def existing(cls, m: Machine, fn: types.FunctionType, source: Source) -> FunctionTracker:
@@ -158,6 +161,7 @@ class FunctionTracker(Tracker):
         held = Held(f"globals of {fn.__module__}", fn.__globals__)
         built = cls(fn.__code__, fn.__globals__, held, defaults, kwdefaults, cells, source, fn)  # type: ignore[arg-type]
         built.anew = anew
+        built.namespace = DictTracker.existing(fn.__dict__, InstanceDict(source), m, dict)
         return built
 
     @classmethod
@@ -226,14 +230,7 @@ class FunctionTracker(Tracker):
             return ConstTracker(made[name] if self.obj is MISSING else getattr(self.obj, name))
         if name in FUNCTION_SLOTS or name == "__dict__":
             return self._mapping(m, name)
-        if self.obj is MISSING:
-            return self.namespace.get_token(m, name)
-        if self.source is not None and name in self.obj.__dict__:
-            value = self.obj.__dict__[name]
-            return m.wrap(value, Item(InstanceDict(self.source), name) if self.anew else Held(f"{self.name}.{name}", value))
-        if self.anew and not hasattr(types.FunctionType, name):
-            m.guard(Kind.KEY_ABSENT, InstanceDict(self.source), name)  # type: ignore[arg-type]
-        return None
+        return None if name in _TYPE_NAMES else self.namespace.get_token(m, name)
 
     def _mapping(self, m: Machine, name: str) -> Tracker | None:
         """__annotations__, __dict__, __type_params__."""
@@ -399,7 +396,9 @@ class BoundMethodTracker(Tracker):
         self.obj = obj
 
     def python_type(self) -> type:
-        return types.MethodType if not isinstance(self.fn, BuiltinTracker) else types.BuiltinMethodType
+        if not isinstance(self.fn, BuiltinTracker):
+            return types.MethodType
+        return types.MethodWrapperType if isinstance(self.fn.obj, types.WrapperDescriptorType) else types.BuiltinMethodType
 
     def resolve_call(self, m: Machine) -> tuple[FunctionTracker, list[Tracker]] | None:
         if isinstance(self.fn, FunctionTracker):

@@ -36,12 +36,13 @@ class IteratorTracker(Tracker):
 class SequenceIterator(IteratorTracker):
     """Iterator over a list, tuple or deque: sees changes made while it runs, as CPython's does."""
 
-    __slots__ = ("index", "of")
+    __slots__ = ("index", "of", "size")
 
     def __init__(self, of: SequenceTracker) -> None:
         super().__init__()
         self.of: SequenceTracker | None = of
         self.index = 0
+        self.size = of.length() if of.cls is collections.deque else -1
 
     def python_type(self) -> type:
         return type(iter([])) if self.of is None or self.of.cls is list else type(iter(()))
@@ -49,6 +50,8 @@ class SequenceIterator(IteratorTracker):
     def step(self, m: Machine) -> Tracker | None:
         if self.of is None:
             return None
+        if self.size >= 0 and self.size != self.of.length():
+            m.raise_exception(RuntimeError("deque mutated during iteration"))
         if self.index >= self.of.length():
             self.of = None
             return None
@@ -66,8 +69,123 @@ class SequenceIterator(IteratorTracker):
         return name
 
 
+class ReverseIterator(IteratorTracker):
+    """reversed() of a list or tuple."""
+
+    __slots__ = ("index", "of")
+
+    def __init__(self, of: SequenceTracker) -> None:
+        super().__init__()
+        self.of: SequenceTracker | None = of
+        self.index = of.length() - 1
+
+    def python_type(self) -> type:
+        return type(reversed([])) if self.of is None or self.of.cls is list else reversed
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.of is None:
+            return None
+        if not 0 <= self.index < self.of.length():
+            self.of = None
+            return None
+        self.index -= 1
+        return self.of.item(m, self.index + 1)
+
+    def emit(self, em: Emitter) -> str:
+        if self.of is None:
+            return em.assign("it", "reversed([])", self)
+        name = em.assign("it", f"reversed({em.value(self.of)})", self)
+        em.line(f"{name}.__setstate__({self.index})" if self.index >= 0 else f"next({name}, None)")
+        return name
+
+
+class DictIterator(IteratorTracker):
+    """Iterator over the keys, values or items of a dictionary: notices, as CPython's does, that the dictionary has changed."""
+
+    __slots__ = ("born", "index", "kind", "of", "removals", "reverse", "tokens")
+
+    def __init__(self, m: Machine, of: DictTracker, kind: str, reverse: bool = False) -> None:
+        super().__init__()
+        of.listed()
+        self.born: int | None = m.count  # type: ignore[attr-defined]
+        self.of: DictTracker | None = of
+        self.kind, self.reverse = kind, reverse
+        self.tokens = list(of.entries)[:: -1 if reverse else 1]
+        self.removals = of.removals
+        self.index = 0
+
+    def python_type(self) -> type:
+        view = getattr(self.of.cls() if self.of is not None and self.of.cls is collections.OrderedDict else {}, self.kind)()
+        return type(reversed(view) if self.reverse else iter(view))
+
+    def step(self, m: Machine) -> Tracker | None:
+        of = self.of
+        if of is None:
+            return None
+        if len(of.entries) != len(self.tokens):
+            if of.cls is collections.OrderedDict:
+                m.graph_break("B110", value=f"{of.show()} which changes")
+            m.raise_exception(RuntimeError("dictionary changed size during iteration"))
+        if of.removals != self.removals:
+            m.graph_break("B110", value=f"{of.show()} which changes")
+        if self.index >= len(self.tokens):
+            self.of = None
+            return None
+        self.index += 1
+        token = self.tokens[self.index - 1]
+        key = read(m, of.entries[token][0])
+        if self.kind == "keys":
+            return key
+        value = of.get_token(m, token)
+        assert value is not None
+        return value if self.kind == "values" else TupleTracker([key, value])
+
+    def emit(self, em: Emitter) -> str:
+        of = self.of
+        if of is not None and (of.removals != self.removals or len(of.entries) != len(self.tokens)):
+            raise CannotEmit(self)
+        text = f"{em.value(of) if of is not None else '{}'}.{self.kind}()"
+        name = em.assign("it", f"{'reversed' if self.reverse else 'iter'}({text})", self)
+        if self.index:
+            em.line(f"for _ in range({self.index}): next({name}, None)")
+        return name
+
+
+class SetIterator(IteratorTracker):
+    """Iterator over a set in the order that it has now."""
+
+    __slots__ = ("index", "items", "of")
+
+    def __init__(self, m: Machine, of: SetTracker) -> None:
+        super().__init__()
+        self.items = of.items(m)
+        self.of: SetTracker | None = of
+        self.index = 0
+
+    def python_type(self) -> type:
+        return type(iter(set()))
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.of is None:
+            return None
+        if len(self.of.entries) != len(self.items):
+            m.raise_exception(RuntimeError("Set changed size during iteration"))
+        if self.index >= len(self.items):
+            self.of = None
+            return None
+        self.index += 1
+        return self.items[self.index - 1]
+
+    def emit(self, em: Emitter) -> str:
+        if self.of is None:
+            return em.assign("it", "iter(())", self)
+        if not self.index:
+            return em.assign("it", f"iter({em.value(self.of)})", self)
+        return em.assign("it", f"iter([{', '.join(em.value(item) for item in self.items[self.index :])}])", self)
+
+
 class ItemsIterator(IteratorTracker):
-    """Iterator over items computed in advance (dictionary views, sets, strings, ranges)."""
+    """Iterator over items computed in advance."""
 
     __slots__ = ("index", "items", "kind")
 
@@ -89,58 +207,6 @@ class ItemsIterator(IteratorTracker):
     def emit(self, em: Emitter) -> str:
         rest = self.items[self.index :]
         return em.assign("it", f"iter([{', '.join(em.value(item) for item in rest)}])", self)
-
-
-class DictIterator(IteratorTracker):
-    """Iterator over a dictionary or a view of it: sees values that are replaced while it runs; a change of the keys is CPython's error."""
-
-    __slots__ = ("born", "index", "of", "tokens", "view")
-
-    def __init__(self, m: Machine, of: DictTracker, view: str) -> None:
-        super().__init__()
-        self.born: int | None = m.count  # type: ignore[attr-defined]
-        of.listed()
-        self.of: DictTracker | None = of
-        self.view = view
-        self.index = 0
-        self.tokens = list(of.entries)
-
-    def python_type(self) -> type:
-        return type(iter(getattr({}, self.view)()))
-
-    def step(self, m: Machine) -> Tracker | None:
-        of = self.of
-        if of is None:
-            return None
-        now = list(of.entries)
-        if now != self.tokens:
-            ordered = issubclass(of.cls, collections.OrderedDict)
-            if len(now) == len(self.tokens):
-                m.graph_break("B110", value=of.show())
-            m.raise_exception(
-                RuntimeError("OrderedDict mutated during iteration" if ordered else "dictionary changed size during iteration")
-            )
-        if self.index >= len(now):
-            self.of = None
-            return None
-        token = now[self.index]
-        self.index += 1
-        key = read(m, of.entries[token][0])
-        if self.view == "keys":
-            return key
-        value = of.get_token(m, token)
-        assert value is not None
-        return value if self.view == "values" else TupleTracker([key, value])
-
-    def emit(self, em: Emitter) -> str:
-        if self.of is None:
-            return em.assign("it", "iter(())", self)
-        if list(self.of.entries) != self.tokens:
-            raise CannotEmit(self)  # a new iterator would not notice the change
-        name = em.assign("it", f"iter({em.value(self.of)}.{self.view}())", self)
-        if self.index:
-            em.line(f"for _ in range({self.index}): next({name})")
-        return name
 
 
 class RangeIterator(IteratorTracker):
@@ -394,8 +460,15 @@ class CallableIterator(IteratorTracker):
     def step(self, m: Machine) -> Tracker | None:
         if self.done:
             return None
-        item = m.call(self.fn, [], {})
-        if m.truth(m.apply(operator.eq, item, self.sentinel)):
+        try:
+            item = m.call(self.fn, [], {})
+        except Raised as raised:
+            if not raised.matches(StopIteration):
+                raise
+            self.done = True
+        if self.done:  # by itself, or by a call of itself
+            return None
+        if m.truth(m.apply(operator.eq, self.sentinel, item)):
             self.done = True
             return None
         return item
@@ -513,7 +586,9 @@ def remaining(m: Machine, it: Tracker) -> Iterator[Tracker]:
 def next_or_none(m: Machine, it: Tracker) -> Tracker | None:
     """The next item of an iterator, None at its end; an iterator that capture cannot step breaks."""
     if isinstance(it, IteratorTracker):
-        return it.step(m)
+        item = it.step(m)
+        m.steps += 1
+        return item
     if isinstance(it, ObjectTracker):
         method = find_special(m, it, "__next__")
         if method is not None:

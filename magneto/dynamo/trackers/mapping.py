@@ -112,6 +112,11 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
     m.graph_break("B104", operation="use as a dictionary key", value=key.show())
 
 
+def _real_key(m: Machine, key: Tracker) -> Any:
+    token = key_token(m, key)
+    return token.of if type(token) is Identity else token
+
+
 def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """The items in iteration order, past overrides of a subclass."""
     if isinstance(obj, collections.OrderedDict):
@@ -122,7 +127,7 @@ def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
 class DictTracker(Tracker):
     """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
 
-    __slots__ = ("_listed", "_machine", "_whole", "cls", "default_factory", "entries", "obj", "owner")
+    __slots__ = ("_listed", "_machine", "_whole", "cls", "default_factory", "entries", "obj", "owner", "removals")
 
     def __init__(
         self,
@@ -138,6 +143,7 @@ class DictTracker(Tracker):
         self.obj = obj
         self.owner: Tracker = self
         self.default_factory: Tracker | None = None
+        self.removals = 0  # how often keys were removed or moved
         self._machine = machine
         self._listed = machine is None  # whether the row for the whole key list is there
         self._whole = True  # False: `entries` holds only what was read of `obj`
@@ -278,9 +284,17 @@ class DictTracker(Tracker):
         return self.source is not None or self.owner.source is not None
 
     def put(self, m: Machine, key: Tracker, value: Tracker) -> None:
+        self._keep_order_of_finalisers(m, key)
         self.put_silently(m, key, value)
         if self.logged():
             self._effect(m, "{0}[{1}] = {2}", "{3}.__setitem__({0}, {1}, {2})", key, value)
+
+    def _keep_order_of_finalisers(self, m: Machine, key: Tracker) -> None:
+        """A value that may die here with a finaliser of its own must die now, not when the effects are replayed."""
+        found = self.entries.get(key_token(m, key))
+        old = found[1].obj if found is not None else MISSING if self._whole else dict.get(self.obj, _real_key(m, key), MISSING)
+        if old is not MISSING and hasattr(type(old), "__del__"):
+            m.graph_break("B107", value=self.show(), reason="it drops an object that has a finaliser")
 
     def put_silently(self, m: Machine, key: Tracker, value: Tracker) -> None:
         """Set an entry whose effect the caller logs."""
@@ -292,14 +306,17 @@ class DictTracker(Tracker):
 
     def remove(self, m: Machine, key: Tracker) -> None:
         """Remove a key that is present."""
+        self._keep_order_of_finalisers(m, key)
         self.materialise()
         del self.entries[key_token(m, key)]
+        self.removals += 1
         if self.logged():
             self._effect(m, "del {0}[{1}]", "{2}.__delitem__({0}, {1})", key)
 
     def clear(self, m: Machine) -> None:
         self.listed()
         self.entries.clear()
+        self.removals += 1
         if self.logged():
             self._effect(m, "{0}.clear()", "{1}.clear({0})")
 
@@ -308,6 +325,7 @@ class DictTracker(Tracker):
         self.listed()
         token = key_token(m, key)
         pair = self.entries.pop(token)
+        self.removals += 1
         if last:
             self.entries[token] = pair
         else:

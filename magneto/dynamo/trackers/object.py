@@ -88,6 +88,7 @@ class ObjectTracker(Tracker):
             if value is None:
                 attrs.materialise()
                 attrs.entries.pop(name, None)
+                attrs.removals += 1
             else:
                 attrs.put_silently(m, ConstTracker(name), value)
         if self.source is None:

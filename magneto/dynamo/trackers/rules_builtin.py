@@ -145,10 +145,15 @@ def globals_(m: Machine) -> Any:
 
 
 @rule(super)
-def super_(m: Machine, *args: Tracker) -> Tracker:
+def super_(m: Machine, *args: Tracker) -> Any:
+    """Two arguments, written or implied; whatever else they are, CPython says what is wrong with them."""
+    if len(args) not in (0, 2):
+        return NotImplemented
     cls, owner = args if args else m.super_args()  # type: ignore[attr-defined]
-    assert isinstance(cls, ClassTracker)
-    return SuperTracker(cls.obj, owner)
+    if not isinstance(cls, ClassTracker) or owner is None:
+        return NotImplemented
+    fits = issubclass(owner.python_type(), cls.obj) or (isinstance(owner, ClassTracker) and issubclass(owner.obj, cls.obj))
+    return SuperTracker(cls.obj, owner) if fits else NotImplemented
 
 
 # -- types

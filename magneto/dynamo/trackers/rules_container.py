@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import operator
+import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -25,6 +26,7 @@ from magneto.dynamo.trackers.iterator import (
     IteratorTracker,
     RangeIterator,
     SequenceIterator,
+    SetIterator,
     iterate,
     known_items,
 )
@@ -55,15 +57,15 @@ def raise_key_error(m: Machine, key: Tracker) -> NoReturn:
 
 
 @rule(list)
-def list_(m: Machine, *args: Tracker) -> Tracker:
-    return ListTracker(iterate(m, args[0]) if args else [])
+def list_(m: Machine, items: Tracker | None = None, /) -> Tracker:
+    return ListTracker(iterate(m, items) if items is not None else [])
 
 
 @rule(tuple)
-def tuple_(m: Machine, *args: Tracker) -> Tracker:
-    if args and isinstance(args[0], TupleTracker) and args[0].cls is tuple:
-        return args[0]
-    return TupleTracker(iterate(m, args[0]) if args else [])
+def tuple_(m: Machine, items: Tracker | None = None, /) -> Tracker:
+    if isinstance(items, TupleTracker) and items.cls is tuple:
+        return items
+    return TupleTracker(iterate(m, items) if items is not None else [])
 
 
 @rule(torch.Size)
@@ -106,6 +108,8 @@ def _fill(m: Machine, target: DictTracker, args: tuple[Tracker, ...], kwargs: di
 def pairs_of(m: Machine, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) -> list[tuple[Tracker, Tracker]]:
     """(key, value) pairs of a mapping or iterable of pairs, then of keywords."""
     pairs: list[tuple[Tracker, Tracker]] = []
+    if len(args) > 1:
+        m.graph_break("B101", callee="dict.update", reason="it takes one positional argument")
     if args:
         source = args[0]
         inner = payload_of(source)
@@ -116,8 +120,10 @@ def pairs_of(m: Machine, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) 
             pairs = [(key, m.apply(operator.getitem, source, key)) for key in keys]
         else:
             for item in iterate(m, source):
-                key, value = iterate(m, item)
-                pairs.append((key, value))
+                pair = iterate(m, item)
+                if len(pair) != 2:
+                    m.graph_break("B101", callee="dict.update", reason="an item that is no pair")
+                pairs.append((pair[0], pair[1]))
     return pairs + [(ConstTracker(name), value) for name, value in kwargs.items()]
 
 
@@ -139,6 +145,8 @@ def odict(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
 def defaultdict_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     made = DictTracker(None, collections.defaultdict)
     made.default_factory = args[0] if args else m.const(None)
+    if not _is_none(made.default_factory) and not m.truth(m.apply(callable, made.default_factory)):
+        m.raise_exception(TypeError("first argument must be callable or None"))
     _fill(m, made, args[1:], kwargs)
     return made
 
@@ -147,7 +155,12 @@ def defaultdict_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
 def deque_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     limit = kwargs.get("maxlen") or (args[1] if len(args) > 1 else m.const(None))
     const = limit.try_const()
-    if const is None:
+    if (
+        const is None
+        or len(args) > 2
+        or kwargs.keys() - {"maxlen"}
+        or not (const.value is None or (type(const.value) is int and const.value >= 0))
+    ):
         return NotImplemented
     items = iterate(m, args[0]) if args else []
     kept = items if const.value is None else items[max(0, len(items) - const.value) :]
@@ -155,8 +168,10 @@ def deque_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
 
 
 @rule(slice)
-def slice_(m: Machine, *args: Tracker) -> Tracker:
+def slice_(m: Machine, *args: Tracker) -> Any:
     none = m.const(None)
+    if not 1 <= len(args) <= 3:
+        return NotImplemented
     if len(args) == 1:
         return SliceTracker(none, args[0], none)
     return SliceTracker(args[0], args[1], args[2] if len(args) > 2 else none)
@@ -531,6 +546,8 @@ def isdisjoint(m: Machine, v: Tracker, other: Tracker) -> Any:
 @rule(iter, Tracker)
 def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
     if sentinel:
+        if len(sentinel) > 1 or not m.truth(m.apply(callable, v)):
+            return NotImplemented
         return CallableIterator(v, sentinel[0])
     if isinstance(v, IteratorTracker) or hasattr(v, "next_or_none"):
         return v
@@ -542,6 +559,8 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         return DictIterator(m, v, "keys")
     if isinstance(v, DictViewTracker) and v.of.owner is v.of:
         return DictIterator(m, v.of, v.kind)
+    if isinstance(v, SetTracker):
+        return SetIterator(m, v)
     items = known_items(m, v)
     if items is not None:
         return ItemsIterator(items)
@@ -550,7 +569,10 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         if isinstance(payload_of(v), ConstTracker) and user_method(m, v, "__iter__") is MISSING:
             return m.apply(iter, payload_of(v))
         if method is not None and not _is_none(method):
-            return m.call(method, [], {})
+            made = m.call(method, [], {})
+            if not hasattr(made.python_type(), "__next__"):
+                m.raise_exception(TypeError(f"iter() returned non-iterator of type '{made.python_type().__name__}'"))
+            return made
         if method is None and find_special(m, v, "__getitem__") is not None and "__iter__" not in _names(v):
             return GetItemIterator(v)
     if isinstance(v, ConstTracker) and isinstance(v.read(), enum.Flag):
@@ -580,7 +602,11 @@ def len_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, ObjectTracker):
         method = find_special(m, v, "__len__")
         if method is not None:
-            return m.call(method, [], {})
+            result = m.call(method, [], {})
+            const = result.try_const()
+            if const is None or type(const.value) is not int or const.value < 0:
+                m.graph_break("B104", operation="len()", value=v.show())
+            return result
         m.raise_exception(TypeError(f"object of type '{v.cls.__name__}' has no len()"))
     if isinstance(v, ClassTracker) and hasattr(v.python_type(), "__len__"):
         return m.const(len(v.obj))
@@ -607,6 +633,9 @@ _SPECIAL = {
 }
 
 
+_COPIES = {cls.copy for cls in (ODict, collections.defaultdict, collections.deque, set, frozenset)}  # type: ignore[attr-defined]
+
+
 def _through(fn: Any, target: Any) -> None:
     """Calls of a container's C method mean the operator `target` on the container itself, past overrides of the subclass."""
 
@@ -614,6 +643,11 @@ def _through(fn: Any, target: Any) -> None:
     def body(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
         inner = payload_of(v)
         if inner is v and isinstance(v, ObjectTracker):
+            return NotImplemented
+        if inner is not v and fn in _COPIES:  # the copy is of the subclass
+            return NotImplemented
+        past_order = fn.__objclass__ is dict and fn.__name__ in vars(ODict)
+        if past_order and isinstance(inner, DictTracker) and inner.cls is ODict:
             return NotImplemented
         if inner is v and target is fn:
             return NotImplemented
@@ -634,5 +668,8 @@ for _cls in (list, tuple, dict, ODict, set, frozenset, collections.deque, collec
         elif not _method_name.startswith("__") and callable(_raw):
             _through(_raw, _raw)
     pure(_raw for _name, _raw in vars(_cls).items() if _cls in (tuple, frozenset) and callable(_raw))
+
+for _method_name in ("get", "keys", "values", "items"):
+    _through(vars(types.MappingProxyType)[_method_name], getattr(dict, _method_name))
 
 __all__ = ["MISSING", "sort_items"]

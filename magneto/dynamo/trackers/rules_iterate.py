@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.trackers.attributes import find_special
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Const, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
@@ -23,13 +23,16 @@ from magneto.dynamo.trackers.iterator import (
     ChainIterator,
     CountIterator,
     CycleIterator,
+    DictIterator,
     EnumerateIterator,
     FilterIterator,
     GeneratorTracker,
     ItemsIterator,
     IteratorTracker,
     MapIterator,
+    RangeIterator,
     RepeatIterator,
+    ReverseIterator,
     SequenceIterator,
     SteppedIterator,
     ZipIterator,
@@ -38,7 +41,7 @@ from magneto.dynamo.trackers.iterator import (
     next_or_none,
     remaining,
 )
-from magneto.dynamo.trackers.mapping import SetTracker
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.rules_container import sort_items
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -82,6 +85,8 @@ rule(max, Tracker)(_extreme(max, operator.gt))
 @rule(sum, Tracker)
 def sum_(m: Machine, items: Tracker, start: Tracker | None = None) -> Any:
     total = start if start is not None else m.const(0)
+    if issubclass(total.python_type(), str | bytes | bytearray):
+        return NotImplemented
     for item in iterate(m, items):
         total = m.apply(operator.add, total, item)
     return total
@@ -146,8 +151,8 @@ def range_(m: Machine, *args: Tracker) -> Any:
 
 @rule(enumerate, Tracker)
 def enumerate_(m: Machine, items: Tracker, start: Tracker | None = None) -> Any:
-    const = start.try_const() if start is not None else None
-    return EnumerateIterator(m.apply(iter, items), const.value if const is not None else 0)
+    first = m.apply(operator.index, start).try_const() if start is not None else Const(0)
+    return NotImplemented if first is None else EnumerateIterator(m.apply(iter, items), first.value)
 
 
 @rule(zip)
@@ -178,6 +183,14 @@ def reversed_(m: Machine, v: Tracker) -> Any:
     method = find_special(m, v, "__reversed__") if isinstance(v, ObjectTracker) else None
     if method is not None:
         return m.call(method, [], {})
+    if isinstance(v, (ListTracker, TupleTracker)):
+        return ReverseIterator(v)
+    if isinstance(v, DictTracker):
+        return DictIterator(m, v, "keys", True)
+    if isinstance(v, DictViewTracker):
+        return DictIterator(m, v.of, v.kind, True)
+    if isinstance(v, ConstTracker) and isinstance(v.read(), range):
+        return RangeIterator(v.read()[::-1])
     if isinstance(v, SequenceTracker):
         return SequenceIterator(ListTracker(v.items(m)[::-1]))
     if isinstance(v, ObjectTracker):
@@ -225,7 +238,9 @@ def count(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     start = args[0] if args else kwargs.get("start", m.const(0))
     step = args[1] if len(args) > 1 else kwargs.get("step", m.const(1))
     first, increment = start.try_const(), step.try_const()
-    if first is None or increment is None:
+    if first is None or increment is None or not isinstance(first.value, int | float) or not isinstance(increment.value, int | float):
+        return NotImplemented
+    if len(args) > 2 or kwargs.keys() - {"start", "step"} or (args and "start" in kwargs):
         return NotImplemented
     return CountIterator(first.value, increment.value)
 
@@ -233,6 +248,8 @@ def count(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
 @rule(itertools.repeat, Tracker)
 def repeat(m: Machine, v: Tracker, times: Tracker | None = None) -> Any:
     const = times.try_const() if times is not None else None
+    if times is not None and (const is None or not isinstance(const.value, int)):
+        return NotImplemented
     return RepeatIterator(v, const.value if const is not None else None)
 
 
@@ -266,20 +283,28 @@ def islice(m: Machine, items: Tracker, *bounds: Tracker) -> Any:
 
 
 def _combined(fn: Any) -> None:
-    @rule(fn, Tracker)
+    @rule(fn)
     def body(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-        named = {name: value.try_const().value for name, value in kwargs.items()}  # type: ignore[union-attr]
-        if fn in (itertools.product, itertools.pairwise):
-            pools = [iterate(m, arg) for arg in args]
-            rows = fn(*pools, **named)
-        else:
-            sizes = [arg.try_const().value for arg in args[1:]]  # type: ignore[union-attr]
-            rows = fn(iterate(m, args[0]), *sizes, **named)
-        return ItemsIterator([TupleTracker(row) for row in rows])
+        named = {name: value.try_const() for name, value in kwargs.items()}
+        n_pools = len(args) if fn is itertools.product else 1
+        sizes = [arg.try_const() for arg in args[n_pools:]]
+        if not args or any(not isinstance(c.value if c else None, int | None) or c is None for c in (*named.values(), *sizes)):
+            return NotImplemented
+        pools = [iterate(m, arg) for arg in args[:n_pools]]
+        try:
+            rows = fn(*pools, *(c.value for c in sizes if c), **{name: c.value for name, c in named.items() if c})
+        except Exception as error:
+            m.raise_exception(error)
+        return SteppedIterator(m, fn, (TupleTracker(row) for row in rows))
 
 
-for _fn in (itertools.product, itertools.combinations, itertools.permutations, itertools.pairwise, itertools.combinations_with_replacement):
+for _fn in (itertools.product, itertools.combinations, itertools.permutations, itertools.combinations_with_replacement):
     _combined(_fn)
+
+
+@rule(itertools.pairwise, Tracker)
+def pairwise(m: Machine, items: Tracker, /) -> Any:
+    return SteppedIterator(m, itertools.pairwise, (TupleTracker(pair) for pair in itertools.pairwise(remaining(m, m.apply(iter, items)))))
 
 
 @rule(itertools.zip_longest)

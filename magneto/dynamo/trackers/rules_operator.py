@@ -173,6 +173,10 @@ def _refuse(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Trac
 
 
 def _containers(m: Machine, name: str, a: Tracker, b: Tracker) -> Any:
+    if name == "mul" and isinstance(a, (TupleTracker, ConstTracker)) and a.python_type() is tuple:
+        once = b.try_const()
+        if once is not None and type(once.value) is int and once.value == 1:
+            return a  # the same tuple
     if isinstance(a, ConstTracker) and type(a.value) in (tuple, torch.Size):
         a = TupleTracker(iterate(m, a))
     if isinstance(b, ConstTracker) and type(b.value) in (tuple, torch.Size):
@@ -198,6 +202,8 @@ def _containers(m: Machine, name: str, a: Tracker, b: Tracker) -> Any:
     left, right = _as_set(m, a), _as_set(m, b)
     if left is not None and right is not None and name in ("or", "and", "sub", "xor"):
         return set_algebra(name, left, right)
+    if any(isinstance(v, DictTracker) and v.cls is types.MappingProxyType for v in (a, b)):
+        m.graph_break("B104", operation=name, value="mappingproxy")
     if name == "or" and isinstance(a, DictTracker) and isinstance(b, DictTracker):
         first = b if a.cls is dict else a  # a subclass on the right makes the result
         merged = DictTracker.of(m, a.pairs(m), first.cls)
@@ -355,9 +361,15 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     if isinstance(a, BoundMethodTracker) and isinstance(b, BoundMethodTracker):
         return same(m, a.fn, b.fn) and same(m, a.owner, b.owner)
     for v in (a, b):
-        if isinstance(v, OpaqueTracker) and type(v.obj).__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
+        cls = v.python_type()
+        plain = cls.__eq__ is object.__eq__  # type: ignore[comparison-overlap]
+        if not plain and not (cls in _EQUAL_TO_THEIR_KIND and left.python_type() is not right.python_type()):
             m.graph_break("B104", operation="==", value=v.show())
     return same(m, a, b)
+
+
+_EQUAL_TO_THEIR_KIND = {list, tuple, dict, set, frozenset, str, int, float, bool, complex, bytes, range, slice, types.MethodType}
+"""Builtin types whose == with a value of another kind says False, or asks the other."""
 
 
 def _ordered(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tracker) -> Any:

@@ -101,7 +101,7 @@ class SymbolicMachine:
         self._handled_outside = None
         for held in (self.wrapped, self.overlay, self.generators):
             held.clear()
-        for kept in (self.frames, self.effects, self.contexts, self.recorder.inputs):
+        for kept in (self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs):
             kept.clear()  # type: ignore[attr-defined]
         self.ending = None
 

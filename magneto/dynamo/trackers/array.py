@@ -10,7 +10,7 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held, Source
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
@@ -57,8 +57,7 @@ class ArrayTracker(Tracker):
         super().__init__(source)
         self.tensor = tensor
         self.number = number
-        if obj is not ...:
-            self.obj = obj
+        self.obj = MISSING if obj is ... else obj
 
     def python_type(self) -> type:
         numpy = numpy_module()

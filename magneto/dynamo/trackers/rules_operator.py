@@ -78,12 +78,17 @@ def user_method(m: Machine, v: Tracker, name: str) -> Any:
     """The attribute of the type that gives the operation, where a program defined it; MISSING where it is C code, or absent."""
     if not isinstance(v, (ObjectTracker, ClassTracker)):
         return MISSING
-    raw = find_in_type(m, v.python_type(), name)
+    cls = v.python_type()
+    raw = find_in_type(m, cls, name)
+    if raw is None and any(name in vars(base) for base in cls.__mro__):
+        return None  # `__add__ = None`: the class refuses the operation
     return MISSING if raw is None or isinstance(raw, (types.WrapperDescriptorType, types.MethodDescriptorType)) else raw
 
 
 def ask(m: Machine, v: Tracker, name: str, *args: Tracker) -> Tracker | None:
     """What the special method gives; None for NotImplemented."""
+    if user_method(m, v, name) is None:
+        m.raise_exception(TypeError("'NoneType' object is not callable"))
     method = find_special(m, v, name)
     assert method is not None
     result = m.call(method, args, {})
@@ -98,7 +103,7 @@ def _dunder(m: Machine, name: str, a: Tracker, b: Tracker) -> Tracker | None:
     one, two = a.python_type(), b.python_type()
     if one is two:
         right = MISSING
-    elif right is not MISSING and issubclass(two, one) and right is not find_in_type(m, one, f"__r{name}__"):
+    elif right is not MISSING and one in two.__mro__ and right is not find_in_type(m, one, f"__r{name}__"):
         result = ask(m, b, f"__r{name}__", a)
         if result is not None:
             return result
@@ -315,7 +320,7 @@ def _compared_by_program(m: Machine, name: str, swapped: str, a: Tracker, b: Tra
         return None
     asked = [(a, name, b), (b, swapped, a)]
     one, two = a.python_type(), b.python_type()
-    if one is not two and issubclass(two, one):
+    if one is not two and one in two.__mro__:
         asked.reverse()
     for v, method, other in asked:
         if user_method(m, v, f"__{method}__") is not MISSING:
@@ -363,7 +368,8 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     for v in (a, b):
         cls = v.python_type()
         plain = cls.__eq__ is object.__eq__  # type: ignore[comparison-overlap]
-        if not plain and not (cls in _EQUAL_TO_THEIR_KIND and left.python_type() is not right.python_type()):
+        asked = isinstance(v, ObjectTracker) and isinstance(find_in_type(m, cls, "__eq__"), types.FunctionType)  # and declined
+        if not (plain or asked) and not (cls in _EQUAL_TO_THEIR_KIND and left.python_type() is not right.python_type()):
             m.graph_break("B104", operation="==", value=v.show())
     return same(m, a, b)
 
@@ -454,12 +460,13 @@ def same(m: Machine, a: Tracker, b: Tracker) -> bool:
 
 
 def _same_constants(m: Machine, a: ConstTracker, b: ConstTracker) -> bool:
-    """Identity of equal numbers and texts is that of the objects given; of those computed inside the region, equality."""
+    """Identity of equal numbers and texts is that of the objects given; of those computed inside the region, that of what
+    capture computed as CPython does (of ints, equality: sizes are made anew each time)."""
     x, y = a.read(), b.read()
     if type(x) is not type(y) or type(x) not in (int, float, complex, str, bytes, range) or not same_constant(x, y):
         return x is y
     if type(x) is int and -5 <= x <= 256 or (a.source is None and b.source is None):
-        return x is y or type(x) in (int, str, bytes)
+        return x is y or type(x) is int
     first, second = (a, b) if a.source is not None else (b, a)
     assert first.source is not None
     if second.source is not None:

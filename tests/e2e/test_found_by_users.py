@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import magneto
+from tests.compare import same
 
 BACKENDS = ("eager", "inductor")
 
@@ -157,3 +158,30 @@ def test_handles_of_hooks_made_inside() -> None:
     handle.remove()
     assert torch.equal(y, model(x) * 2) and not model._forward_hooks
     assert not any("laid out by C code" in reason for reason in magneto.stats()["break_reasons"])
+
+
+def test_functions_given_other_code_and_defaults():
+    """Found by the fuzzer: identity of a function says nothing of its code."""
+
+    def source(n):
+        return n + 1
+
+    def scaled(n, k=2):
+        return n * k
+
+    class Holder:
+        def method(self, x):
+            return x + 1
+
+    namespace = {"holder": Holder(), "source": source, "scaled": scaled}
+    exec("def f(x):\n    return source(x), scaled(x), holder.method(x)", namespace)
+    f = namespace["f"]
+    compiled = magneto.optimize("eager")(f)
+    same(f, compiled, torch.ones(2))
+    source.__code__ = (lambda n: n * 3).__code__
+    same(f, compiled, torch.ones(2))
+    scaled.__defaults__ = (5,)
+    same(f, compiled, torch.ones(2))
+    Holder.method.__code__ = (lambda self, x: x * 7).__code__
+    same(f, compiled, torch.ones(2))
+    same(f, compiled, torch.ones(2))

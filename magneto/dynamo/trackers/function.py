@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sysconfig
 import types
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
@@ -98,6 +100,10 @@ class CellTracker(Tracker):
 _TYPE_NAMES = frozenset(dir(types.FunctionType))
 
 
+_LIBRARIES = ("<frozen", *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+"""Where code lies that nobody changes in place: the standard library and installed packages."""
+
+
 class FunctionTracker(Tracker):
     """A Python function: existing (`obj`), or made inside the region by MAKE_FUNCTION."""
 
@@ -151,6 +157,9 @@ class FunctionTracker(Tracker):
             m.guard(Kind.ID_IS, Attr(source, "__globals__"), fn.__globals__)
         elif not isinstance(source, Held):
             m.guard(Kind.ID_IS, source, fn)
+        if not anew and not fn.__code__.co_filename.startswith(_LIBRARIES):  # a program may give its own functions other code, or defaults
+            m.guard(Kind.ID_IS, Attr(source, "__code__"), fn.__code__)
+            m.guard(Kind.ID_IS, Attr(source, "__defaults__"), fn.__defaults__)
 
         def part(attr: str, key: Any, value: Any) -> Source:
             return Item(Attr(source, attr), key) if anew else Held(f"{fn.__name__}.{attr}[{key!r}]", value)

@@ -185,3 +185,16 @@ def test_functions_given_other_code_and_defaults():
     Holder.method.__code__ = (lambda self, x: x * 7).__code__
     same(f, compiled, torch.ones(2))
     same(f, compiled, torch.ones(2))
+
+
+def test_constructors_of_existing_exceptions():
+    """Found by the fuzzer: `super().__init__(text)`, when only the constructor is captured, sets the arguments of the real exception."""
+
+    class Oops(Exception):
+        def __init__(self, text, code=0):
+            super().__init__(text)
+            self.code = code
+
+    error = Exception.__new__(Oops, "a", 3)
+    magneto.optimize("eager")(Oops.__init__)(error, "a", 3)
+    assert (error.args, error.code) == (("a",), 3)

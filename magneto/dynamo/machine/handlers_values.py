@@ -109,7 +109,9 @@ def load_fast_and_clear(m: M, f: SymFrame, i: Instruction) -> None:
 def _let_go(m: M, f: SymFrame, slot: int) -> None:
     """A variable loses its object: where somebody waits for its death (a callback, a finaliser), it must happen here."""
     old = f.locals[slot]
-    obj = MISSING if old is None or isinstance(old, trackers.ConstTracker) else old.obj
+    if old is None or not isinstance(old.source, (Local, Stack)):  # made here, or reached through what holds it
+        return
+    obj = MISSING if isinstance(old, trackers.ConstTracker) else old.obj
     if obj is MISSING or not type(obj).__weakrefoffset__ or isinstance(obj, (torch.Tensor, torch.nn.Module, type)):
         return
     if hasattr(type(obj), "__del__") or any(ref.__callback__ is not None for ref in weakref.getweakrefs(obj)):

@@ -249,7 +249,11 @@ def exception_methods(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapp
     if fn.__name__ != "__init__" or not args or not isinstance(args[0], ExceptionTracker):
         return NotImplemented
     made, base = args[0], fn.__objclass__
-    if exception_members(base):
+    if made.source is not None:  # it exists: the call is made for real
+        if exception_members(base) or kwargs:
+            m.graph_break("B101", callee=f"{base.__qualname__}.__init__", reason="of an existing exception")
+        m.apply(setattr, made, m.const("args"), TupleTracker(list(args[1:])))
+    elif exception_members(base):
         _fill_members(m, made, base, args[1:], kwargs)
     elif kwargs:
         m.raise_exception(TypeError(f"{made.cls.__name__}() takes no keyword arguments"))

@@ -41,6 +41,7 @@ class TrainingPlan:
     captured: Compiled
     replay_outputs: tuple[int, ...] | None  # positions of the differentiable results among the captured graph's outputs
     weak_inputs: tuple[int, ...]  # inputs that a replay needs and nobody else keeps alive
+    holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     backward: Compiled | None = None
     keep: Compiled = field(init=False)
     answer: Compiled = field(init=False)
@@ -63,6 +64,7 @@ def plan_training(
     captured: Compiled,
     parameters: Sequence[int] = (),
     replay: bool = True,
+    holds: Callable[[], bool] | None = None,
 ) -> TrainingPlan:
     """`captured` runs the captured graph in eager; `parameters`: inputs that live as long as their module; `replay`: whether a run of
     `captured` during backward would be the same computation."""
@@ -83,6 +85,7 @@ def plan_training(
         captured,
         _replay_outputs(joint) if replay else None,
         tuple(i for i in range(len(cut.gradients)) if i not in held),
+        holds,
     )
 
 
@@ -126,7 +129,7 @@ class CompiledGraph(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
         kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
             return (None, *_replay(ctx.inputs if plan.replay_outputs is not None else None, plan, gradients))
         tangents = [_tangent(gradients[index], meta) for index, meta in zip(plan.differentiable, plan.tangent_metas, strict=True)]
         if plan.backward is None:
@@ -159,7 +162,8 @@ def _tangent(gradient: torch.Tensor | None, meta: TensorMeta) -> torch.Tensor:
 
 
 def _replay(held: Sequence[Any] | None, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
-    """Backward with create_graph=True: the captured graph runs again in eager, so that autograd can differentiate its backward."""
+    """Backward with create_graph=True, or of functions that read other values by now: the captured graph runs again in eager."""
+    again = torch.is_grad_enabled()
     if held is None or plan.replay_outputs is None:
         raise _cannot_replay(plan, "which writes inputs, draws random numbers or returns views")
     inputs = [x() if isinstance(x, weakref.ref) else x for x in held]
@@ -170,10 +174,11 @@ def _replay(held: Sequence[Any] | None, plan: TrainingPlan, gradients: Sequence[
         outputs = plan.captured(*inputs)
     pairs = [(outputs[place], gradients[index]) for place, index in zip(plan.replay_outputs, plan.differentiable, strict=True)]
     pairs = [(output, gradient) for output, gradient in pairs if gradient is not None]
-    found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=True, allow_unused=True)
+    found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=again, allow_unused=True)
     by_input = dict(zip(wanted, found, strict=True))
     return [by_input.get(i) for i in range(len(inputs))]
 
 
 def _cannot_replay(plan: TrainingPlan, why: str) -> UserError:
-    return UserError("U006", function="backward", reason=f"create_graph=True through graph {plan.name}, {why}")
+    what = "create_graph=True" if torch.is_grad_enabled() else "a module's value, changed since the forward, is read by a custom backward"
+    return UserError("U006", function="backward", reason=f"{what}: graph {plan.name}, {why}")

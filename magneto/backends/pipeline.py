@@ -128,8 +128,9 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
         with timer("backend"):
             return compile_backward(graph, name, backward_passes)
 
-    parameters = unit.gm.meta.get("magneto", {}).get("parameter_inputs", ())
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), parameters, not unit.autocast)
+    meta = unit.gm.meta.get("magneto", {})
+    parameters, holds = meta.get("parameter_inputs", ()), meta.get("backward_holds")
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), parameters, not unit.autocast, holds)
     return replace(unit, compiled=training_function(plan))
 
 

@@ -14,6 +14,7 @@ from tests.python.gradients import P, compare
 
 SAID: list[str] = []
 FACTOR = 3.0
+TENSOR = torch.tensor([1.0, 2.0, 3.0])
 COUNTS = {"forward": 0}
 
 
@@ -387,6 +388,16 @@ def _reads(x):
     return Reads.apply(x) * 2
 
 
+class ReadsTensor(Reads):
+    @staticmethod
+    def backward(ctx, g):
+        return g * TENSOR
+
+
+def _reads_tensor(x):
+    return ReadsTensor.apply(x) * 2
+
+
 def _unmaterialised(x):
     a, b = Unmaterialised.apply(x)
     return a
@@ -405,7 +416,7 @@ def _wrong(x):
     [
         (_says, (P(3),), "side effect"),
         (_says_back, (P(3),), "side effect"),
-        (_reads, (P(3),), "may change before it runs"),
+        (_reads_tensor, (P(3),), "may change before it runs"),
         (_unmaterialised, (P(3),), "None in place of gradients"),
         (_values, (P(3),), "item"),
         (_wrong, (P(3),), "it raises ValueError('never')"),
@@ -501,6 +512,20 @@ def test_double_backward():
         (first,) = torch.autograd.grad(magneto.optimize(backend, nopython=True)(fn)(x), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
         assert torch.allclose(second, 6 * x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_number_that_backward_reads(backend, monkeypatch):
+    """It is part of the graph; a backward that finds another one runs the program's own function."""
+    compare(_reads, P(3), graphs=1, backends=(backend,))
+    compiled = magneto.optimize(backend, nopython=True)(_reads)
+    for later in (3.0, 5.0, 3.0):
+        x = P(3)
+        monkeypatch.setitem(globals(), "FACTOR", 3.0)
+        y = compiled(x).sum()
+        monkeypatch.setitem(globals(), "FACTOR", later)
+        y.backward()
+        assert torch.equal(x.grad, torch.full((3,), 2 * later))
 
 
 def test_gradient_needed_or_not_are_two_variants():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import magneto
@@ -469,3 +470,34 @@ def test_ensemble():
 def test_inductor():
     compare(per_sample, P(3, 4), P(4, 2), graphs=1, backends=("inductor",))
     compare(nested_grad, P(3, 4), graphs=1, backends=("inductor",))
+
+
+def recurrence(a, b):
+    def combine(left, right):
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    _, states = associative_scan(combine, (a, b * 2), dim=1, combine_mode="generic")
+    return states[:, -1] + a.sum()
+
+
+def running(tree):
+    def combine(left, right):
+        return {"sum": left["sum"] + right["sum"], "most": torch.maximum(left["most"], right["most"])}
+
+    return associative_scan(combine, tree, dim=0, reverse=True, combine_mode="generic")
+
+
+@pytest.mark.parametrize("fn, args", [(recurrence, (P(2, 7, 3), P(2, 7, 3))), (running, ({"sum": P(5, 2), "most": P(5, 2)},))])
+def test_associative_scan(fn, args):
+    compare(fn, *args, graphs=1, backends=("eager", "aot_eager", "inductor"))
+
+
+def test_associative_scan_of_a_function_that_breaks():
+    def fn(x):
+        def combine(left, right):
+            SAID.append("combine")
+            return left + right
+
+        return associative_scan(combine, (x,), dim=0, combine_mode="generic")[0] * 2
+
+    compare(fn, torch.ones(4), graphs=None, breaks="a side effect")

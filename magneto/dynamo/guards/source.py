@@ -141,3 +141,10 @@ class KeyAt(Source):
 
     def text(self) -> str:
         return f"list({self.of.text()})[{self.index}]"
+
+
+def root_of(source: Source | None) -> Source | None:
+    """Where a path starts."""
+    while source is not None and source.base() is not None:
+        source = source.base()
+    return source

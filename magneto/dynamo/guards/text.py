@@ -208,6 +208,14 @@ def check_text(guards: GuardSet) -> tuple[str, dict[str, Any]]:
     return "\n".join(lines) + "\n", writer.constants
 
 
+def holds_later(guards: GuardSet) -> Callable[[], bool] | None:
+    """Whether rows that need no frame hold when it is called; None without rows."""
+    if not guards.rows:
+        return None
+    check, nothing = check_function(guards), reading.Frame(())
+    return lambda: check(nothing) == HOLD
+
+
 def check_function(guards: GuardSet) -> Callable[[reading.Frame], int]:
     """The guard set as a Python function of a reading.Frame: index of the first failing row, or HOLD."""
     text, constants = check_text(guards)

@@ -55,6 +55,7 @@ class SymbolicMachine:
         self.forced = forced
         self.unbound, self.null = unbound, null
         self.guards = GuardSet()
+        self.read_by_backward = GuardSet()  # rows that must still hold when a custom backward of the graph runs
         self.recorder = Recorder(self)
         self.frames: list[SymFrame] = []
         self.entry_stack: list[Tracker] = []

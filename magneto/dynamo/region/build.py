@@ -20,6 +20,7 @@ from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.guards.text import holds_later
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Ending, Restart
@@ -162,6 +163,7 @@ class _Builder:
             "stack": tuple(frame.where() for frame in self.machine.frames),
             "grad_enabled": recorder.initial_grad_mode,
             "parameter_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if isinstance(t.obj, torch.nn.Parameter)),
+            "backward_holds": holds_later(self.machine.read_by_backward),
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
         }
         call = f"graph({', '.join(self._input(tracker) for _, tracker in recorder.inputs)})"

@@ -30,7 +30,7 @@ from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker,
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker, has_class_rows
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker, object_token
-from magneto.dynamo.trackers.marked import MarkedTracker
+from magneto.dynamo.trackers.marked import SCAN, MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, WeakRefTracker, instance_dict
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
@@ -205,7 +205,7 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
     if obj is torch.nn.Module.__init__ and obj is not _MODULE_INIT:  # Dynamo puts its own round it, which counts modules
         _same(m, obj, source)
         return FunctionTracker.existing(m, _MODULE_INIT, Held("Module.__init__", _MODULE_INIT))  # type: ignore[arg-type]
-    if (obj.__module__ is not None and obj.__module__.startswith(NOT_FOLLOWED)) or obj.__code__.co_filename.startswith(_NOT_FOLLOWED_FILES):
+    if _not_followed(obj):
         _same(m, obj, source)
         return MarkedTracker(obj, DISABLE, source)
     return FunctionTracker.existing(m, obj, source)
@@ -218,6 +218,13 @@ _MODULE_INIT = torch.nn.Module.__init__
 NOT_FOLLOWED = ("torch._functorch", "torch._higher_order_ops", "torch._dynamo", "torch._inductor", "torch.fx", "torch.distributed")
 """Modules whose functions are called between two graphs: transforms and compilers, not models."""
 _NOT_FOLLOWED_FILES = tuple(os.path.join(os.path.dirname(torch.__file__), *name.split(".")[1:]) for name in NOT_FOLLOWED)
+
+
+def _not_followed(obj: types.FunctionType) -> bool:
+    module = obj.__module__ or ""
+    if module == SCAN and obj.__name__ != SCAN.rpartition(".")[2]:
+        return False
+    return module.startswith(NOT_FOLLOWED) or obj.__code__.co_filename.startswith(_NOT_FOLLOWED_FILES)
 
 
 def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.guards.source import Source
-from magneto.dynamo.marks import ALLOW, BREAK, CONSTANT, SKIP
+from magneto.dynamo.guards.source import Held, Source
+from magneto.dynamo.marks import ALLOW, BREAK, CONSTANT, DISABLE, SKIP
 from magneto.dynamo.trackers.base import Tracker
-from magneto.dynamo.trackers.function import BuiltinTracker
+from magneto.dynamo.trackers.function import BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import held
 from magneto.dynamo.trackers.torch_calls import lower, record
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
 
+SCAN = "torch._higher_order_ops.associative_scan"
+"""A function of this module is Python round tensor operations: followed as a whole, or called between two graphs."""
 _COMPILERS = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_higher_order_ops", "_dynamo", "_inductor"))
 
 
@@ -48,6 +50,8 @@ class MarkedTracker(BuiltinTracker):
         if self.mark == BREAK:
             const = args[0].try_const() if args else None
             m.graph_break("B113", reason=f": {const.value}" if const is not None else "")
+        if self.mark == DISABLE and getattr(self.obj, "__module__", None) == SCAN:
+            return m.inline(FunctionTracker.existing(m, self.obj, Held("associative_scan", self.obj)), args, kwargs)  # type: ignore[arg-type]
         m.graph_break("B106", callee=self.show())
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import FunctionCtx, _SingleLevelFunction
 
 from magneto.dynamo.guards.rows import GuardSet, Kind
-from magneto.dynamo.guards.source import Held
+from magneto.dynamo.guards.source import Held, root_of
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
@@ -33,6 +33,8 @@ _APPLY = getattr(_APPLY, "__func__", _APPLY)  # torch 2.15 has a class method of
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FIXED = frozenset({Kind.ID_IS, Kind.TYPE_IS, Kind.TYPE_VERSION, Kind.STATE, Kind.SAME})
 """Rows of what hardly changes between a forward and its backward: code, classes, modules."""
+_CHECKED_AGAIN = frozenset({Kind.EQUALS, Kind.LENGTH, Kind.KEYS, Kind.KEY_ABSENT, Kind.ABSENT, Kind.PRESENT})
+"""Rows that a compiled backward checks when it runs, where no frame is needed for that: constants of modules."""
 
 
 class ContextTracker(ObjectTracker):
@@ -174,7 +176,11 @@ def _backward(m: Machine, body: Any, klass: ClassTracker, context: ContextTracke
         fixed = (
             row.kind in _FIXED or isinstance(row.source, Held) or row.user_line.startswith(_TORCH)
         )  # the latter: parameters of decorators
-        if not fixed:
+        if fixed:
+            continue
+        if row.kind in _CHECKED_AGAIN and isinstance(root_of(row.source), Held):
+            machine.read_by_backward.add(row)
+        else:
             body.refuse(f"its backward reads {row.source.text()}, which may change before it runs")
 
 

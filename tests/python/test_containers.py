@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import magneto
+from tests.compare import Capturing, same
 from tests.python.programs import Program, Programs, X, Y, check
 
 programs = Programs()
@@ -313,6 +315,29 @@ def sorting_an_argument(items, x):
     items.reverse()
     items.extend(i for i in range(2))
     return x * items[0]
+
+
+@programs.add({(list, 1): 5.0, (len, (dict, 2)): 3.0}, X)
+def keys_that_hold_classes_and_functions(table, x):
+    return x * table[(list, 1)] + table.get((len, (dict, 2)), 7.0) + table.get((len, (dict, 3)), 11.0), (list, 1) in table, (dict, 1) in table
+
+
+def test_presence_is_guarded_key_by_key():
+    """A dictionary that grows elsewhere is no reason to compile again; one that loses the key is."""
+
+    def fn(x, table):
+        return x + 1 if list in table and "a" in table else x - 1
+
+    backend = Capturing()
+    compiled = magneto.optimize(backend, nopython=True)(fn)
+    table = {list: 1, "a": 2}
+    same(fn, compiled, X, table)
+    same(fn, compiled, X, table | {dict: 1, "b": 3})
+    assert len(backend.graphs) == 1
+    same(fn, compiled, X, {list: 1, "b": 2})
+    same(fn, compiled, X, {"a": 1, dict: 2})
+    same(fn, compiled, X, {"a": 5, list: None})
+    assert len(backend.graphs) == 2 + 1
 
 
 @pytest.mark.parametrize("program", programs, ids=programs.ids())

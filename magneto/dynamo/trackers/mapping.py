@@ -117,6 +117,16 @@ def _real_key(m: Machine, key: Tracker) -> Any:
     return token.of if type(token) is Identity else token
 
 
+def real_key(token: Hashable) -> Any:
+    """The key itself, as far as it exists outside of the region; else MISSING, which is in no dictionary."""
+    if type(token) is Identity:
+        return MISSING if isinstance(token.of, Tracker) else token.of
+    if type(token) is tuple:
+        parts = tuple(real_key(item) for item in token)
+        return MISSING if any(part is MISSING for part in parts) else parts
+    return token
+
+
 def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """The items in iteration order, past overrides of a subclass."""
     if isinstance(obj, collections.OrderedDict):
@@ -219,7 +229,7 @@ class DictTracker(Tracker):
         self._searchable(m, token)
         found = self.entries.get(token)
         if found is None and not self._whole:
-            real = token.of if type(token) is Identity else token
+            real = real_key(token)
             if dict.__contains__(self.obj, real):
                 assert self.source is not None
                 value = m.wrap(dict.__getitem__(self.obj, real), Item(self.source, real))
@@ -242,7 +252,7 @@ class DictTracker(Tracker):
     def _absent(self, m: Machine, token: Hashable, key: Tracker | None) -> None:
         if self._listed or self.obj is MISSING:
             return
-        real = token if key is None else (const.value if (const := key.try_const()) is not None else key.obj)
+        real = real_key(token)
         if real is MISSING:
             self.listed()
             return
@@ -251,15 +261,17 @@ class DictTracker(Tracker):
         m.guard(Kind.KEY_ABSENT, self.source or self.owner.source, real)
 
     def has(self, m: Machine, key: Tracker) -> bool:
-        """Whether a key is there; presence of a key nobody read needs the key list."""
+        """Whether a key is there; its value is not read."""
         token = key_token(m, key)
         self._searchable(m, token)
-        if not self._whole and token not in self.entries:
-            self.materialise()
         if token in self.entries:
             entry = self.entries[token][1]
-            if type(entry) is Later:
-                self.listed()
+            if type(entry) is Later and not self._listed:
+                m.guard(Kind.PRESENT, entry.source, None)
+            return True
+        if not self._whole and dict.__contains__(self.obj, real := real_key(token)):
+            assert self.source is not None
+            m.guard(Kind.PRESENT, Item(self.source, real), None)
             return True
         self._absent(m, token, key)
         return False

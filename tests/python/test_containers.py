@@ -319,7 +319,11 @@ def sorting_an_argument(items, x):
 
 @programs.add({(list, 1): 5.0, (len, (dict, 2)): 3.0}, X)
 def keys_that_hold_classes_and_functions(table, x):
-    return x * table[(list, 1)] + table.get((len, (dict, 2)), 7.0) + table.get((len, (dict, 3)), 11.0), (list, 1) in table, (dict, 1) in table
+    return (
+        x * table[(list, 1)] + table.get((len, (dict, 2)), 7.0) + table.get((len, (dict, 3)), 11.0),
+        (list, 1) in table,
+        (dict, 1) in table,
+    )
 
 
 def test_presence_is_guarded_key_by_key():

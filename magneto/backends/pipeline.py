@@ -18,6 +18,7 @@ from torch import fx
 from magneto.aot_autograd.call import as_function, without_autocast, without_grad
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
+from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
 from magneto.aot_autograd.training import plan_training, training_function
@@ -189,6 +190,8 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
     """The callable for `gm`: a functional graph goes through the passes `half`. Where the compiler does not apply, `gm` itself."""
     with timer("backend"):
         try:
+            if any(node.target in _INFERENCE for node in gm.graph.nodes):
+                return _in_inference_mode(gm, example_inputs, half)
             autocast = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
             recipe = training(half) if needs_grad(gm, example_inputs) else inference(half)
             unit = Unit(gm, tuple(example_inputs), name_of(gm), torch.is_grad_enabled(), autocast)
@@ -197,6 +200,33 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
             return recover(gm, error)
     assert unit.compiled is not None
     return unit.compiled if unit.joint is None or unit.grad_enabled else _in_grad_mode(unit.compiled)
+
+
+_INFERENCE = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)
+
+
+def _in_inference_mode(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tuple[Pass, ...]) -> Compiled:
+    """A graph that is one block of inference mode is compiled without it, and called in it."""
+    calls = [node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    first, *body, last = calls
+    if (first.target, last.target) != _INFERENCE or first.args[0] is not True or any(node.target in _INFERENCE for node in body):
+        raise Refusal("it enters inference mode for a part of its operations")
+    inner = fx.GraphModule(gm, fx.Graph())
+    copies: dict[fx.Node, fx.Node] = {}
+    result = inner.graph.graph_copy(gm.graph, copies)
+    inner.graph.output(result)
+    for node in (last, first):
+        inner.graph.erase_node(copies[node])
+    inner.recompile()
+    inner.meta.update(gm.meta)
+    with torch.inference_mode():
+        compiled = compile_captured(inner, example_inputs, half)
+
+    def run(*inputs: Any) -> Any:
+        with torch.inference_mode():
+            return compiled(*inputs)
+
+    return run
 
 
 def _in_grad_mode(compiled: Compiled) -> Compiled:

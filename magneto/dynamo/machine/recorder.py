@@ -38,6 +38,9 @@ class Recorder:
         self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
+        self.inference_mode = torch.is_inference_mode_enabled()
+        self.inference_tensors = self.inference_mode  # whether there may be any
+        self.inferences: list[tuple[fx.Node, bool, bool]] = []  # what was entered here, and inference and grad mode before
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
         self._present: dict[fx.Node, TensorMeta] = {}  # what is known of a node's tensor now: writes in place change it
         self._numbers: dict[Any, trackers.NumberInput] = {}
@@ -184,6 +187,18 @@ class Recorder:
         if flag != self.grad_mode:
             self.grad_mode = flag
             self.mode_node(torch._C._set_grad_enabled, flag)
+
+    def enter_inference(self, flag: bool) -> None:
+        """Inference mode for the operations recorded from now on (nested)."""
+        node = self._mode_call(torch.autograd.grad_mode._enter_inference_mode, flag)
+        self.inferences.append((node, self.inference_mode, self.grad_mode))
+        self.inference_mode, self.grad_mode = flag, not flag
+        self.inference_tensors = True
+
+    def exit_inference(self) -> None:
+        """Leave the innermost inference mode of this region."""
+        node, self.inference_mode, self.grad_mode = self.inferences.pop()
+        self._mode_call(torch.autograd.grad_mode._exit_inference_mode, node)
 
     def enter_autocast(self, device_type: str, dtype: torch.dtype, enabled: bool, cache_enabled: bool) -> None:
         """Autocast for the operations recorded from now on (nested)."""

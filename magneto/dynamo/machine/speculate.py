@@ -32,6 +32,7 @@ class BodyRecorder(Recorder):
         self.around = around
         self.initial_grad_mode = self.grad_mode = grad_mode
         self.autocasts = list(around.autocasts)
+        self.inference_mode, self.inference_tensors = around.inference_mode, around.inference_tensors
         self.transformed = transformed or around.transformed
         self.lifted: dict[int, tuple[trackers.TensorTracker, fx.Node]] = {}
         self._placeholders = 0

@@ -28,7 +28,7 @@ from magneto.dynamo.region import runtime
 from magneto.dynamo.region.emit import RegionEmitter
 from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
 from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.context import GradModeTracker
+from magneto.dynamo.trackers.context import GradModeTracker, InferenceModeTracker
 from magneto.dynamo.trackers.lazy_number import NAMES as NUMBER_NAMES
 from magneto.dynamo.trackers.lazy_number import typed
 from magneto.dynamo.trackers.lifted import as_tensor
@@ -103,6 +103,8 @@ class _Builder:
                     if context.previous != grad_mode:  # it remembers the mode that it finds
                         em.line(f"set_grad({context.previous})")
                     grad_mode = context.flag
+                if isinstance(context, InferenceModeTracker):
+                    grad_mode = not context.flag
                 em.line(f"{em.value(context)}.__enter__()")
             if recorder.grad_mode != grad_mode or recorder.grad_mode != recorder.initial_grad_mode:
                 em.line(f"set_grad({recorder.grad_mode})")
@@ -154,6 +156,8 @@ class _Builder:
             return [], None, []
         while recorder.autocasts:
             recorder.exit_autocast()
+        while recorder.inferences:
+            recorder.exit_inference()
         if recorder.grad_mode != recorder.initial_grad_mode:
             recorder.mode_node(torch._C._set_grad_enabled, recorder.initial_grad_mode)
         recorder.graph.output(tuple(outputs))

@@ -310,9 +310,50 @@ def default(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     m.graph_break("B101", callee="a function of torch", reason="it changes what operations mean from here on")
 
 
+class InferenceModeTracker(ModeTracker):
+    """torch.inference_mode(flag): entering it decides on gradients too."""
+
+    __slots__ = ("flag",)
+
+    def __init__(self, flag: bool) -> None:
+        super().__init__(torch.inference_mode)
+        self.flag = flag
+
+    def enter(self, m: Machine) -> None:
+        m.contexts.append(self)  # type: ignore[attr-defined]
+        m.recorder.enter_inference(self.flag)  # type: ignore[attr-defined]
+
+    def exit(self, m: Machine) -> None:
+        if not m.contexts or m.contexts[-1] is not self:  # type: ignore[attr-defined]
+            m.graph_break("B111", value=self.show())
+        m.contexts.pop()  # type: ignore[attr-defined]
+        m.recorder.exit_inference()  # type: ignore[attr-defined]
+
+    def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
+        return _decorate(m, self.cls, args)
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("mode", f"{em.const(torch.inference_mode, 'inference_mode')}({self.flag})", self)
+
+
 @rule(torch.inference_mode)
-def inference_mode(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    m.graph_break("B111", value="torch.inference_mode()")
+def inference_mode(m: Machine, mode: Tracker | None = None) -> Tracker:
+    const = mode.try_const() if mode is not None else None
+    if mode is not None and (const is None or type(const.value) is not bool):
+        return _decorate(m, torch.inference_mode, (mode,))
+    return InferenceModeTracker(const is None or const.value)
+
+
+@rule((torch.inference_mode.__enter__, torch.inference_mode.__exit__), Tracker)
+def existing_inference_mode(m: Machine, v: Tracker, *args: Tracker) -> Any:
+    """What an object that exists outside goes back to is known to itself only."""
+    m.graph_break("B111", value=v.show())
+
+
+@rule(torch.is_inference_mode_enabled)
+def is_inference_mode_enabled(m: Machine) -> Tracker:
+    m.grad_enabled()  # type: ignore[attr-defined]
+    return m.const(m.recorder.inference_mode)  # type: ignore[attr-defined]
 
 
 def _decorate(m: Machine, cls: type, args: Sequence[Tracker]) -> Tracker:

@@ -85,7 +85,6 @@ METHODS: dict[str, Callable[[TensorMeta], Any]] = {
     "is_signed": lambda t: t.dtype.is_signed,
     "is_conj": lambda t: False,
     "is_neg": lambda t: False,
-    "is_inference": lambda t: False,
     "is_coalesced": lambda t: False,
     "has_names": lambda t: False,
     "storage_offset": lambda t: t.storage_offset,

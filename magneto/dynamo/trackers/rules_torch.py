@@ -43,8 +43,19 @@ def _meta_function(name: str) -> None:
             return m.const(METHODS[name](v.meta))
 
 
-for _name in ("is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference", "numel"):
+for _name in ("is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "numel"):
     _meta_function(_name)
+
+
+@rule((torch.is_inference, torch.Tensor.is_inference), TensorTracker)
+def is_inference(m: Machine, v: TensorTracker) -> Tracker:
+    """A tensor made here is one where inference mode was on, unless it is a view of one that is none."""
+    if v.obj is not MISSING:
+        return m.const(v.obj.is_inference())
+    m.grad_enabled()  # type: ignore[attr-defined]
+    if m.recorder.inference_tensors:  # type: ignore[attr-defined]
+        m.graph_break("B102", operation="Tensor.is_inference")
+    return m.const(False)
 
 
 @rule(torch.is_same_size, TensorTracker, TensorTracker)
@@ -85,7 +96,6 @@ _always(
     torch.compiler.is_exporting,
     torch.onnx.is_in_onnx_export,
     torch._C._is_torch_function_mode_enabled if hasattr(torch._C, "_is_torch_function_mode_enabled") else None,
-    torch.is_inference_mode_enabled,
     torch._C._functorch.is_functorch_wrapped_tensor,
 )
 _always(None, torch._C._log_api_usage_once, torch._assert_async)

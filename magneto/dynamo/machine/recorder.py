@@ -38,6 +38,7 @@ class Recorder:
         self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
+        self.shown: list[trackers.TensorTracker] = []
         self.inference_mode = torch.is_inference_mode_enabled()
         self.inference_tensors = self.inference_mode  # whether there may be any
         self.inferences: list[tuple[fx.Node, bool, bool]] = []  # what was entered here, and inference and grad mode before
@@ -127,7 +128,7 @@ class Recorder:
             self._join_views(args, kwargs, result, tracked, _name(target) != "detach")
         gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
         for path in mutated:
-            self._mark_mutated(args, kwargs, path, gradient)
+            self._mark_mutated(args, kwargs, path, gradient and path[0] in _DIFFERENTIABLE)
         return tracked
 
     def _sizes_settled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -244,10 +245,17 @@ class Recorder:
     def _mark_mutated(self, args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...], gradient: bool) -> None:
         value = _at(args, kwargs, path)
         if isinstance(value, trackers.TensorTracker):
-            self.mutated.update(value.memory or (value,))
+            memory = value.memory or (value,)
+            if any(tensor is shown for tensor in memory for shown in self.shown):
+                self.machine.restart_before("a write", "the tensor has been printed")
+            self.mutated.update(memory)
             if gradient and not value.meta.requires_grad and value.meta.dtype.is_floating_point:
                 value.meta = value.meta.with_(requires_grad=True, is_leaf=False)
             trackers.written(value)
+
+    def show(self, tracker: trackers.TensorTracker) -> None:
+        """The tensor is printed at the region's end: no later operation of the region may write to it."""
+        self.shown.append(tracker)
 
     def _join_views(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: FakeResult, tracked: Tracker, views: bool) -> None:
         """Tell results that are views of arguments: a later write through one changes what autograd knows of the others."""
@@ -317,6 +325,8 @@ class Recorder:
                 tracker.node = None
 
 
+_DIFFERENTIABLE = (0, "self", "input", "out")
+"""Arguments through whose writes gradients flow; running statistics are written past autograd."""
 _AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 

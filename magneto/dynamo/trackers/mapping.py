@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, Item, KeyAt, Source
+from magneto.dynamo.guards.source import Held, InstanceDict, Item, KeyAt, Source
 from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker, read
 from magneto.dynamo.trackers.constant import VALUE_TYPES, ConstTracker, is_constant
 from magneto.dynamo.trackers.container import TupleTracker
@@ -137,7 +137,7 @@ def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
 class DictTracker(Tracker):
     """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
 
-    __slots__ = ("_listed", "_machine", "_whole", "cls", "default_factory", "entries", "obj", "owner", "removals")
+    __slots__ = ("_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "obj", "owner", "removals")
 
     def __init__(
         self,
@@ -153,6 +153,7 @@ class DictTracker(Tracker):
         self.obj = obj
         self.owner: Tracker = self
         self.default_factory: Tracker | None = None
+        self.attrs: DictTracker | None = None  # attributes of an OrderedDict
         self.removals = 0  # how often keys were removed or moved
         self._machine = machine
         self._listed = machine is None  # whether the row for the whole key list is there
@@ -195,7 +196,29 @@ class DictTracker(Tracker):
         return self.cls
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        if name == "__dict__" and self.cls is collections.OrderedDict:
+            return self.namespace()
         return self.default_factory if name == "default_factory" else None
+
+    def namespace(self) -> DictTracker | None:
+        """Attributes: an OrderedDict has some (`state_dict()._metadata`)."""
+        if self.attrs is None and self.cls is collections.OrderedDict and self.owner is self:
+            known = self._machine is not None and self.source is not None
+            self.attrs = DictTracker.existing(vars(self.obj), InstanceDict(self.source), self._machine, dict) if known else DictTracker()  # type: ignore[arg-type]
+        return self.attrs
+
+    def instance_attr(self, m: Machine, name: str) -> Tracker | None:
+        namespace = self.namespace()
+        return None if namespace is None else namespace.get_token(m, name)
+
+    def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
+        namespace = self.namespace()
+        if namespace is None or value is None or hasattr(self.cls, name) or not name.isidentifier():
+            return False
+        namespace.put_silently(m, ConstTracker(name), value)
+        if self.source is not None:
+            m.effect(f"{{0}}.{name} = {{1}}", self, value)
+        return True
 
     def listed(self) -> None:
         """Somebody learnt all keys (or how many, or their order)."""
@@ -366,6 +389,8 @@ class DictTracker(Tracker):
         else:
             name = em.assign("d", f"{em.const(self.cls, self.cls.__name__)}()", self)
         self.fill(em, name)
+        if self.attrs is not None:
+            self.attrs.fill(em, f"vars({name})")
         return name
 
     def fill(self, em: Emitter, name: str, setitem: str | None = None) -> None:

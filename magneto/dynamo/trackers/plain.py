@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from magneto.dynamo.trackers.base import Const, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, SequenceTracker
@@ -37,6 +39,8 @@ def _plain(m: Machine, v: Tracker, outer: tuple[int, ...]) -> Any:
         items = [_plain(m, item, inner) for item in v.items(m)]
         if isinstance(v, DequeTracker):
             return collections.deque(items, v.maxlen)
+        if v.cls is torch.Size:
+            return torch.Size(items)
         if v.cls is not list and v.cls.__new__ is not tuple.__new__ and not hasattr(v.cls, "_fields"):  # type: ignore[comparison-overlap]
             raise _Unknown  # a structure laid out by C
         return items if v.cls is list else tuple.__new__(v.cls, items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
@@ -37,6 +37,19 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
     return None if value is MISSING else held(m, value, f"{obj.__name__}.{name}")
 
 
+class Named(Tracker):
+    """A module's globals as operand of an effect."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: dict[str, Any]) -> None:
+        super().__init__()
+        self.obj = obj
+
+    def emit(self, em: Emitter) -> str:
+        return em.const(self.obj, "globals")
+
+
 class PyModuleTracker(Tracker):
     """A Python module."""
 
@@ -51,6 +64,18 @@ class PyModuleTracker(Tracker):
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         return module_attr(m, self, name)
+
+    def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
+        """As a `global` statement of a function of the module does. Modules whose functions nobody guards are left to the program."""
+        if type(self.obj) is not types.ModuleType or self.obj.__name__.partition(".")[0] in _UNGUARDED or name.startswith("__"):
+            return False
+        namespace = vars(self.obj)
+        if value is None and module_attr(m, self, name) is None:
+            return False
+        m.overlay[(id(namespace), name)] = value  # type: ignore[attr-defined]
+        text = f"[{name!r}]"
+        m.effect(f"del {{0}}{text}" if value is None else f"{{0}}{text} = {{1}}", Named(namespace), *([] if value is None else [value]))
+        return True
 
     def emit(self, em: Emitter) -> str:
         return em.const(self.obj, self.obj.__name__.rpartition(".")[2])

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.attributes import generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -268,27 +267,6 @@ def id_(m: Machine, v: Tracker) -> Any:
 @rule(typing.cast, Tracker, Tracker)
 def cast(m: Machine, cls: Tracker, v: Tracker) -> Tracker:
     return v
-
-
-def _log(name: str, level: int) -> None:
-    """A logger's method: nothing where the level is off (guarded), otherwise an effect where capture knows the message."""
-
-    @rule(getattr(logging.Logger, name), ObjectTracker)
-    def body(m: Machine, v: ObjectTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-        if v.obj is MISSING:
-            return NotImplemented
-        enabled = v.obj.isEnabledFor(level)
-        m.guard(Kind.STATE, None, (f"{v.obj.name}.isEnabledFor", v.obj.isEnabledFor, (level,), enabled))
-        if not enabled:
-            return None
-        if kwargs or any(arg.try_const() is None for arg in args):
-            return NotImplemented
-        m.effect(f"{{0}}.{name}({', '.join(f'{{{i}}}' for i in range(1, len(args) + 1))})", v, *args)
-        return None
-
-
-for _name, _level in (("debug", 10), ("info", 20), ("warning", 30), ("error", 40), ("critical", 50)):
-    _log(_name, _level)
 
 
 _LIBRARY = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")

@@ -73,7 +73,7 @@ def _class_of(m: Machine, v: Tracker) -> Tracker:
 
 def _state(m: Machine, v: Tracker) -> Tracker:
     """The instance dictionary of a subclass, None otherwise."""
-    attrs = v.attrs(m) if isinstance(v, ObjectTracker) else None
+    attrs = v.attrs(m) if isinstance(v, ObjectTracker) else v.namespace() if isinstance(v, DictTracker) else None
     return attrs if attrs is not None and attrs.length() else m.const(None)
 
 

@@ -84,6 +84,8 @@ def _set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
 
 def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
     """`v.data = value`: from here on `v` is memory of `value`. As a leaf that requires grad it enters a graph again in the next region."""
+    if value is v:  # module.to(where it is)
+        return
     if not isinstance(value, TensorTracker) or value.cls is not torch.Tensor or v.cls not in (torch.Tensor, torch.nn.Parameter):
         _refuse(m, v, "its data becomes what is no plain tensor")
         return

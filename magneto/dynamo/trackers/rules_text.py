@@ -1,4 +1,4 @@
-"""Rows of str, repr, ascii, format and the methods of str that ask for the text of their arguments; print."""
+"""Rows of str, repr, ascii, format and the methods of str that ask for the text of their arguments."""
 
 from __future__ import annotations
 
@@ -251,21 +251,6 @@ class _Values(dict[Any, Any]):
 def str_join(m: Machine, v: ConstTracker, items: Tracker) -> Any:
     parts = [payload_of(item) for item in iterate(m, items)]
     return fold(m, lambda text, *parts: text.join(parts), (v, *parts), {})
-
-
-# -- print
-
-
-@rule(print)
-def print_(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    """Texts that capture knows are printed when the region's effects are replayed."""
-    texts = [text_of(m, arg, str) for arg in args]
-    if any(value.try_const() is None for value in kwargs.values()):
-        return NotImplemented
-    operands = [m.const(text) for text in texts] + list(kwargs.values())
-    parts = [f"{{{i}}}" for i in range(len(texts))] + [f"{name}={{{len(texts) + i}}}" for i, name in enumerate(kwargs)]
-    m.effect(f"print({', '.join(parts)})", *operands)
-    return None
 
 
 __all__ = ["BoundMethodTracker", "FunctionTracker", "text_of"]

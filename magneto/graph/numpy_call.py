@@ -48,6 +48,11 @@ def _function(expression: str) -> tuple[int | None, Callable[[list[Any]], Any]]:
     return (int(match.group(1)) if match else None), code
 
 
+def compiled(expression: str) -> Callable[[list[Any]], Any]:
+    """The expression as a function of the list of arrays."""
+    return _function(expression)[1]
+
+
 def _setitem(array: Any, key: Any, value: Any) -> None:
     array[key] = value
 

@@ -53,6 +53,8 @@ def _gather(node: fx.Node, needed: set[fx.Node]) -> bool:
             continue
         needed.add(one)
         name = _name(one)
+        if "constant" in one.meta:
+            continue
         if one.op not in ("call_function", "call_method") or name in UNDEFINED or len(needed) > MAX_NODES or not _small(one):
             complete = False
         elif name not in METADATA_ONLY:
@@ -74,7 +76,9 @@ def _run(graph: fx.Graph, needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor
     values: dict[fx.Node, Any] = {}
 
     def load(node: fx.Node) -> Any:
-        if node not in values:  # only its metadata are looked at
+        if node not in values and "constant" in node.meta:
+            values[node] = node.meta["constant"].clone()
+        elif node not in values:  # only its metadata are looked at
             meta: TensorMeta = node.meta["val"]
             values[node] = torch.empty(1, dtype=meta.dtype).as_strided(meta.shape, (0,) * len(meta.shape))
             if meta.is_dense() and meta.numel <= MAX_ELEMENTS:

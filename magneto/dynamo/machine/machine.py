@@ -64,6 +64,7 @@ class SymbolicMachine:
         self.wrapped: dict[int, Tracker] = {}
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
         self.references: dict[Tracker, Tracker] = {}
+        self.memories: dict[int, Any] = {}  # of numpy arrays made here (trackers.array_memory), by the id of the array that owns them
         self.overriding = False  # a class with __torch_function__ has been met
         self.functions_off = 0 if torch._C._is_torch_function_enabled() else 1
         self.count = 0
@@ -100,7 +101,7 @@ class SymbolicMachine:
         """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""
         self.state = None
         self._handled_outside = None
-        for held in (self.wrapped, self.overlay, self.generators):
+        for held in (self.wrapped, self.overlay, self.generators, self.memories):
             held.clear()
         for kept in (self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs):
             kept.clear()  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ class Emitter(Protocol):
     def const(self, obj: Any, hint: str = "c") -> str:
         """A literal when exact (int, str, None, tuple of such ...), otherwise a name bound to the object in the function's namespace."""
 
-    def early(self, expr: str) -> str:
+    def early(self, expr: str, hint: str = "n") -> str:
         """Name of an expression over the region's arguments, computed before the graph is called and anything has happened: it may raise."""
 
     def line(self, text: str) -> None:

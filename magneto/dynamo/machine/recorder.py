@@ -55,9 +55,12 @@ class Recorder:
         if tracker.node is not None:
             return tracker.node
         source = tracker.number.source if isinstance(tracker, trackers.NumberInput) else tracker.source
-        assert source is not None or isinstance(tracker, trackers.NumberInput), tracker
-        name = placeholder_name(source) if source is not None else f"number_{len(self.inputs)}_"
+        made = isinstance(tracker, trackers.MadeInput)
+        assert source is not None or made, tracker
+        name = placeholder_name(source) if source is not None else f"{tracker.hint}_{len(self.inputs)}_"  # type: ignore[attr-defined]
         node = self.placeholder(name, tracker.meta)
+        if made and tracker.constant is not None:  # type: ignore[attr-defined]
+            node.meta["constant"] = tracker.constant  # type: ignore[attr-defined]
         self.inputs.append((node, tracker))
         tracker.node = node
         return node

@@ -174,7 +174,7 @@ class _Builder:
         arrays = [tracker for _, tracker in recorder.inputs if isinstance(tracker, trackers.ArrayMemory)]
         if arrays and recorder.mutated:
             em.namespace["apart"] = runtime.apart
-            tensors = [tracker for _, tracker in recorder.inputs if isinstance(tracker, trackers.TensorTracker)]
+            tensors = [tracker for _, tracker in recorder.inputs if not isinstance(tracker, trackers.MadeInput)]
             call = f"apart({', '.join(self._input(tracker) for tracker in tensors)}) or {call}"
         targets = "".join(f"{name}, " for _, name in em.outputs).rstrip()
         line = f"{targets} = {call}" if targets else call
@@ -187,9 +187,6 @@ class _Builder:
 
     def _input(self, tracker: trackers.TensorTracker) -> str:
         """What the graph is given for one of its placeholders."""
-        if isinstance(tracker, trackers.NumberInput):
-            return f"as_tensor({self.em.value(tracker.number)})"
-        assert tracker.source is not None
         return tracker.graph_input(self.em) if isinstance(tracker, trackers.TensorTracker) else self.em.source(tracker.source)
 
     def _guard_distinct(self) -> None:

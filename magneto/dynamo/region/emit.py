@@ -127,9 +127,9 @@ class RegionEmitter:
             self._remember(tracker, name)
         return name
 
-    def early(self, expr: str) -> str:
+    def early(self, expr: str, hint: str = "n") -> str:
         """Name of an expression over arguments that is computed before anything else, where raising does no harm."""
-        name = self.fresh("n")
+        name = self.fresh(hint)
         self.early_lines.append(f"{name} = {expr}")
         return name
 

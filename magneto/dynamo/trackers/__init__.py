@@ -49,7 +49,7 @@ from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.rules_exception import match_group
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
-from magneto.dynamo.trackers.tensor import TensorTracker, join_memory, join_views, written
+from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker, join_memory, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 
 call = call_value
@@ -100,6 +100,7 @@ __all__ = [
     "GeneratorTracker",
     "GradModeTracker",
     "ListTracker",
+    "MadeInput",
     "MarkedTracker",
     "ModuleTracker",
     "NamedTupleTracker",

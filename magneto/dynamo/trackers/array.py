@@ -1,4 +1,5 @@
-"""ArrayTracker: a numpy array (or number) that is memory of a tracked tensor. What is done with it is recorded as calls of numpy in the graph."""
+"""ArrayTracker: a numpy array (or number). What is done with memory of tensors is recorded as calls of numpy in the graph; arrays made of constants
+are computed by numpy while the program is traced (`array_memory.py`)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held, Source
+from magneto.dynamo.trackers.array_memory import MAX_BYTES, KnownMemory, owner_of, snapshot
 from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import TupleTracker
+from magneto.dynamo.trackers.constant import is_constant, is_numpy_scalar
+from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
 from magneto.dynamo.trackers.object import OpaqueTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -49,15 +51,55 @@ def function_text(fn: Any) -> str | None:
 
 
 class ArrayTracker(Tracker):
-    """`number`: a numpy scalar such as np.float32(1), whose value is data."""
+    """`number`: a numpy scalar such as np.float32(1), whose value is data. `memory`: of an array that the region has made; its numbers are known
+    (`real`) until a tensor shares them."""
 
-    __slots__ = ("number", "obj", "tensor")
+    __slots__ = ("_real", "_tensor", "memory", "number", "obj")
 
-    def __init__(self, tensor: TensorTracker, number: bool = False, source: Source | None = None, obj: Any = ...) -> None:
+    def __init__(self, tensor: TensorTracker | None, number: bool = False, source: Source | None = None, obj: Any = ...) -> None:
         super().__init__(source)
-        self.tensor = tensor
+        self._tensor = tensor
         self.number = number
         self.obj = MISSING if obj is ... else obj
+        self.memory: KnownMemory | None = None
+        self._real: Any = None
+
+    @classmethod
+    def known(cls, memory: KnownMemory, real: Any) -> ArrayTracker:
+        """The array `real` in a memory whose numbers are known."""
+        made = cls(None)
+        made.memory, made._real = memory, real
+        memory.arrays.append(made)
+        return made
+
+    @property
+    def real(self) -> Any:
+        """The array itself, computed while the program is traced; None where its numbers are data."""
+        return self._real if self.memory is not None and self.memory.shared is None else None
+
+    @property
+    def tensor(self) -> TensorTracker:
+        """The tensor that shares the array's memory."""
+        if self._tensor is None:
+            assert self.memory is not None
+            self._tensor = self.memory.share(self._real)
+        return self._tensor
+
+    def to_read(self) -> TensorTracker | None:
+        """A tensor with the array's numbers, for operations that neither write them nor give memory of theirs; None where torch knows no such tensor."""
+        return self.tensor if self.real is None else snapshot(self.real)
+
+    @property
+    def meta(self) -> TensorMeta | None:
+        """Layout and type; None where torch knows no such tensor."""
+        if self.real is None:
+            return self.tensor.meta
+        found = snapshot(self.real)
+        return None if found is None else found.meta
+
+    def same(self, other: ArrayTracker) -> bool:
+        """Whether both stand for the same array of numbers."""
+        return self is other or (self._tensor is not None and self._tensor is other._tensor and self.number is other.number)
 
     def python_type(self) -> type:
         numpy = numpy_module()
@@ -65,29 +107,36 @@ class ArrayTracker(Tracker):
         return found
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
-        meta = self.tensor.meta
-        if name == "shape":
-            return TupleTracker([m.const(n) for n in meta.shape])
-        if name == "strides":
-            return TupleTracker([m.const(n * meta.itemsize) for n in meta.strides])
-        plain = {"ndim": len(meta.shape), "size": meta.numel, "itemsize": meta.itemsize, "nbytes": meta.nbytes}
-        if name in plain:
-            return m.const(plain[name])
-        if name == "dtype":
-            return ConstTracker(numpy_dtype(meta.dtype))
+        if name in ("shape", "strides", "ndim", "size", "itemsize", "nbytes", "dtype"):
+            return m.const(getattr(self._layout(), name))
         raw = getattr(self.python_type(), name, None)
         if isinstance(raw, (types.MethodDescriptorType, types.WrapperDescriptorType)):
             return BoundMethodTracker(BuiltinTracker(raw), self)
         if name in ("T", "mT", "real", "imag"):
             return attribute(m, self, name)
+        if name == "base" and self.real is not None:
+            return m.const(None) if self.real.base is None else _track_array(m, self.real.base)
         if raw is None:
             return None
         m.graph_break("B103", attribute=name, value=self.show())
 
+    def _layout(self) -> Any:
+        """A real array of the same type and layout."""
+        if self.real is not None:
+            return self.real
+        meta = self.tensor.meta
+        dtype = numpy_dtype(meta.dtype)
+        numpy = numpy_module()
+        return numpy.ndarray((), dtype) if self.number else _LaidOut(meta, dtype)
+
+    def shape(self) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.real.shape if self.real is not None else self.tensor.meta.shape
+        return found
+
     def rows(self, m: Machine) -> list[Tracker] | None:
         import operator
 
-        shape = self.tensor.meta.shape
+        shape = self.shape()
         if not shape:
             m.raise_exception(TypeError("iteration over a 0-d array"))
         return [m.apply(operator.getitem, self, m.const(i)) for i in range(shape[0])]
@@ -95,12 +144,53 @@ class ArrayTracker(Tracker):
     def emit(self, em: Emitter) -> str:
         if self.source is not None:
             return em.source(self.source)
+        if self.memory is not None:
+            return em.assign("array", self.memory.emit_array(em, self._real), self)
         text = f"{em.value(self.tensor)}.numpy()"
         return em.assign("number" if self.number else "array", f"{text}[()]" if self.number else text, self)
 
     def show(self) -> str:
-        kind = "number" if self.number else "array"
-        return f"numpy {kind} {numpy_dtype(self.tensor.meta.dtype)}{list(self.tensor.meta.shape)}"
+        layout = self._layout()
+        return f"numpy {'number' if self.number else 'array'} {layout.dtype}{list(layout.shape)}"
+
+
+class _LaidOut:
+    """What numpy says of an array's layout."""
+
+    def __init__(self, meta: TensorMeta, dtype: Any) -> None:
+        self.shape, self.dtype, self.itemsize = tuple(meta.shape), dtype, meta.itemsize
+        self.strides = tuple(step * meta.itemsize for step in meta.strides)
+        self.ndim, self.size, self.nbytes = len(meta.shape), meta.numel, meta.nbytes
+
+
+def track(m: Machine, value: Any) -> Any:
+    """Tracker of what numpy has computed from known values: arrays (the tracker that there is, for an array that there is), numbers, tuples and lists of such.
+    NotImplemented where capture cannot follow it."""
+    numpy = numpy_module()
+    if type(value) is numpy.ndarray:
+        return _track_array(m, value)
+    if isinstance(value, numpy.ndarray) or value is NotImplemented:
+        return NotImplemented
+    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        items = [track(m, item) for item in value]
+        if any(item is NotImplemented for item in items):
+            return NotImplemented
+        return ListTracker(items) if type(value) is list else TupleTracker(items, type(value))
+    return m.const(value) if is_constant(value) or is_numpy_scalar(value) else NotImplemented
+
+
+def _track_array(m: Machine, value: Any) -> Any:
+    owner = owner_of(value)
+    if owner is None or owner.dtype.hasobject or owner.nbytes > MAX_BYTES:
+        return NotImplemented
+    memories: dict[int, KnownMemory] = m.memories  # type: ignore[attr-defined]
+    memory = memories.get(id(owner))
+    if memory is None:
+        memory = memories[id(owner)] = KnownMemory(m, owner)
+    for known in memory.arrays:
+        if known._real is value:
+            return known
+    return ArrayTracker.known(memory, value)
 
 
 class ArrayMemory(TensorTracker):

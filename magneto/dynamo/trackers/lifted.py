@@ -17,11 +17,10 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.lazy_number import changing, guard_types, is_unread, leaves, text_of
-from magneto.dynamo.trackers.tensor import TensorTracker
-from magneto.graph.meta import TensorMeta
+from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker
 
 if TYPE_CHECKING:
-    from magneto.dynamo.machine.protocol import Machine
+    from magneto.dynamo.machine.protocol import Emitter, Machine
 
 _DTYPES = {int: torch.int64, float: torch.float64}
 _ARITHMETIC = ("add", "sub", "mul", "truediv")
@@ -35,14 +34,17 @@ def as_tensor(number: float) -> torch.Tensor:
     return torch.scalar_tensor(number, dtype=_DTYPES[type(number)], device="cpu")
 
 
-class NumberInput(TensorTracker):
+class NumberInput(MadeInput):
     """A tensor of no dimensions that the region makes from `number` at each call."""
 
     __slots__ = ("number",)
 
     def __init__(self, number: ConstTracker) -> None:
-        super().__init__(TensorMeta.contiguous((), _DTYPES[type(number.value)], torch.device("cpu")), obj=as_tensor(number.value))
+        super().__init__(as_tensor(number.value), "number" if number.source is None else "")
         self.number = number
+
+    def graph_input(self, em: Emitter) -> str:
+        return f"as_tensor({em.value(self.number)})"
 
 
 def _fits(value: Any) -> bool:

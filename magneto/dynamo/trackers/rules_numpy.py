@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import operator
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayMemory, ArrayTracker, function_text, numpy_module
+from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayMemory, ArrayTracker, function_text, numpy_module, track
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, SliceTracker, TupleTracker
@@ -20,7 +21,7 @@ from magneto.dynamo.trackers.rules_operator import ARITHMETIC, COMPARISONS
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta
-from magneto.graph.numpy_call import Outcome, Part, foresee, numpy_operator
+from magneto.graph.numpy_call import Outcome, Part, compiled, foresee, numpy_operator
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -41,7 +42,7 @@ class _CannotShow(Exception):
 def _text(m: Machine, v: Tracker, arrays: list[ArrayTracker]) -> str:
     """The value as text of an expression over `a`."""
     if isinstance(v, ArrayTracker):
-        index = next((i for i, known in enumerate(arrays) if known.tensor is v.tensor and known.number is v.number), len(arrays))
+        index = next((i for i, known in enumerate(arrays) if known.same(v)), len(arrays))
         if index == len(arrays):
             arrays.append(v)
         return f"a[{index}][()]" if v.number else f"a[{index}]"
@@ -93,15 +94,33 @@ def record_expression(
     except _CannotShow:
         return NotImplemented
     expression = template.replace("{*}", ", ".join(texts)) if "{*}" in template else template.format(*texts)
-    if any(array.tensor.meta.requires_grad for array in arrays):
+    if all(array.real is not None for array in arrays):
+        found = _compute(m, expression, arrays)
+        if found is not NotImplemented:
+            return found
+    metas = [array.meta for array in arrays]
+    if any(meta is None or meta.requires_grad for meta in metas):
         return NotImplemented
     try:
-        outcome = foresee(expression, [(array.tensor.meta, array.number) for array in arrays])
+        outcome = foresee(expression, [(meta, array.number) for meta, array in zip(metas, arrays, strict=True) if meta is not None])
     except DataDependent as problem:
         m.graph_break("B011", name=expression, reason=str(problem))
     except UnsupportedFake as problem:
         m.graph_break("B013", name=expression, reason=problem.reason)
     return _results(m, expression, arrays, outcome, key)
+
+
+def _compute(m: Machine, expression: str, arrays: list[ArrayTracker]) -> Any:
+    """What numpy gives for known arrays; a write is one to their memory. NotImplemented: capture cannot follow the result."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            value = compiled(expression)([array.real for array in arrays])
+    except Warning as warned:  # the program is to see it
+        m.restart_before(expression, f"it warns: {warned}")
+    except Exception as error:
+        m.raise_exception(error)
+    return track(m, value)
 
 
 def _results(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Outcome, key: Any) -> Any:
@@ -113,8 +132,6 @@ def _results(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: O
         return NotImplemented
     if outcome.kind == "none":
         return None
-    if not arrays and all(part.number for part in outcome.parts):
-        return m.const(_constant(expression))
     fresh: SequenceTracker | None = None
     if any(part.view_of < 0 for part in outcome.parts):
         found = _node(m, expression, outcome.expected, arrays)
@@ -127,12 +144,8 @@ def _results(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: O
     return TupleTracker(items, outcome.cls or tuple)
 
 
-def _constant(expression: str) -> Any:
-    return eval(expression, {"numpy": numpy_module()})
-
-
 def _node(m: Machine, expression: str, expected: str, arrays: list[ArrayTracker]) -> SequenceTracker:
-    found = m.node(numpy_operator(), [expression, expected, [array.tensor for array in arrays]], {})
+    found = m.node(numpy_operator(), [expression, expected, [array.to_read() for array in arrays]], {})
     assert isinstance(found, SequenceTracker)
     return found
 
@@ -202,6 +215,8 @@ def _slices(meta: TensorMeta, part: Part) -> tuple[Any, ...] | None:
 def _write(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Outcome) -> Any:
     """A call that writes an array: numpy writes a copy, whose numbers the graph then gives to the array's memory."""
     target = arrays[outcome.writes or 0]
+    if target.real is not None and not target.real.flags.writeable:
+        m.graph_break("B107", value=target.show(), reason="it is read-only")
     aliases = target.tensor.memory or [target.tensor]
     if target.number or any(isinstance(alias, ArrayMemory) or alias.new_leaf for alias in aliases):
         m.graph_break("B107", value=target.show(), reason="an array that was made outside of this region")
@@ -231,16 +246,22 @@ def _holds_tensor(m: Machine, v: Tracker) -> bool:
     return isinstance(v, TensorTracker) or (isinstance(v, SequenceTracker) and any(_holds_tensor(m, item) for item in v.items(m)))
 
 
+_VALUES = ("item", "tolist", "__bool__", "__int__", "__float__", "__complex__", "__index__")
+
+
 def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
     """Fallback of dispatch: numpy's functions, methods of arrays, conversions of numbers."""
     numpy = numpy_module()
     if numpy is None:
         return NotImplemented
     if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        if args and isinstance(args[0], ConstTracker) and isinstance(fn, types.MethodDescriptorType) and is_numpy_scalar(args[0].value):
+            return _of_number(m, fn, args, kwargs)
         if not (args and isinstance(args[0], ArrayTracker)) or fn.__name__ in NOT_RECORDED:
             return NotImplemented
-        if fn.__name__ in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__") and len(args) == 1:
-            return _known(m, args[0], lambda array: getattr(array, fn.__name__)())
+        if fn.__name__ in _VALUES and not kwargs and all(isinstance(arg, ConstTracker) for arg in args[1:]):
+            plain = [arg.read() for arg in args[1:] if isinstance(arg, ConstTracker)]
+            return _known(m, args[0], lambda array: getattr(array, fn.__name__)(*plain))
         names = {f"__{name}__": one for name, (one, _, _) in ARITHMETIC.items()} | {
             "__getitem__": operator.getitem,
             "__setitem__": operator.setitem,
@@ -260,11 +281,27 @@ def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
     return record_expression(m, f"{text}({{*}})", args, kwargs, fn.__name__)
 
 
-def _known(m: Machine, v: ArrayTracker, compute: Callable[[Any], Any]) -> Any:
-    value = m.known(v.tensor)
-    if value is None:
+def _of_number(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """A method of a known number."""
+    try:
+        texts = [_text(m, arg, []) for arg in args]
+        texts += [f"{name}={_text(m, value, [])}" for name, value in kwargs.items()]
+    except _CannotShow:
         return NotImplemented
-    return m.const(compute(value.numpy()[()] if v.number else value.numpy()))
+    return _compute(m, f"({texts[0]}).{fn.__name__}({', '.join(texts[1:])})", [])
+
+
+def _known(m: Machine, v: ArrayTracker, compute: Callable[[Any], Any]) -> Any:
+    real = v.real
+    if real is None:
+        value = m.known(v.tensor)
+        if value is None:
+            return NotImplemented
+        real = value.numpy()[()] if v.number else value.numpy()
+    try:
+        return m.const(compute(real))
+    except Exception as error:
+        m.raise_exception(error)
 
 
 def _of_tensor(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
@@ -353,7 +390,7 @@ def setitem(m: Machine, v: ArrayTracker, key: Tracker, value: Tracker) -> Any:
 
 @_before(len, ArrayTracker)
 def length(m: Machine, v: ArrayTracker) -> Any:
-    shape = v.tensor.meta.shape
+    shape = v.shape()
     if not shape:
         m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()" if v.number else "len() of unsized object"))
     return m.const(shape[0])
@@ -412,7 +449,10 @@ def copied(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
     """A contiguous copy. (Numbers: as an array without dimensions; torch.tensor(np.float64(1)) is float64.)"""
     if not set(kwargs) <= {"dtype", "device"}:
         return NotImplemented
-    made = m.node("clone", [v.tensor], {"memory_format": torch.contiguous_format}, method=True)
+    read = v.to_read()
+    if read is None:
+        return NotImplemented
+    made = m.node("clone", [read], {"memory_format": torch.contiguous_format}, method=True)
     return m.apply(torch.Tensor.to, made, **kwargs) if kwargs else made
 
 

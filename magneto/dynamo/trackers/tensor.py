@@ -101,6 +101,21 @@ class TensorTracker(Tracker):
         return f"{self.cls.__name__} {where} {dtype}{list(self.meta.shape)}"
 
 
+class MadeInput(TensorTracker):
+    """A tensor that the region makes at each call before the graph runs: an input of the graph without a source. `hint`: its name there;
+    `constant`: its numbers, where they are the same at each call."""
+
+    __slots__ = ("constant", "hint")
+
+    def __init__(self, example: torch.Tensor, hint: str, constant: torch.Tensor | None = None) -> None:
+        super().__init__(TensorMeta.of(example), obj=example)
+        self.hint = hint
+        self.constant = constant
+
+    def graph_input(self, em: Emitter) -> str:
+        raise NotImplementedError(type(self).__name__)
+
+
 def join_memory(argument: TensorTracker, result: TensorTracker) -> None:
     """`result` shares memory with `argument`."""
     group = argument.memory if argument.memory is not None else [argument]

@@ -132,6 +132,94 @@ def of_a_detached_tensor(x):
     return x.detach().numpy() + 1, x.detach().cpu().numpy().sum(), x * 2
 
 
+@programs.add()
+def arrays_of_constants(x):
+    c = np.array([[1, 2], [3, 4]])
+    a = np.arange(3)
+    return (
+        (x + 1, np.arange(90), np.zeros((2, 3)), c, np.ones(3), np.broadcast_to(c[:, None], (2, 3, 2)), c // 2, c > 1, len(c), c.max()),
+        (int(c[0, 1]), c.tolist(), c.astype(np.float32), c.shape, c[1, 1].item(), np.int64(3).item(), -a, abs(a), a.copy(), a.dtype),
+        (isinstance(a, np.ndarray), a.ndim, bool(a[0]), float(a[1]), np.allclose(a, a), np.linspace(0, 1, 3), np.tile(a, 2), np.pad(a, 1)),
+        (a[::-1], a[::-1].copy(), x + a[::-1].sum(), f"{a[1]} {a.shape}", np.divmod(7, 2), np.isnan(1.0)),
+    )
+
+
+@programs.add()
+def arrays_that_share_memory(x):
+    a = np.arange(6)
+    b = a.reshape(2, 3)
+    b[0] = 9
+    a += 1
+    c = np.zeros((3, 2)).T
+    c[1] = 2
+    both = [a, a]
+    return x * 1, a, b, both, a is both[0], b.base is a, np.asarray(a) is a, c
+
+
+@programs.add()
+def a_mask_is_filled(x):
+    mask = np.zeros((2, 4), dtype=bool)
+    places = np.array([[1, 2], [3, 0]])
+    np.put_along_axis(mask, places, 1, -1)
+    places[places > 2] = 2
+    return torch.tensor(mask), mask, x[torch.from_numpy(places[0])]
+
+
+@programs.add()
+def a_tensor_begins_to_share_memory(x):
+    a = np.arange(4, dtype=np.float32)
+    t = torch.from_numpy(a)
+    t.add_(x[0])
+    b = a[1:]
+    c = np.zeros((3, 4), dtype=np.float32)
+    row = c[1]
+    u = torch.as_tensor(c)
+    u.add_(x)
+    row += 1
+    d = np.zeros(4, dtype=np.float32)
+    d[:] = x.numpy()[0]
+    return a, t, b, b.sum(), c, row, u, d, d + 1
+
+
+@programs.add()
+def known_numbers_decide(x):
+    total = 0
+    for i in np.arange(3):
+        x = x + i
+    for row in np.array([[1, 2], [3, 4]]):
+        for value in row:
+            total += value
+    names = [1, 2, 3]
+    if (np.arange(3) > 1).any() and np.int64(2) in names and 2 in np.arange(3) and np.array([True]):
+        x = x * 2
+    plan = np.array([11, 12, 13]) // 2
+    parts = [np.zeros((4, np.sum(plan[:2]) - 8), dtype=np.int32) for _ in range(2)]
+    for part in parts:
+        for k in range(plan[0] - 3, plan[1] - 3):
+            part[k, 0:3] = k
+    stacked = torch.tensor(np.stack(parts), dtype=torch.long)
+    return x, total, x[np.int64(1)], x[:, : np.int64(2)], list(np.arange(3)), range(np.int64(3)), names[np.int64(1)], stacked
+
+
+@programs.add()
+def known_beside_data(x):
+    a = np.arange(4)
+    n = x.numpy()
+    return n * a, (n + a) @ a, a, np.where(n > 0, a, 0), np.stack([n[0], a]), a * 2
+
+
+@programs.add()
+def errors_of_known_arrays(x):
+    try:
+        np.arange(3).reshape(2, 2)
+    except ValueError as error:
+        text = str(error)
+    try:
+        bool(np.arange(3))
+    except ValueError as error:
+        return x + 1, text, str(error)
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program):
     check(program)
@@ -209,3 +297,36 @@ def test_a_write_into_memory_that_an_array_shows():
     x = X.clone()
     assert_equal(compiled(x, x.numpy()), (X + 1) * 2)
     assert_equal(x, X + 1)
+
+
+def test_arrays_are_made_anew_at_each_call():
+    def fn(x):
+        a = np.arange(4, dtype=np.float32)
+        b = np.arange(3)
+        return a, torch.from_numpy(a), b, b[1:], np.broadcast_to(b, (2, 3)), x + 1
+
+    compiled = magneto.optimize(Capturing(), nopython=True)(fn)
+    for _ in range(3):
+        first, tensor, b, tail, wide, _ = compiled(X)
+        assert_equal((first, tensor, b, tail, wide), fn(X)[:-1])
+        tensor += 1
+        b += 1
+        assert first[0] == 1 and tail[0] == 2 and wide[1, 0] == 1 and not wide.flags.writeable and b.flags.owndata
+
+
+def test_a_warning_is_the_programs():
+    def fn(x):
+        return np.array([1.0]) / np.array([0.0]), x + 1
+
+    compiled = magneto.optimize(Capturing())(fn)
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="divide by zero"):
+            assert_equal(compiled(X), fn(X))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("fn", [a_tensor_begins_to_share_memory, known_beside_data, a_mask_is_filled])
+def test_known_arrays_compiled(fn, backend):
+    compiled = magneto.optimize(backend)(fn)
+    for _ in range(2):
+        same(fn, compiled, X, tolerance=1e-6)

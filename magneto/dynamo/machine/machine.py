@@ -65,6 +65,10 @@ class SymbolicMachine:
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
         self.references: dict[Tracker, Tracker] = {}
         self.memories: dict[int, Any] = {}  # of numpy arrays made here (trackers.array_memory), by the id of the array that owns them
+        self.streams: dict[
+            int, Any
+        ] = {}  # copies of the random generators whose state is known, by the id of the generator (trackers.draw)
+        self.draws: list[Tracker] = []  # random numbers that the region draws at each call
         self.overriding = False  # a class with __torch_function__ has been met
         self.functions_off = 0 if torch._C._is_torch_function_enabled() else 1
         self.count = 0
@@ -101,9 +105,9 @@ class SymbolicMachine:
         """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""
         self.state = None
         self._handled_outside = None
-        for held in (self.wrapped, self.overlay, self.generators, self.memories):
+        for held in (self.wrapped, self.overlay, self.generators, self.memories, self.streams):
             held.clear()
-        for kept in (self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs):
+        for kept in (self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs, self.draws):
             kept.clear()  # type: ignore[attr-defined]
         self.ending = None
 
@@ -390,11 +394,15 @@ class SymbolicMachine:
         self.limit = min(self.count + MAX_IDLE, MAX_INSTRUCTIONS)
         return self.recorder.node(target, args, kwargs, method)
 
-    def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
+    def number_input(self, number: trackers.ConstTracker | trackers.HostNumber) -> trackers.NumberInput:
         return self.recorder.number_input(number)
 
     def known(self, tensor: trackers.TensorTracker) -> Any:
         return self.recorder.known(tensor)
+
+    def has_written(self, tensor: trackers.TensorTracker) -> bool:
+        """Whether the graph has written the tensor's memory."""
+        return any(one in self.recorder.mutated for one in tensor.memory or (tensor,))
 
     def restart_before(self, callee: str, reason: str) -> NoReturn:
         """A break at the current instruction, when the state before it is no longer at hand: capture starts again."""

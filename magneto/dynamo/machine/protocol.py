@@ -11,6 +11,7 @@ from magneto.dynamo.trackers.base import Tracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.trackers.constant import ConstTracker
+    from magneto.dynamo.trackers.host import HostNumber
     from magneto.dynamo.trackers.lifted import NumberInput
 
 
@@ -83,11 +84,14 @@ class Machine(Protocol):
         """Record a torch-level call: `target` a callable, or a method name with method=True. Arguments are trackers or nested lists/tuples/dicts/slices of
         trackers and constants. Propagates TensorMeta through graph.fake; returns the tracker of the result (tensor, tuple of tensors, constant)."""
 
-    def number_input(self, number: ConstTracker) -> NumberInput:
+    def number_input(self, number: ConstTracker | HostNumber) -> NumberInput:
         """The graph input that a changing number becomes; one per number."""
 
     def known(self, tensor: Any) -> Any:
         """The real tensor, where the region makes it out of constants alone; None: its numbers depend on data."""
+
+    def has_written(self, tensor: Any) -> bool:
+        """Whether the graph has written the tensor's memory."""
 
     def speculate(self, name: str, *, grad_mode: bool, transformed: bool = False) -> Any:
         """A context manager (`machine.speculate.Speculation`) in which bodies are captured apart from the region's graph."""

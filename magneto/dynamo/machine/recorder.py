@@ -78,7 +78,7 @@ class Recorder:
         self._last_placeholder = node
         return node
 
-    def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
+    def number_input(self, number: trackers.ConstTracker | trackers.HostNumber) -> trackers.NumberInput:
         """The input that stands for a changing number: one for all uses of a source, or of one computed number."""
         key = number.source if number.source is not None else id(number)
         found = self._numbers.get(key)

@@ -59,7 +59,7 @@ class BodyRecorder(Recorder):
         self._placeholders += 1
         return f"{hint}_{self._placeholders}"
 
-    def number_input(self, number: trackers.ConstTracker) -> trackers.NumberInput:
+    def number_input(self, number: trackers.ConstTracker | trackers.HostNumber) -> trackers.NumberInput:
         return self.around.number_input(number)
 
     def known(self, tracker: trackers.TensorTracker) -> torch.Tensor | None:
@@ -163,7 +163,7 @@ class Speculation:
 
 
 _SLOTS: dict[type, tuple[str, ...]] = {}
-_CACHES = frozenset({"source", "_shell", "_machine", "born", "views"})
+_CACHES = frozenset({"source", "_shell", "_machine", "born", "views", "arrays"})
 
 
 def _slots(cls: type) -> tuple[str, ...]:
@@ -191,4 +191,6 @@ def _contents(value: Any, stack: list[Tracker]) -> Any:
         return [(id(key) if not isinstance(key, (str, int, tuple)) else key, _contents(item, stack)) for key, item in value.items()]
     if isinstance(value, SymFrame):
         return (value.pc, _contents(value.locals, stack), _contents(value.stack, stack))
+    if hasattr(type(value), "tobytes"):  # an array of numpy
+        return id(value), value.tobytes()
     return value if value is None or isinstance(value, (bool, int, str)) else MISSING if value is MISSING else id(value)

@@ -49,11 +49,12 @@ _BASE = {
     **NUMBER_NAMES,
     "match_group": runtime.match_group,
     "left_of_group": getattr(_C, "left_of_group", None),
+    "put_back": trackers.put_back,
     "clean": runtime.clean,
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
 }
-_RESERVED = {"r", "e", "s", "graph", "before", "modes"}
+_RESERVED = {"r", "e", "s", "graph", "before", "modes", "streams", "Streams"}
 
 
 @dataclass(slots=True)
@@ -94,6 +95,8 @@ class _Builder:
     def build(self) -> RegionPlan:
         machine, em = self.machine, self.em
         try:
+            for draw in machine.draws:
+                em.value(draw)
             for text, operands in machine.effects:
                 em.line(text.format(*[em.value(operand) for operand in operands]))
             recorder = machine.recorder
@@ -120,7 +123,8 @@ class _Builder:
         direct = [(source, name) for source, name in arguments if isinstance(source, (Local, Stack))]
         exported = [(source, name) for source, name in arguments if not isinstance(source, (Local, Stack))]
         parameters = ", ".join(name for _, name in direct + exported)
-        text = f"def {self.name}({parameters}):\n" + indent("\n".join([self._comment(), *em.early_lines, *head, *em.lines]), 4) + "\n"
+        body = [self._comment(), *self._undone([*em.early_lines, *head]), *em.lines]
+        text = f"def {self.name}({parameters}):\n" + indent("\n".join(body), 4) + "\n"
         n_locals = len(machine.state.locals)
         slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
         exports = tuple(source for source, _ in exported)
@@ -138,6 +142,15 @@ class _Builder:
             machine.state.code,
             machine.state.offset,
         )
+
+    def _undone(self, lines: list[str]) -> list[str]:
+        """What comes before the effects, in a region that draws random numbers: when it fails, the generators are put back."""
+        owners = list(dict.fromkeys(self.em.value(draw.owner) for draw in self.machine.draws if isinstance(draw, trackers.Draw)))
+        if not owners or (len(lines) == len(self.machine.draws)):
+            return lines
+        self.em.namespace["Streams"] = runtime.Streams
+        guarded = ["try:", *[f"    {line}" for line in lines], "except BaseException:", "    streams.put_back()", "    raise"]
+        return [f"streams = Streams({', '.join(owners)})", *guarded]
 
     def _comment(self) -> str:
         state = self.machine.state

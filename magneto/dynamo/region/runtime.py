@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from magneto.dynamo.trackers.draw import put_back, state_of
+
 END = type("End", (), {"__repr__": lambda self: "<end of iteration>"})()
 """Default of `next` in generated loops: the iterator is exhausted."""
 
@@ -76,6 +78,19 @@ def keeps_random_stream(graph: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return run
+
+
+class Streams:
+    """The states of random generators before a region draws from them."""
+
+    __slots__ = ("states",)
+
+    def __init__(self, *generators: Any) -> None:
+        self.states = [(generator, state_of(generator)) for generator in generators]
+
+    def put_back(self) -> None:
+        for generator, state in self.states:
+            put_back(generator, state)
 
 
 @dataclass(frozen=True, slots=True)

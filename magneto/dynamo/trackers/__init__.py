@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from magneto.dynamo.trackers import (
     bytearray,
+    draw,
+    host,
     lazy_number,
     lifted,
     reference,
@@ -37,8 +39,10 @@ from magneto.dynamo.trackers.construct import call_value
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, NamedTupleTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.context import GradModeTracker, context_methods
 from magneto.dynamo.trackers.dispatch import apply
+from magneto.dynamo.trackers.draw import Draw, put_back
 from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
+from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
@@ -55,6 +59,8 @@ from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
 call = call_value
 RULES = (
     bytearray,
+    draw,
+    host,
     lazy_number,
     lifted,
     reference,
@@ -95,10 +101,12 @@ __all__ = [
     "DequeTracker",
     "DictTracker",
     "DictViewTracker",
+    "Draw",
     "ExceptionTracker",
     "FunctionTracker",
     "GeneratorTracker",
     "GradModeTracker",
+    "HostNumber",
     "ListTracker",
     "MadeInput",
     "MarkedTracker",
@@ -128,6 +136,7 @@ __all__ = [
     "join_memory",
     "join_views",
     "match_group",
+    "put_back",
     "next_or_none",
     "truth",
     "wrap",

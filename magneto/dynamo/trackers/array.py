@@ -55,6 +55,7 @@ class ArrayTracker(Tracker):
     (`real`) until a tensor shares them."""
 
     __slots__ = ("_real", "_tensor", "memory", "number", "obj")
+    unknown = True
 
     def __init__(self, tensor: TensorTracker | None, number: bool = False, source: Source | None = None, obj: Any = ...) -> None:
         super().__init__(source)
@@ -75,7 +76,7 @@ class ArrayTracker(Tracker):
     @property
     def real(self) -> Any:
         """The array itself, computed while the program is traced; None where its numbers are data."""
-        return self._real if self.memory is not None and self.memory.shared is None else None
+        return self._real if self.memory is not None and self.memory.input is None else None
 
     @property
     def tensor(self) -> TensorTracker:

@@ -1,17 +1,21 @@
 """Memory of arrays that the region makes out of constants: numpy itself works on it while the program is traced, so that its numbers are known.
 
-When a tensor begins to share the memory, it becomes an input of the graph (`shared`) that the region makes anew at each call, with the numbers it had at that
+When a tensor begins to share the memory, it becomes an input of the graph (`input`) that the region makes anew at each call, with the numbers it had at that
 point. Operations that only look are given a constant with the present numbers (`snapshot`), and the memory stays known.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker
+from magneto.graph.meta import TensorMeta
+from magneto.graph.numpy_call import Part
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -24,14 +28,14 @@ MAX_BYTES = 1 << 20
 class KnownMemory(Tracker):
     """`owner`: the real array that owns the memory; `arrays`: the program's arrays in it. Its name in region code is that of a fresh copy of `owner`."""
 
-    __slots__ = ("arrays", "machine", "owner", "shared")
+    __slots__ = ("arrays", "input", "machine", "owner")
 
     def __init__(self, machine: Machine, owner: Any) -> None:
         super().__init__()
         self.machine = machine
         self.owner = owner
         self.arrays: list[ArrayTracker] = []
-        self.shared: OwnerInput | None = None
+        self.input: OwnerInput | None = None
 
     def share(self, real: Any) -> TensorTracker:
         """The tensor over an array's memory. From here on the graph has it."""
@@ -39,15 +43,14 @@ class KnownMemory(Tracker):
         geometry = self._geometry(real)
         if geometry is None:
             machine.graph_break("B104", operation="a tensor over the memory", value=f"an array of numpy {real.dtype}{list(real.shape)}")
-        if self.shared is None:
-            self.shared = OwnerInput(self, torch.from_numpy(self.owner.copy("K")))
+        if self.input is None:
+            self.input = OwnerInput(self, torch.from_numpy(self.owner.copy("K")))
         if real is self.owner:
-            return self.shared
-        found = machine.node(torch.as_strided, [self.shared, *geometry], {})
-        assert isinstance(found, TensorTracker)
-        return found
+            return self.input
+        shape, strides, offset = geometry
+        return view_of(machine, self.input, Part(shape, strides, False, 0, offset))
 
-    def _geometry(self, real: Any) -> tuple[list[int], list[int], int] | None:
+    def _geometry(self, real: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
         """Sizes, strides and offset of an array in elements of its memory; None where torch knows no such tensor."""
         owner, size = self.owner, self.owner.itemsize
         offset = address(real) - address(owner)
@@ -57,10 +60,10 @@ class KnownMemory(Tracker):
             return None
         if real.dtype != owner.dtype or not real.flags.writeable or offset % size or any(step < 0 or step % size for step in real.strides):
             return None
-        return list(real.shape), [step // size for step in real.strides], offset // size
+        return real.shape, tuple(step // size for step in real.strides), offset // size
 
     def emit(self, em: Emitter) -> str:
-        start = self.owner.copy("K") if self.shared is None else self.shared.obj.numpy()
+        start = self.owner.copy("K") if self.input is None else self.input.obj.numpy()
         return em.early(f"{em.const(start, 'numbers')}.copy('K')", "array")
 
     def emit_array(self, em: Emitter, real: Any) -> str:
@@ -135,3 +138,55 @@ def owner_of(real: Any) -> Any:
             return None
         real = real.base
     return real if real.flags.owndata and (real.flags.c_contiguous or real.flags.f_contiguous) else None
+
+
+def view_of(m: Machine, base: TensorTracker, part: Part) -> TensorTracker:
+    """The view of numpy as a view of torch: a permutation, another shape, or any."""
+    meta = base.meta
+    found: Tracker | None = None
+    if not part.offset and sorted(zip(part.shape, part.strides, strict=True)) == sorted(zip(meta.shape, meta.strides, strict=True)):
+        places = list(zip(meta.shape, meta.strides, strict=True))
+        if len(set(places)) == len(places):
+            found = m.node(
+                "permute", [base, [places.index(place) for place in zip(part.shape, part.strides, strict=True)]], {}, method=True
+            )
+    elif not part.offset and meta.is_contiguous() and meta.numel == math.prod(part.shape):
+        found = m.node("view", [base, list(part.shape)], {}, method=True)
+        if isinstance(found, TensorTracker) and found.meta.strides != part.strides:
+            found = None
+    else:
+        key = _slices(meta, part)
+        if key is not None:
+            found = m.node(operator.getitem, [base, key], {})
+            assert isinstance(found, TensorTracker)
+            if (found.meta.shape, found.meta.strides, found.meta.storage_offset) != (
+                part.shape,
+                part.strides,
+                meta.storage_offset + part.offset,
+            ):
+                found = None
+    if found is None:
+        found = m.node(torch.as_strided, [base, list(part.shape), list(part.strides), meta.storage_offset + part.offset], {})
+    assert isinstance(found, TensorTracker)
+    return found
+
+
+def _slices(meta: TensorMeta, part: Part) -> tuple[Any, ...] | None:
+    """The index of numbers and slices that gives the view, where there is one."""
+    starts, rest = {}, part.offset
+    for dim in sorted(range(len(meta.shape)), key=lambda d: -meta.strides[d]):
+        stride = meta.strides[dim]
+        starts[dim], rest = divmod(rest, stride) if stride else (0, rest)
+    key: list[Any] = []
+    wanted = list(zip(part.shape, part.strides, strict=True))
+    for dim, (size, stride) in enumerate(zip(meta.shape, meta.strides, strict=True)):
+        start = starts[dim]
+        step = wanted[0][1] // stride if wanted and stride and wanted[0][1] % stride == 0 else 0
+        if step and start + (wanted[0][0] - 1) * step < size:
+            key.append(slice(start, start + (wanted[0][0] - 1) * step + 1, step))
+            del wanted[0]
+        elif start < size:
+            key.append(start)
+        else:
+            return None
+    return None if wanted or rest else tuple(key)

@@ -120,6 +120,8 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         fields = v.payload if isinstance(v, ObjectTracker) else v
         if isinstance(fields, SequenceTracker):
             return fields.item(m, raw.__reduce__()[1][0])
+    if kind.__name__ == "cython_function_or_method":
+        return BoundMethodTracker(BuiltinTracker(raw), v)
     getter = getattr(kind, "__get__", None)
     if getter is None:
         return held(m, raw, label)

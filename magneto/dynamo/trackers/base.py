@@ -68,6 +68,7 @@ class Tracker:
     __slots__ = ("source",)
     source: Source | None
     shared = True  # False: the machine must not memoise this tracker by the identity of its object (scalars)
+    unknown = False  # True: what it is equal to is known only at run time
     obj: Any = MISSING
 
     def __init__(self, source: Source | None = None) -> None:

@@ -56,6 +56,8 @@ def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
         return wrap_array(m, obj, source)
     if numpy is not None and type(obj) in (numpy.float64, numpy.float32, numpy.int64, numpy.int32, numpy.bool_):
         return wrap_const(m, obj, source)
+    if numpy is not None and type(obj) is type(numpy.random.seed):  # a function of Cython
+        return wrap_callable(m, obj, source)
     for cls, builder in SUBCLASS_BUILDERS:
         if isinstance(obj, cls):
             return builder(m, obj, source)

@@ -17,6 +17,8 @@ from magneto.dynamo.trackers.build import builtin_base
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, has_rows, rule
+from magneto.dynamo.trackers.draw import generator_kinds
+from magneto.dynamo.trackers.draw import made as made_generator
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
@@ -45,6 +47,8 @@ def construct(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: 
         consts = [numpy.dtype(arg.obj) if isinstance(arg, ClassTracker) else arg.try_const() for arg in args]
         if len(consts) == 1 and not kwargs and consts[0] is not None:
             return m.const(numpy.dtype(getattr(consts[0], "value", consts[0])))
+    if cls in generator_kinds() and (generator := made_generator(m, cls, args, kwargs)) is not NotImplemented:
+        return generator  # type: ignore[no-any-return]
     meta_call = find_in_type(m, type(cls), "__call__")
     if meta_call is dict:  # typed dictionaries
         return apply(m, dict, args, kwargs)

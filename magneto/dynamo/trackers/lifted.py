@@ -16,6 +16,7 @@ import torch
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.host import HostNumber, is_numpy
 from magneto.dynamo.trackers.lazy_number import changing, guard_types, is_unread, leaves, text_of
 from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
 _DTYPES = {int: torch.int64, float: torch.float64}
+_LIKE_NUMBERS = (torch.float32, torch.float64, torch.int64)
+"""Types in which torch computes with a number beside a tensor of no dimensions as with such a tensor."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _FUNCTIONS = ("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "lt", "le", "gt", "ge", "eq", "ne")
@@ -39,41 +42,64 @@ class NumberInput(MadeInput):
 
     __slots__ = ("number",)
 
-    def __init__(self, number: ConstTracker) -> None:
-        super().__init__(as_tensor(number.value), "number" if number.source is None else "")
+    def __init__(self, number: ConstTracker | HostNumber) -> None:
+        super().__init__(as_tensor(_value(number)), "number" if number.source is None else "")
         self.number = number
 
     def graph_input(self, em: Emitter) -> str:
         return f"as_tensor({em.value(self.number)})"
 
 
+def _value(number: ConstTracker | HostNumber) -> Any:
+    """The number, or one like it."""
+    return number.example if isinstance(number, HostNumber) else number.value
+
+
 def _fits(value: Any) -> bool:
     return type(value) is float or (type(value) is int and -(2**63) <= value < 2**63)
 
 
-def lift(m: Machine, tensor: TensorTracker, number: ConstTracker) -> NumberInput | None:
+def lift(m: Machine, tensor: TensorTracker, number: ConstTracker | HostNumber) -> TensorTracker | None:
     """`number` as an operand beside `tensor`; None where it stays a constant."""
-    if not _fits(number.value) or not tensor.meta.ndim or not changing(m, number):
+    if isinstance(number, HostNumber) and is_numpy(number.example):  # torch takes it for the number it holds
+        number = HostNumber(number.example.item(), "{}.item()", [number])
+    value, dtype = _value(number), tensor.meta.dtype
+    if not _fits(value) or not (isinstance(number, HostNumber) or changing(m, number)):
         return None
-    dtype = tensor.meta.dtype
-    if type(number.value) is float and not (dtype.is_floating_point or dtype.is_complex):
+    if type(value) is float and not (dtype.is_floating_point or dtype.is_complex):
         return None
-    guard_types(m, number)
-    return m.number_input(number)
+    if not tensor.meta.ndim and dtype not in _LIKE_NUMBERS:
+        return None
+    if isinstance(number, ConstTracker):
+        guard_types(m, number)
+    lifted = m.number_input(number)
+    if tensor.meta.ndim or lifted.meta.dtype is dtype:
+        return lifted
+    found = m.node("to", [lifted, dtype], {}, method=True)
+    return found if isinstance(found, TensorTracker) else None
 
 
 def _elementwise(fn: Any) -> None:
-    @rule(fn, TensorTracker, ConstTracker)
-    def tensor_number(m: Machine, tensor: TensorTracker, number: ConstTracker, /, **kwargs: Any) -> Any:
+    def tensor_number(m: Machine, tensor: TensorTracker, number: ConstTracker | HostNumber, /, **kwargs: Any) -> Any:
         lifted = None if kwargs else lift(m, tensor, number)
         return NotImplemented if lifted is None else m.apply(fn, tensor, lifted)
 
+    rule(fn, TensorTracker, ConstTracker)(tensor_number)
+    rule(fn, TensorTracker, HostNumber)(tensor_number)
+
 
 def _reflected(fn: Any) -> None:
-    @rule(fn, ConstTracker, TensorTracker)
-    def number_tensor(m: Machine, number: ConstTracker, tensor: TensorTracker) -> Any:
-        lifted = lift(m, tensor, number)
-        return NotImplemented if lifted is None else m.apply(fn, lifted, tensor)
+    def number_tensor(m: Machine, number: ConstTracker | HostNumber, tensor: TensorTracker) -> Any:
+        numpys = isinstance(number, HostNumber) and is_numpy(number.example)
+        lifted = lift(m, tensor, number) if not numpys else None
+        if lifted is None:
+            return NotImplemented
+        if fn is operator.truediv:  # as Tensor.__rtruediv__ computes it, to the last bit
+            return m.apply(operator.mul, m.apply(torch.Tensor.reciprocal, tensor), lifted)
+        return m.apply(fn, lifted, tensor)
+
+    rule(fn, ConstTracker, TensorTracker)(number_tensor)
+    rule(fn, HostNumber, TensorTracker)(number_tensor)
 
 
 for _name in (*_ARITHMETIC, *_COMPARISONS):
@@ -91,24 +117,32 @@ for _name in _METHODS:
 
 
 def _third(fn: Any) -> None:
-    @rule(fn, TensorTracker, TensorTracker, ConstTracker)
-    def chosen(m: Machine, first: TensorTracker, second: TensorTracker, number: ConstTracker, /, **kwargs: Any) -> Any:
+    def chosen(m: Machine, first: TensorTracker, second: TensorTracker, number: ConstTracker | HostNumber, /, **kwargs: Any) -> Any:
         lifted = None if kwargs else lift(m, second if fn is torch.where else first, number)
         return NotImplemented if lifted is None else m.apply(fn, first, second, lifted)
+
+    rule(fn, TensorTracker, TensorTracker, ConstTracker)(chosen)
+    rule(fn, TensorTracker, TensorTracker, HostNumber)(chosen)
 
 
 for _fn in (torch.where, torch.masked_fill, torch.Tensor.masked_fill, torch.Tensor.masked_fill_):
     _third(_fn)
 
 
-@rule(torch.tensor, ConstTracker)
-def tensor(m: Machine, number: ConstTracker, /, **kwargs: Any) -> Any:
+def tensor(m: Machine, number: ConstTracker | HostNumber, /, **kwargs: Any) -> Any:
     """A changing number as a tensor of its own."""
-    if kwargs or not _fits(number.value) or not changing(m, number):
+    value = _value(number)
+    if not set(kwargs) <= {"dtype", "device"} or not _fits(value) or not (isinstance(number, HostNumber) or changing(m, number)):
         return NotImplemented
-    dtype = torch.get_default_dtype() if type(number.value) is float else torch.int64
-    guard_types(m, number)
-    return m.node("to", [m.number_input(number)], {"dtype": dtype, "copy": True}, method=True)
+    dtype = torch.get_default_dtype() if type(value) is float else torch.int64
+    if isinstance(number, ConstTracker):
+        guard_types(m, number)
+    made = m.node("to", [m.number_input(number)], {"dtype": dtype, "copy": True}, method=True)
+    return m.apply(torch.Tensor.to, made, **kwargs) if kwargs else made
+
+
+rule(torch.tensor, ConstTracker)(tensor)
+rule(torch.tensor, HostNumber)(tensor)
 
 
 # -- what a changing number decides

@@ -89,6 +89,8 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
         token: Hashable = const.value
         return token
     cls = key.python_type()
+    if key.unknown and cls.__hash__ is not None:
+        m.graph_break("B104", operation="hash()", value=key.show())
     if cls is int:  # id() of a tracked value
         return ("id", Identity(key.of))  # type: ignore[attr-defined]
     if isinstance(key, TupleTracker):

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayMemory, ArrayTracker, function_text, numpy_module, track
+from magneto.dynamo.trackers.array_memory import view_of
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, TABLE, rule
+from magneto.dynamo.trackers.draw import DrawnArray
+from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_operator import ARITHMETIC, COMPARISONS
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.graph.fallback import DataDependent, UnsupportedFake
-from magneto.graph.meta import TensorMeta
 from magneto.graph.numpy_call import Outcome, Part, compiled, foresee, numpy_operator
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ def _text(m: Machine, v: Tracker, arrays: list[ArrayTracker]) -> str:
         if index == len(arrays):
             arrays.append(v)
         return f"a[{index}][()]" if v.number else f"a[{index}]"
+    if isinstance(v, HostNumber) and type(v.example) in (int, float):
+        arrays.append(ArrayTracker(m.number_input(v), True))
+        return f"a[{len(arrays) - 1}].item()"
     if isinstance(v, SequenceTracker) and v.cls in (list, tuple, torch.Size):
         items = [_text(m, item, arrays) for item in v.items(m)]
         return f"[{', '.join(items)}]" if v.cls is list else f"({''.join(item + ', ' for item in items)})"
@@ -157,59 +162,7 @@ def _item(m: Machine, arrays: list[ArrayTracker], part: Part, fresh: SequenceTra
         assert isinstance(tensor, TensorTracker)
         return ArrayTracker(tensor, part.number)
     owner = arrays[part.view_of]
-    return owner if part.same else ArrayTracker(_view(m, owner.tensor, part))
-
-
-def _view(m: Machine, base: TensorTracker, part: Part) -> TensorTracker:
-    """The view of numpy as a view of torch: a permutation, another shape, or any."""
-    meta = base.meta
-    found: Tracker | None = None
-    if not part.offset and sorted(zip(part.shape, part.strides, strict=True)) == sorted(zip(meta.shape, meta.strides, strict=True)):
-        places = list(zip(meta.shape, meta.strides, strict=True))
-        if len(set(places)) == len(places):
-            found = m.node(
-                "permute", [base, [places.index(place) for place in zip(part.shape, part.strides, strict=True)]], {}, method=True
-            )
-    elif not part.offset and meta.is_contiguous() and meta.numel == math.prod(part.shape):
-        found = m.node("view", [base, list(part.shape)], {}, method=True)
-        if isinstance(found, TensorTracker) and found.meta.strides != part.strides:
-            found = None
-    else:
-        key = _slices(meta, part)
-        if key is not None:
-            found = m.node(operator.getitem, [base, key], {})
-            assert isinstance(found, TensorTracker)
-            if (found.meta.shape, found.meta.strides, found.meta.storage_offset) != (
-                part.shape,
-                part.strides,
-                meta.storage_offset + part.offset,
-            ):
-                found = None
-    if found is None:
-        found = m.node(torch.as_strided, [base, list(part.shape), list(part.strides), meta.storage_offset + part.offset], {})
-    assert isinstance(found, TensorTracker)
-    return found
-
-
-def _slices(meta: TensorMeta, part: Part) -> tuple[Any, ...] | None:
-    """The index of numbers and slices that gives the view, where there is one."""
-    starts, rest = {}, part.offset
-    for dim in sorted(range(len(meta.shape)), key=lambda d: -meta.strides[d]):
-        stride = meta.strides[dim]
-        starts[dim], rest = divmod(rest, stride) if stride else (0, rest)
-    key: list[Any] = []
-    wanted = list(zip(part.shape, part.strides, strict=True))
-    for dim, (size, stride) in enumerate(zip(meta.shape, meta.strides, strict=True)):
-        start = starts[dim]
-        step = wanted[0][1] // stride if wanted and stride and wanted[0][1] % stride == 0 else 0
-        if step and start + (wanted[0][0] - 1) * step < size:
-            key.append(slice(start, start + (wanted[0][0] - 1) * step + 1, step))
-            del wanted[0]
-        elif start < size:
-            key.append(start)
-        else:
-            return None
-    return None if wanted or rest else tuple(key)
+    return owner if part.same else ArrayTracker(view_of(m, owner.tensor, part))
 
 
 def _write(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Outcome) -> Any:
@@ -261,7 +214,7 @@ def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
             return NotImplemented
         if fn.__name__ in _VALUES and not kwargs and all(isinstance(arg, ConstTracker) for arg in args[1:]):
             plain = [arg.read() for arg in args[1:] if isinstance(arg, ConstTracker)]
-            return _known(m, args[0], lambda array: getattr(array, fn.__name__)(*plain))
+            return _known(m, args[0], operator.methodcaller(fn.__name__, *plain), f"{{}}.{fn.__name__}({', '.join(map(repr, plain))})")
         names = {f"__{name}__": one for name, (one, _, _) in ARITHMETIC.items()} | {
             "__getitem__": operator.getitem,
             "__setitem__": operator.setitem,
@@ -270,7 +223,7 @@ def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
             return m.apply(names[fn.__name__], *args)
         return record_expression(m, f"{{}}.{fn.__name__}({', '.join('{}' for _ in range(len(args) + len(kwargs) - 1))})", args, kwargs)
     if fn in (int, float, bool, complex) and len(args) == 1 and isinstance(args[0], ArrayTracker):
-        return _known(m, args[0], fn)
+        return _known(m, args[0], fn, f"{fn.__name__}({{}})")
     module = getattr(fn, "__module__", None)
     known = type(fn) is numpy.ufunc or (isinstance(module, str) and module.partition(".")[0] == "numpy")
     text = function_text(fn) if known else None
@@ -291,8 +244,10 @@ def _of_number(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
     return _compute(m, f"({texts[0]}).{fn.__name__}({', '.join(texts[1:])})", [])
 
 
-def _known(m: Machine, v: ArrayTracker, compute: Callable[[Any], Any]) -> Any:
+def _known(m: Machine, v: ArrayTracker, compute: Callable[[Any], Any], template: str) -> Any:
     real = v.real
+    if isinstance(v, DrawnArray) and (found := v.asked(m, compute, template)) is not NotImplemented:
+        return found
     if real is None:
         value = m.known(v.tensor)
         if value is None:
@@ -374,6 +329,10 @@ for _fn in (abs, operator.abs):
 
 @_before(operator.getitem, ArrayTracker, Tracker)
 def getitem(m: Machine, v: ArrayTracker, key: Tracker) -> Any:
+    if isinstance(v, DrawnArray) and v.picks_one(key):
+        found = v.asked(m, operator.itemgetter(key.value), f"{{}}[{key.value!r}]")
+        if found is not NotImplemented:
+            return found
     found = record_expression(m, "{}[{}]", [v, key])
     if found is NotImplemented:
         m.graph_break("B104", operation="indexing", value=v.show())

@@ -12,12 +12,14 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
+from magneto.dynamo.trackers.array import ArrayTracker
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar, same_constant
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.lifted import decides
@@ -498,6 +500,13 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
     if isinstance(v, TensorTracker):
         value = m.known(v)
         return None if value is None else bool(value)
+    if isinstance(v, HostNumber) or (isinstance(v, ArrayTracker) and v.number):
+        return None
+    if isinstance(v, ArrayTracker) and v.real is not None:
+        try:
+            return bool(v.real)
+        except ValueError as error:
+            m.raise_exception(error)
     target = payload_of(v)
     for name in ("__bool__", "__len__"):
         if user_method(m, v, name) is not MISSING:

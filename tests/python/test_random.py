@@ -1,0 +1,308 @@
+"""Random numbers of Python and numpy: captured without changing eager's streams. Values, the generators' states after each call, graphs and breaks are compared."""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import magneto
+from magneto import _C
+from tests.compare import Capturing, assert_equal
+from tests.python.programs import X
+
+R, G, S = random.Random(5), np.random.default_rng(7), np.random.RandomState(8)
+CASES: list[Any] = []
+
+
+def states() -> list[str]:
+    found = [random.getstate(), R.getstate(), torch.get_rng_state().tolist(), G.bit_generator.state]
+    return [repr(state) for state in (*found, *[s.get_state(legacy=False)["state"] for s in (S, np.random.mtrand._rand)])]
+
+
+def seed_all(n: int) -> None:
+    np.random.seed(n)
+    random.seed(n)
+    torch.manual_seed(n)
+    R.seed(n)
+    G.bit_generator.state = np.random.default_rng(n).bit_generator.state
+    S.seed(n)
+
+
+def add(graphs: int = 1, breaks: int = 0) -> Callable[[Any], Any]:
+    """How many graphs and breaks four calls give."""
+
+    def register(fn: Any) -> Any:
+        CASES.append(pytest.param(fn, graphs, breaks, id=fn.__name__))
+        return fn
+
+    return register
+
+
+@add()
+def pythons_numbers(x):
+    return (
+        x * random.random(),
+        random.uniform(1, 2),
+        x + random.randint(1, 5),
+        torch.tensor(random.random()),
+        random.gauss(0, 1),
+        random.getrandbits(9),
+    )
+
+
+@add()
+def numpys_numbers(x):
+    drawn = torch.from_numpy(np.random.rand(3)).float(), np.random.randn(2), np.random.permutation(5), x * np.random.uniform()
+    return drawn, np.random.choice(5), np.random.randint(3), np.random.random(), np.random.normal(size=(2, 2)), np.random.choice([3, 4], 2)
+
+
+@add()
+def generator_objects(x):
+    return (
+        x * R.random(),
+        G.random(3),
+        torch.as_tensor(S.rand(2)) + G.normal(),
+        R.sample(range(10), 3),
+        G.integers(4),
+        R.choice([0.5, 1.5]) * x,
+    )
+
+
+@add(graphs=2, breaks=1)
+def a_number_decides(x):
+    if random.random() < 0.5:
+        x = x + 1
+    return x * 2
+
+
+@add()
+def arithmetic(x):
+    e = np.random.rand(1).item()
+    n = int(0.5 * 10 / 2 + e)
+    return (
+        x * e,
+        n,
+        max(n, 2),
+        -e,
+        round(e, 2) if False else e**2,
+        1 / (e + 1),
+        x * np.random.rand(2).tolist()[0],
+        float(np.random.rand(2)[1]),
+        e > 2,
+    )
+
+
+@add()
+def kinds_of_tensors(x):
+    whole, r, i = x.long(), random.random(), random.randint(1, 9)
+    return (
+        x.sum() * r,
+        x.sum() / i,
+        whole.sum() + i,
+        whole * i,
+        x.double() - r,
+        r - x,
+        i / x.sum(),
+        torch.where(x > 0, x, r),
+        x.masked_fill(x > 0, r),
+    )
+
+
+@add(graphs=1, breaks=1)
+def a_number_as_a_size(x):
+    k = random.randint(1, 3)
+    return x[:k].sum(), x * k
+
+
+@add(breaks=1)
+def a_number_as_a_key(x):
+    names = {1: "a", 2: "b", 3: "c"}
+    return names[random.randint(1, 3)], x + 1
+
+
+@add()
+def order_among_the_streams(x):
+    a = random.random()
+    y = torch.rand(3)
+    b = np.random.rand()
+    z = torch.rand(3)
+    return a, b, random.random(), y, z, x + a, np.random.rand(2)
+
+
+@add()
+def arrays_in_the_graph(x):
+    a = np.random.rand(3, 4)
+    b = np.random.rand(4)
+    b[0] = 5
+    t = torch.from_numpy(b)
+    t.mul_(2)
+    return x.numpy() * a, a + 1, np.random.rand(2) * random.random(), a.T, b, t, np.sort(a[0])
+
+
+@add()
+def a_number_of_a_number(x):
+    return random.uniform(0, random.random()), x + np.random.normal(np.random.rand(), 0.5)
+
+
+@add()
+def seeded_generators_are_known(x):
+    np.random.seed(3)
+    random.seed(4)
+    order = np.random.permutation(6)
+    chosen = [order[i] for i in range(6) if order[i] not in [1, 2]]
+    if random.random() < 0.5:
+        x = x * 2
+    mixed = [x, 1, "a", 2]
+    random.shuffle(mixed)
+    numbers = np.arange(5)
+    np.random.shuffle(numbers)
+    return (
+        np.array(chosen, dtype=np.int32),
+        x,
+        random.choice(chosen),
+        np.random.rand(2),
+        mixed,
+        numbers,
+        random.sample(range(9), 2),
+        random.choices("ab", k=3),
+    )
+
+
+@add()
+def new_generators(x):
+    r, g, q = np.random.RandomState(0), np.random.default_rng(1), random.Random(2)
+    return x * r.rand(), g.random(2), q.random(), q.randint(1, 5), x[: g.integers(1, 3)], r.permutation(4)
+
+
+@add()
+def draws_before_a_seed(x):
+    a, b = random.random(), np.random.rand()
+    random.seed(1)
+    np.random.seed(1)
+    return x * a + b, random.random(), np.random.rand()
+
+
+@add(breaks=1)
+def a_seed_before_a_break(x):
+    random.seed(1)
+    a = random.random()
+    magneto.graph_break()
+    return x + 1, a, random.random()
+
+
+@add()
+def an_error_is_eagers(x):
+    try:
+        np.random.choice(3, 5, replace=False)
+    except ValueError as error:
+        return str(error), x + 1, np.random.rand()
+
+
+class Own(random.Random):
+    def random(self):
+        return 0.25
+
+
+OWN = Own()
+
+
+@add()
+def a_subclass_is_followed(x):
+    return x * OWN.uniform(0, 1), OWN.random()
+
+
+@pytest.mark.parametrize("fn, graphs, breaks", CASES)
+def test_streams(fn, graphs, breaks):
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(fn)
+    for seed in (1, 2, 3, 4):
+        seed_all(seed)
+        expected, after = fn(X.clone()), states()
+        seed_all(seed)
+        assert_equal(compiled(X.clone()), expected)
+        assert states() == after
+    assert (len(backend.graphs), magneto.stats()["breaks"]) == (graphs, breaks), magneto.stats()["break_reasons"]
+
+
+def test_a_region_that_fails_puts_the_generators_back():
+    def fn(x):
+        a, b, c, d = random.random(), np.random.rand(2), G.random(), torch.rand(1)
+        try:
+            return x[torch.tensor([7]) + (x.sum() * 0).long()]
+        except IndexError:
+            return a, b, c, d, random.random(), np.random.rand(), G.random()
+
+    compiled = magneto.optimize(Capturing())(fn)
+    for seed in (1, 2):
+        seed_all(seed)
+        expected, after = fn(X), states()
+        seed_all(seed)
+        assert_equal(compiled(X), expected)
+        assert states() == after
+    assert _C.counters()["reruns"] > 0
+
+
+def test_new_generators_are_not_shared():
+    def fn(x):
+        generator = np.random.RandomState(3)
+        return generator, generator.rand(), x + 1
+
+    compiled = magneto.optimize(Capturing(), nopython=True)(fn)
+    generators = []
+    for _ in range(2):
+        generator, number, _ = compiled(X)
+        same_numbers = np.random.RandomState(3)
+        assert number == same_numbers.rand() and generator.rand() == same_numbers.rand()
+        generators.append(generator)
+    assert generators[0] is not generators[1]
+
+
+def test_a_generator_as_argument():
+    def fn(x, generator):
+        return x * generator.random(), generator.normal(size=2)
+
+    compiled = magneto.optimize(Capturing(), nopython=True)(fn)
+    for seed in (1, 2):
+        mine, other = np.random.default_rng(seed), np.random.default_rng(seed)
+        for _ in range(2):
+            assert_equal(compiled(X, mine), fn(X, other))
+
+
+def test_the_global_generator_as_argument_is_known_by_its_seed():
+    def fn(x, generator):
+        generator.seed(1)
+        return x + generator.random()
+
+    compiled = magneto.optimize(Capturing(), nopython=True)(fn)
+    generators = random.Random(), random.Random()
+    assert_equal(compiled(X, generators[0]), fn(X, generators[1]))
+    assert_equal(compiled(X, generators[0]), fn(X, generators[1]))
+    assert generators[0].getstate() == generators[1].getstate()
+
+
+def test_a_changed_function_is_another_program(monkeypatch):
+    def fn(x):
+        return x * random.random()
+
+    compiled = magneto.optimize(Capturing(), nopython=True)(fn)
+    compiled(X)
+    monkeypatch.setattr(random, "random", lambda: 3.0)
+    assert_equal(compiled(X), X * 3.0)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend):
+    for fn in (numpys_numbers, kinds_of_tensors, arrays_in_the_graph):
+        compiled = magneto.optimize(backend)(fn)
+        for seed in (1, 2):
+            seed_all(seed)
+            expected = fn(X.clone())
+            seed_all(seed)
+            assert_equal(compiled(X.clone()), expected, 1e-6)

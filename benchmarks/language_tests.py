@@ -1,10 +1,11 @@
 """CPython's own language tests of the installed Python, traced: every test method must have the verdict it has in plain Python.
 
-    python -m benchmarks.language_tests [--modules test_scope,test_set] [--only TEXT] [--modes plain,traced,nopython] [--out FILE.json]
+    python -m benchmarks.language_tests [--modules test_scope,test_set] [--only TEXT] [--modes plain,traced,nopython] [--keep DIRECTORY] [--out FILE.json]
 
 Each test module runs in forked children: plain (twice: what differs between the two runs is unstable and listed as such), with each test method optimised
 by `magneto.optimize("eager")` (what it calls is traced too), and with `nopython=True`. A verdict is pass, skip, fail or error with exception type and message; a
-crash or a hang of one test is a verdict of its own, and the rest of the module goes on in a new child.
+crash or a hang of one test is a verdict of its own, and the rest of the module goes on in a new child. With `--keep`, each verdict is written down
+at once, and the same command goes on where an interrupted one ended.
 """
 
 from __future__ import annotations
@@ -76,7 +77,28 @@ class Job:
     fd: int = -1
     buffer: bytes = b""
     begun: float = 0.0
+    asleep: int = 0
     restarts: int = 0
+    kept: Path | None = None
+
+    def restore(self) -> None:
+        """Take up the verdicts that an interrupted run has kept."""
+        if self.kept is not None and self.kept.exists():
+            for line in self.kept.read_text().splitlines():
+                record = json.loads(line)
+                self.finished = self.finished or "finished" in record
+                if "test" in record:
+                    self.records[record.pop("test")] = record
+
+    def keep(self, **record: Any) -> None:
+        if self.kept is not None:
+            with self.kept.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def note(self, test: str, record: dict[str, Any]) -> None:
+        if test not in self.records:
+            self.records[test] = record
+            self.keep(test=test, **record)
 
     def start(self, only: str) -> None:
         read, write = os.pipe()
@@ -88,7 +110,11 @@ class Job:
             finally:
                 os._exit(1)
         os.close(write)
-        self.fd, self.buffer, self.current, self.begun = read, b"", None, time.monotonic()
+        self.fd, self.buffer, self.current = read, b"", None
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self.begun, self.asleep = _processor_seconds(self.pid)[0], 0
 
     def feed(self, data: bytes) -> None:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
@@ -98,11 +124,12 @@ class Job:
             except ValueError:
                 continue
             if "begin" in record:
-                self.current, self.begun = record["begin"], time.monotonic()
+                self.current = record["begin"]
+                self.restart_clock()
             elif "end" in record:
-                record["seconds"] = round(time.monotonic() - self.begun, 2)
-                self.records[record.pop("end")] = record
-                self.current, self.begun = None, time.monotonic()
+                self.note(record.pop("end"), record)
+                self.current = None
+                self.restart_clock()
             elif "missing" in record:
                 self.missing = record["missing"]
                 self.finished = True
@@ -113,26 +140,40 @@ class Job:
         """The child's pipe was closed: True when the module is through, False when it must go on in a new child."""
         _, status = os.waitpid(self.pid, 0)
         os.close(self.fd)
+        if not self.finished:
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.waitstatus_to_exitcode(status)}"
+            self.lose(f"crash: {how}")
+            self.finished = self.restarts > MAX_RESTARTS
         if self.finished:
-            return True
-        how = f"crash: signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"crash: exit {os.waitstatus_to_exitcode(status)}"
-        self.lose(how)
-        return self.restarts > MAX_RESTARTS
+            self.keep(finished=True)
+        return self.finished
 
     def lose(self, how: str) -> None:
         self.restarts += 1
         if self.current is not None:
-            self.records.setdefault(self.current, _lost(how))
+            self.note(self.current, _lost(how))
         elif self.restarts > 3 and not self.records:
             self.restarts = MAX_RESTARTS + 1
 
     def kill_when_late(self) -> None:
-        if time.monotonic() - self.begun > LIMITS[self.mode]:
+        """Called once a second. What counts is processor time and time asleep: on a busy machine a child that waits for its turn is not late."""
+        spent, runnable = _processor_seconds(self.pid)
+        self.asleep += not runnable
+        if spent - self.begun + self.asleep > LIMITS[self.mode]:
             if self.current is not None:
-                self.records[self.current] = _lost("timeout")
+                self.note(self.current, _lost("timeout"))
             else:
                 self.restarts = MAX_RESTARTS
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def _processor_seconds(pid: int) -> tuple[float, bool]:
+    """Processor time that a process has used, and whether it runs or waits for a processor."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0, False
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R"
 
 
 def _lost(how: str) -> dict[str, Any]:
@@ -142,8 +183,11 @@ def _lost(how: str) -> dict[str, Any]:
 def run_jobs(waiting: list[Job], only: str = "", processes: int = 2, report: bool = False) -> None:
     """Run all jobs, some at a time."""
     selector = selectors.DefaultSelector()
-    waiting = waiting[::-1]
+    for job in waiting:
+        job.restore()
+    waiting = [job for job in reversed(waiting) if not job.finished]
     running: dict[int, Job] = {}
+    checked = time.monotonic()
     while waiting or running:
         while waiting and len(running) < processes:
             job = waiting.pop()
@@ -162,8 +206,10 @@ def run_jobs(waiting: list[Job], only: str = "", processes: int = 2, report: boo
                 waiting.append(job)
             elif report:
                 print(f"{job.module} {job.run}: {len(job.records)} tests", file=sys.stderr, flush=True)
-        for job in running.values():
-            job.kill_when_late()
+        if time.monotonic() - checked >= 1.0:
+            checked = time.monotonic()
+            for job in running.values():
+                job.kill_when_late()
 
 
 def exists(module: str) -> bool:
@@ -219,13 +265,19 @@ def _captured(record: dict[str, Any] | None) -> bool:
 
 
 def compare_modules(
-    names: list[str], modes: tuple[str, ...], only: str = "", processes: int = 2, report: bool = False, repeat: bool = True
+    names: list[str],
+    modes: tuple[str, ...],
+    only: str = "",
+    processes: int = 2,
+    report: bool = False,
+    repeat: bool = True,
+    keep: Path | None = None,
 ) -> list[Comparison]:
-    """Run the modules in the given modes and put the runs side by side. `repeat`: the plain run twice, to tell what is stable."""
+    """Run the modules in the given modes and put the runs side by side. `repeat`: the plain run twice, to tell what is stable; `keep`: see `--keep`."""
     runs = [("plain", "plain"), ("traced", "traced"), ("nopython", "nopython")]
     if repeat:
         runs.insert(1, ("again", "plain"))
-    jobs = [Job(name, mode, run) for name in names for run, mode in runs if mode in modes]
+    jobs = [Job(name, mode, run, kept=keep and keep / f"{name}.{run}.jsonl") for name in names for run, mode in runs if mode in modes]
     run_jobs(jobs, only, processes, report)
     by_key = {(job.module, job.run): job.records for job in jobs}
     empty: dict[str, dict[str, Any]] = {}
@@ -272,12 +324,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--modes", default="plain,traced,nopython")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--details", type=Path, help="file for tracebacks of what differs")
+    parser.add_argument("--keep", type=Path, help="directory for the verdicts, from which an interrupted run goes on")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     names = options.modules.split(",") if options.modules else [name for name in dict.fromkeys(MODULES) if name not in NOT_RUN]
-    comparisons = compare_modules(
-        [name for name in names if exists(name)], tuple(options.modes.split(",")), options.only, options.processes, True
-    )
+    names = [name for name in names if exists(name)]
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    comparisons = compare_modules(names, tuple(options.modes.split(",")), options.only, options.processes, True, keep=options.keep)
     results = report_of(comparisons)
     if options.out is not None:
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -6,14 +6,17 @@ The child writes a JSON line when a test begins and one when it has ended, so th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
 import random
 import re
 import resource
+import signal
 import sys
 import tempfile
+import time
 import traceback
 import unittest
 import warnings
@@ -27,6 +30,7 @@ from magneto.base.errors import GraphBreak
 
 MODES = ("plain", "traced", "nopython")
 MEMORY = 12 << 30
+_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}|\b\d{9,}\b|@test_\d+_tmp\w*|/tmp/\w+")
 
 
@@ -52,6 +56,7 @@ class Verdicts(unittest.TestResult):
         self.faults: list[str] = []
         self.optimized: Any = None
         self.hooked = 0
+        self.begun = 0.0
         events.subscribe(self.note)
 
     def note(self, event: events.Event) -> None:
@@ -72,6 +77,7 @@ class Verdicts(unittest.TestResult):
         self.hooked = _C.counters()["hits"]
         self.write(begin=test.id())
         random.seed(1)
+        self.begun = time.process_time()
         if self.mode != "plain":
             self.optimise(test)
 
@@ -95,6 +101,7 @@ class Verdicts(unittest.TestResult):
             self.optimized = None
         self.write(
             end=test.id(),
+            seconds=round(time.process_time() - self.begun, 2),
             outcome=self.outcomes or ["none"],
             captured=captured,
             breaks=self.breaks,
@@ -133,7 +140,7 @@ class Verdicts(unittest.TestResult):
             self.breaks.append(f"{error.id} {_ADDRESS.sub('...', error.reason)}"[:200])
         if not isinstance(test, unittest.TestCase):  # a fixture of a class or a module
             self.write(begin=str(test))
-            self.write(end=str(test), outcome=[text], captured=0, breaks=[], faults=[], details=[detail])
+            self.write(end=str(test), outcome=[text], captured=0, breaks=[], faults=[], details=[detail], seconds=0.0)
         self.outcomes.append(text)
         self.details.append(detail)
 
@@ -169,6 +176,7 @@ def modules_of(name: str) -> list[Any]:
 def run_module(name: str, mode: str, skip: frozenset[str], only: str, out: int) -> None:
     """Body of the forked child: run the tests of `test.<name>` that are not in `skip` and whose id contains one of the comma-separated texts in `only`."""
     os.setsid()
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     quiet = os.open(os.environ.get("LANGUAGE_TESTS_LOG", os.devnull), os.O_RDWR | os.O_APPEND | os.O_CREAT)

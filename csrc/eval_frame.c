@@ -420,6 +420,14 @@ handled_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     return Py_NewRef(exc ? exc : Py_None);
 }
 
+/* Whether a function of the program is told of each line or call (sys.settrace, sys.setprofile): its frames then run as they are. Profilers written in C only count. */
+static inline int
+is_followed(PyThreadState *ts)
+{
+    return ts->c_tracefunc != NULL
+        || (MG_UNLIKELY(ts->c_profilefunc != NULL) && PyCallable_Check(ts->c_profileobj));
+}
+
 MG_HOT PyObject *
 mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
 {
@@ -435,10 +443,9 @@ mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     Policy *policy = t->policy;
     PyCodeObject *code = mg_frame_code(f);
     const int kinds = CO_OPTIMIZED | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
-    if (policy == NULL || throwflag || ts->c_tracefunc != NULL || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
+    if (policy == NULL || throwflag || is_followed(ts) || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
         const int generator = f->owner == FRAME_OWNED_BY_GENERATOR && (code->co_flags & kinds) == (CO_OPTIMIZED | CO_GENERATOR);
-        /* a debugger sees each line */
-        return policy != NULL && !throwflag && ts->c_tracefunc == NULL && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
+        return policy != NULL && !throwflag && !is_followed(ts) && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
     }
     mg_entry *entry = entry_for(code, policy, 0);
     if (entry == NULL || entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {

@@ -175,6 +175,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "The program asks for a break here.",
         "",
     ),
+    ErrorEntry(
+        "B120",
+        "{value} may die here, and something waits for that",
+        "A weak reference or a finaliser tells when the object dies. The region ends, so that this happens where the program lets go of it.",
+        "",
+    ),
     # ---- U0xx: public functions --------------------------------------------------------------------------------------
     ErrorEntry("U001", "{function}() expects {expected}, got {got}", "", ""),
     ErrorEntry(

@@ -5,19 +5,17 @@ from __future__ import annotations
 import builtins
 import operator
 import types
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Item, Local, Stack
 from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
+from magneto.dynamo.machine.lifetime import let_go
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import Tracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine as M
@@ -57,7 +55,10 @@ def swap(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcodes("-- value", "LOAD_CONST")
 def load_const(m: M, f: SymFrame, i: Instruction) -> None:
-    f.push(m.const(i.argval))
+    value = m.const(i.argval)
+    if isinstance(value, trackers.ConstTracker):
+        value.kept = True
+    f.push(value)
 
 
 # -- locals and cells
@@ -106,41 +107,30 @@ def load_fast_and_clear(m: M, f: SymFrame, i: Instruction) -> None:
     f.locals[i.argval] = None
 
 
-def _let_go(m: M, f: SymFrame, slot: int) -> None:
-    """A variable loses its object: where somebody waits for its death (a callback, a finaliser), it must happen here."""
-    old = f.locals[slot]
-    if old is None or not isinstance(old.source, (Local, Stack)):  # made here, or reached through what holds it
-        return
-    obj = MISSING if isinstance(old, trackers.ConstTracker) else old.obj
-    if obj is MISSING or not type(obj).__weakrefoffset__ or isinstance(obj, (torch.Tensor, torch.nn.Module, type)):
-        return
-    if hasattr(type(obj), "__del__") or any(ref.__callback__ is not None for ref in weakref.getweakrefs(obj)):
-        m.graph_break("B107", value=f.decoded.slots[slot], reason="its object may die here, and something waits for that")
-
-
 @opcode("STORE_FAST", "value --")
 def store_fast(m: M, f: SymFrame, i: Instruction) -> None:
     value = f.pop()
-    _let_go(m, f, i.argval)
+    let_go(m, f, f.locals[i.argval])
     f.locals[i.argval] = None if value is NULL else value
 
 
 @opcode("STORE_FAST_STORE_FAST", "value2 value1 --")
 def store_fast_store_fast(m: M, f: SymFrame, i: Instruction) -> None:
-    f.locals[i.argval[0]] = f.pop()
-    f.locals[i.argval[1]] = f.pop()
+    for slot in i.argval:
+        let_go(m, f, f.locals[slot])
+        f.locals[slot] = f.pop()
 
 
 @opcode("STORE_FAST_LOAD_FAST", "value -- value2")
 def store_fast_load_fast(m: M, f: SymFrame, i: Instruction) -> None:
+    let_go(m, f, f.locals[i.argval[0]])
     f.locals[i.argval[0]] = f.pop()
     f.push(_local(m, f, i.argval[1]))
 
 
 @opcode("DELETE_FAST", "--")
 def delete_fast(m: M, f: SymFrame, i: Instruction) -> None:
-    _local(m, f, i.argval)
-    _let_go(m, f, i.argval)
+    let_go(m, f, _local(m, f, i.argval))
     f.locals[i.argval] = None
 
 
@@ -172,7 +162,9 @@ def load_deref(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("STORE_DEREF", "value --")
 def store_deref(m: M, f: SymFrame, i: Instruction) -> None:
-    _cell(m, f, i.argval).store(m, f.pop())
+    cell = _cell(m, f, i.argval)
+    let_go(m, f, cell.known())
+    cell.store(m, f.pop())
 
 
 @opcode("DELETE_DEREF", "--")
@@ -180,6 +172,7 @@ def delete_deref(m: M, f: SymFrame, i: Instruction) -> None:
     cell = _cell(m, f, i.argval)
     if cell.load(m) is None:
         _unbound(m, f, i.argval)
+    let_go(m, f, cell.known())
     cell.store(m, None)
 
 

@@ -25,6 +25,7 @@ from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.generators import GeneratorRun
+from magneto.dynamo.machine.lifetime import sole_holders
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
@@ -80,6 +81,8 @@ class SymbolicMachine:
         self.ending: Ending | None = None
         self.generators: dict[int, GeneratorRun] = {}
         self._tail = False
+        self._behind: GraphBreak | None = None
+        self.sole = sole_holders(state)
 
     # -- running
 
@@ -105,7 +108,7 @@ class SymbolicMachine:
         """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""
         self.state = None
         self._handled_outside = None
-        for held in (self.wrapped, self.overlay, self.generators, self.memories, self.streams):
+        for held in (self.wrapped, self.overlay, self.references, self.generators, self.memories, self.streams):
             held.clear()
         for kept in (self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs, self.draws):
             kept.clear()  # type: ignore[attr-defined]
@@ -153,6 +156,8 @@ class SymbolicMachine:
             try:
                 if self.count in self.forced:
                     self._forced_break(frame)
+                if self._behind is not None:
+                    self._break(frame, self._behind)
                 if self.count > self.limit:
                     self.graph_break("B021", limit=self.limit)
                 result: Tracker | None = HANDLERS[instruction.op](self, frame, instruction)
@@ -226,6 +231,10 @@ class SymbolicMachine:
                     raise Restart(born, reason, False)
         self.ending = Ending(reason=reason, interpret=interpret)
         raise RegionEnd
+
+    def end_behind(self, reason: GraphBreak) -> None:
+        """The region ends when the current instruction has been executed."""
+        self._behind = reason
 
     def suspend(self, frame: SymFrame) -> NoReturn:
         """The region of a generator frame ends at its next yield, or at its return."""

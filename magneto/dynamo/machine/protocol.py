@@ -27,6 +27,9 @@ class Emitter(Protocol):
     def const(self, obj: Any, hint: str = "c") -> str:
         """A literal when exact (int, str, None, tuple of such ...), otherwise a name bound to the object in the function's namespace."""
 
+    def held(self, obj: Any, hint: str = "c") -> str:
+        """A name bound to this very object."""
+
     def early(self, expr: str, hint: str = "n") -> str:
         """Name of an expression over the region's arguments, computed before the graph is called and anything has happened: it may raise."""
 

@@ -22,6 +22,7 @@ from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.guards.text import holds_later
 from magneto.dynamo.machine.frame import NULL, SymFrame
+from magneto.dynamo.machine.lifetime import looks_at_the_heap
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Ending, Restart
 from magneto.dynamo.region import runtime
@@ -244,9 +245,13 @@ class _Builder:
         locals_text = [self._locals(depth, frame) for depth, frame in enumerate(frames)]
         instruction = innermost.current
         handling = [self._handling(frame.entered) for frame in frames[1:]] + [self._handling(self.machine.handling.value)]
-        formless = self.ending.interpret or not has_form(innermost, instruction)
-        if formless or handling[-1] or self._keeps_alive() or self._called_from_elsewhere():
-            self._resume_at(innermost, instruction, locals_text[-1], f"{', interpret=True' if formless else ''}{handling[-1]}")
+        looked_at = self._looked_at()
+        if looked_at and len(frames) > 1:
+            raise Restart(frames[0].count, self.ending.reason, False)
+        behind = self.ending.reason is not None and self.ending.reason.id == "B120"
+        formless = not behind and (self.ending.interpret or not has_form(innermost, instruction))
+        if formless or behind or handling[-1] or looked_at or self._keeps_alive() or self._called_from_elsewhere():
+            self._resume_at(innermost, locals_text[-1], f"{', interpret=True' if formless else ''}{handling[-1]}")
         else:
             outcome = FORMS[instruction.op](FormContext(self.em, innermost, instruction))
             self._execute(innermost, instruction, outcome, locals_text[-1])
@@ -261,6 +266,13 @@ class _Builder:
         kept = {id(value) for frame in frames for value in (*frame.locals, *frame.stack, *frame.before)}
         entered = [value for value in (*frames[0].entry, *self.machine.entry_stack) if value is not None and id(value) not in kept]
         return any(_dies_visibly(value) for value in entered)
+
+    def _looked_at(self) -> bool:
+        """Whether what breaks can tell that an object which the program has let go of in this region is still held by it."""
+        machine = self.machine
+        if _resume_offset(machine.frames[0]) == machine.state.offset:
+            return False  # the region has done nothing yet
+        return bool(machine.references) or looks_at_the_heap(machine.frames[-1])
 
     def _called_from_elsewhere(self) -> bool:
         """Whether the innermost frame belongs to another module than its caller, whose name this region's function bears: the frame then runs on as
@@ -297,15 +309,10 @@ class _Builder:
             return _dies_visibly(value)
         return isinstance(value, trackers.ObjectTracker) and self.em.emitted(value)
 
-    def _resume_at(self, frame: SymFrame, instruction: Instruction, locals_name: str, options: str) -> None:
-        """Resume at the instruction itself; a CALL goes back to its KW_NAMES, whose effect the interpreter keeps outside the frame."""
-        position = frame.decoded.index[instruction.offset]
-        instructions = frame.decoded.instructions
-        first = position
-        while first and instructions[first - 1].op in ("KW_NAMES", "PRECALL") and instruction.op in ("CALL", "PRECALL"):
-            first -= 1
+    def _resume_at(self, frame: SymFrame, locals_name: str, options: str) -> None:
+        """Resume at the instruction itself."""
         stack = _tuple([self.em.value(value) for value in frame.before])
-        self.em.line(f"s = Resume({instructions[first].offset}, {locals_name}, {stack}{options})")
+        self.em.line(f"s = Resume({_resume_offset(frame)}, {locals_name}, {stack}{options})")
 
     def _execute(self, frame: SymFrame, instruction: Instruction, outcome: Outcome, locals_name: str) -> None:
         line = self.em.line
@@ -340,6 +347,17 @@ class _Builder:
     def _handler_depth(self, frame: SymFrame, instruction: Instruction) -> int:
         handler = frame.decoded.handler_at(instruction.offset)
         return handler.depth if handler is not None else 0
+
+
+def _resume_offset(frame: SymFrame) -> int:
+    """Where to resume so that the current instruction is executed; a CALL goes back to its KW_NAMES, whose effect the interpreter keeps outside the frame."""
+    instruction = frame.current
+    assert instruction is not None
+    first = frame.decoded.index[instruction.offset]
+    instructions = frame.decoded.instructions
+    while first and instructions[first - 1].op in ("KW_NAMES", "PRECALL") and instruction.op in ("CALL", "PRECALL"):
+        first -= 1
+    return instructions[first].offset
 
 
 _OWNED_BY_OTHERS = (torch.Tensor, torch.nn.Module, types.ModuleType, types.CodeType)

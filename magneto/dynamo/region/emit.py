@@ -60,6 +60,10 @@ class RegionEmitter:
     def const(self, obj: Any, hint: str = "c") -> str:
         if is_literal(obj):
             return repr(obj)
+        return self.held(obj, hint)
+
+    def held(self, obj: Any, hint: str = "c") -> str:
+        """Name of this very object."""
         name = self._consts.get(id(obj))
         if name is None:
             name = self._consts[id(obj)] = self.fresh(hint)

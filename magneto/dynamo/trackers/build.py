@@ -100,7 +100,7 @@ def _same(m: Machine, obj: Any, source: Source) -> None:
 
 def wrap_const(m: Machine, obj: Any, source: Source) -> Tracker:
     if isinstance(source, Held):
-        return ConstTracker(obj)
+        return ConstTracker(obj, kept=True)
     if not isinstance(
         source, (Local, Stack)
     ):  # found where a program may delete it: this much is relied on even when the value is never read

@@ -60,12 +60,13 @@ def is_numpy_scalar(value: Any) -> bool:
 class ConstTracker(Tracker):
     """A constant. With a source it is read lazily: the EQUALS (or ID_IS) row is added when the value is first looked at."""
 
-    __slots__ = ("_machine", "value")
+    __slots__ = ("_machine", "kept", "value")
     shared = False
 
-    def __init__(self, value: Any, source: Source | None = None, machine: Machine | None = None) -> None:
+    def __init__(self, value: Any, source: Source | None = None, machine: Machine | None = None, kept: bool = False) -> None:
         super().__init__(source)
         self.value = value
+        self.kept = kept  # the program holds this very object, as a constant of its code
         self._machine = machine if source is not None else None
 
     @property
@@ -97,10 +98,17 @@ class ConstTracker(Tracker):
     def emit(self, em: Emitter) -> str:
         if self.source is not None and (self._machine is not None or type(self.value) not in SINGLETONS):
             return em.source(self.source)
+        if type(self.value) is str and len(self.value) > 1 and not _is_interned(self.value):
+            return em.held(self.value) if self.kept else em.assign("text", f"{self.value[0]!r}.__add__({self.value[1:]!r})", self)
         return em.const(self.value)
 
     def show(self) -> str:
         return repr(self.value)
+
+
+def _is_interned(text: str) -> bool:
+    """Whether the text is the one object that stands for all equal names and constants: what is computed is an object of its own."""
+    return sys.intern("".join([text[:1], text[1:]])) is text
 
 
 def same_constant(a: Any, b: Any) -> bool:

@@ -59,6 +59,10 @@ class CellTracker(Tracker):
                 m.guard(Kind.ABSENT, Cell(self.source), None)
         return self._contents
 
+    def known(self) -> Tracker | None:
+        """The contents, as far as they have been read."""
+        return self._contents
+
     def store(self, m: Machine, value: Tracker | None) -> None:
         self._machine = None
         self._contents = value

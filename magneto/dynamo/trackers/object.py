@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker
@@ -198,10 +200,13 @@ class OpaqueTracker(Tracker):
 
 
 class WeakRefTracker(OpaqueTracker):
-    """An existing weak reference: the same reference object means the same referent, as long as that lives."""
+    """An existing weak reference: the same reference object means the same referent, as long as that lives. What the region has done may have ended the
+    life of anything but tensors, modules and classes."""
 
     __slots__ = ()
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         referent = self.obj()
+        if referent is not None and not isinstance(referent, (torch.Tensor, torch.nn.Module, type)):
+            m.graph_break("B104", operation="a weak reference", value=self.show())
         return m.const(None) if referent is None else m.wrap(referent, Held(f"{self.show()}()", referent))

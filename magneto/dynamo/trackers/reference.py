@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, Local
+from magneto.dynamo.guards.source import Held, Local, Stack
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
@@ -57,7 +57,8 @@ class RefTracker(Tracker):
 
 @rule(weakref.ref, Tracker)
 def make_ref(m: Machine, v: Tracker, callback: Tracker | None = None) -> Any:
-    if not (callback is None or isinstance(callback, ConstTracker) or RefTracker(v).alive(m)):
+    owned = not isinstance(v, ClassTracker) and (v.source is None or isinstance(v.source, (Local, Stack)))
+    if callback is not None and not isinstance(callback, ConstTracker) and (owned or not RefTracker(v).alive(m)):
         m.graph_break("B101", callee="weakref.ref", reason="its callback runs when the object dies")
     if v.python_type().__weakrefoffset__ == 0:
         m.raise_exception(TypeError(f"cannot create weak reference to '{v.python_type().__name__}' object"))

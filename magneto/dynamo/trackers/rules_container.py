@@ -277,8 +277,19 @@ def list_reverse(m: Machine, v: SequenceTracker) -> None:
 
 @rule(list.sort, ListTracker)
 def list_sort(m: Machine, v: ListTracker, /, **kwargs: Tracker) -> None:
-    v.entries = list(sort_items(m, v.items(m), kwargs))
+    items = v.items(m)
+    v.entries = []  # what key functions and comparisons see of it
+    try:
+        ordered = sort_items(m, items, kwargs)
+        changed = bool(v.entries)
+    finally:
+        v.entries = list(items)
+    if changed and v.source is not None:
+        m.restart_before("list.sort", "the list is changed while it is sorted")
+    v.entries = list(ordered)
     v.log(m, "__setitem__", m.const(slice(None)), ListTracker(v.entries))
+    if changed:
+        m.raise_exception(ValueError("list modified during sort"))
 
 
 def sort_items(m: Machine, items: list[Tracker], kwargs: dict[str, Tracker]) -> list[Tracker]:

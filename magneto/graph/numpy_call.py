@@ -121,6 +121,7 @@ class Part:
     view_of: int = -1
     offset: int = 0
     same: bool = False
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +232,12 @@ def _part(item: Any, arrays: list[Any]) -> Part:
     if type(item) is not numpy.ndarray:
         raise UnsupportedFake("numpy", f"its result is a {type(item).__name__}")
     size = item.dtype.itemsize
-    if not item.flags.writeable or any(stride < 0 or stride % size for stride in item.strides):
-        raise UnsupportedFake("numpy", "its result is read-only or runs backwards")
-    torch.from_numpy(item)
+    if any(stride < 0 or stride % size for stride in item.strides):
+        raise UnsupportedFake("numpy", "its result runs backwards")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(item)  # raises for kinds that torch does not know
+    read_only = not item.flags.writeable
     strides = tuple(stride // size for stride in item.strides)
     for index, array in enumerate(arrays):
         if item is array:
@@ -242,5 +246,7 @@ def _part(item: Any, arrays: list[Any]) -> Part:
             distance = item.__array_interface__["data"][0] - array.__array_interface__["data"][0]
             if item.dtype != array.dtype or distance % size:
                 raise UnsupportedFake("numpy", "its result shows memory as another type")
-            return Part(item.shape, strides, False, index, distance // size)
+            return Part(item.shape, strides, False, index, distance // size, read_only=read_only)
+    if read_only:
+        raise UnsupportedFake("numpy", "its result is read-only")
     return Part(item.shape, strides, False)

@@ -54,11 +54,14 @@ class ArrayTracker(Tracker):
     """`number`: a numpy scalar such as np.float32(1), whose value is data. `memory`: of an array that the region has made; its numbers are known
     (`real`) until a tensor shares them."""
 
-    __slots__ = ("_real", "_tensor", "memory", "number", "obj")
+    __slots__ = ("_real", "_tensor", "memory", "number", "obj", "read_only")
     unknown = True
 
-    def __init__(self, tensor: TensorTracker | None, number: bool = False, source: Source | None = None, obj: Any = ...) -> None:
+    def __init__(
+        self, tensor: TensorTracker | None, number: bool = False, source: Source | None = None, obj: Any = ..., read_only: bool = False
+    ) -> None:
         super().__init__(source)
+        self.read_only = read_only
         self._tensor = tensor
         self.number = number
         self.obj = MISSING if obj is ... else obj
@@ -148,6 +151,10 @@ class ArrayTracker(Tracker):
         if self.memory is not None:
             return em.assign("array", self.memory.emit_array(em, self._real), self)
         text = f"{em.value(self.tensor)}.numpy()"
+        if self.read_only:
+            name = em.assign("array", text, self)
+            em.line(f"{name}.flags.writeable = False")
+            return name
         return em.assign("number" if self.number else "array", f"{text}[()]" if self.number else text, self)
 
     def show(self) -> str:
@@ -219,7 +226,7 @@ def wrap_array(m: Machine, obj: Any, source: Source) -> Tracker:
     numpy = numpy_module()
     try:
         tensor = torch.from_numpy(obj)
-        usable = obj.flags.writeable and obj.dtype is numpy.dtype(obj.dtype.type) and 0 not in obj.shape
+        usable = obj.flags.writeable and obj.dtype is numpy.dtype(obj.dtype.type)
     except (TypeError, ValueError):
         usable = False
     if not isinstance(source, Held):

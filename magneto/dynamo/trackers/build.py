@@ -54,7 +54,7 @@ def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
     numpy = numpy_module()
     if numpy is not None and type(obj) is numpy.ndarray:
         return wrap_array(m, obj, source)
-    if numpy is not None and type(obj) in (numpy.float64, numpy.float32, numpy.int64, numpy.int32, numpy.bool_):
+    if numpy is not None and isinstance(obj, (numpy.number, numpy.bool_)) and type(obj).__module__ == "numpy":
         return wrap_const(m, obj, source)
     if numpy is not None and type(obj) is type(numpy.random.seed):  # a function of Cython
         return wrap_callable(m, obj, source)

@@ -181,7 +181,7 @@ def _argument(m: Machine, v: Tracker) -> Any:
         return v
     if isinstance(v, ArrayTracker) and v.real is not None:
         return Const(v.real.copy())
-    if isinstance(v, ArrayTracker) and v.source is not None and v.obj is not MISSING and not m.has_written(v.tensor):
+    if isinstance(v, ArrayTracker) and v.source is not None and v.obj is not MISSING and not m.recorder.mutated:  # type: ignore[attr-defined]
         return v
     const = plain(m, v)
     if const is None:

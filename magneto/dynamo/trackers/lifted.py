@@ -34,6 +34,8 @@ _METHODS = (*_FUNCTIONS, "add_", "sub_", "mul_", "div_")
 
 def as_tensor(number: float) -> torch.Tensor:
     """What the graph is given for a number: region code calls this."""
+    if is_numpy(number):
+        return torch.from_numpy(number.__array__())  # type: ignore[attr-defined]
     return torch.scalar_tensor(number, dtype=_DTYPES[type(number)], device="cpu")
 
 

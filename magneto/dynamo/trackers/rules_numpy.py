@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayMemory, ArrayTracker, function_text, numpy_module, track
+from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayTracker, function_text, numpy_module, track
 from magneto.dynamo.trackers.array_memory import view_of
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, TABLE, rule
 from magneto.dynamo.trackers.draw import DrawnArray
-from magneto.dynamo.trackers.host import HostNumber
+from magneto.dynamo.trackers.host import HostNumber, is_numpy
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_operator import ARITHMETIC, COMPARISONS
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -48,9 +48,9 @@ def _text(m: Machine, v: Tracker, arrays: list[ArrayTracker]) -> str:
         if index == len(arrays):
             arrays.append(v)
         return f"a[{index}][()]" if v.number else f"a[{index}]"
-    if isinstance(v, HostNumber) and type(v.example) in (int, float):
+    if isinstance(v, HostNumber) and (type(v.example) in (int, float) or is_numpy(v.example)):
         arrays.append(ArrayTracker(m.number_input(v), True))
-        return f"a[{len(arrays) - 1}].item()"
+        return f"a[{len(arrays) - 1}]{'[()]' if is_numpy(v.example) else '.item()'}"
     if isinstance(v, SequenceTracker) and v.cls in (list, tuple, torch.Size):
         items = [_text(m, item, arrays) for item in v.items(m)]
         return f"[{', '.join(items)}]" if v.cls is list else f"({''.join(item + ', ' for item in items)})"
@@ -162,17 +162,17 @@ def _item(m: Machine, arrays: list[ArrayTracker], part: Part, fresh: SequenceTra
         assert isinstance(tensor, TensorTracker)
         return ArrayTracker(tensor, part.number)
     owner = arrays[part.view_of]
-    return owner if part.same else ArrayTracker(view_of(m, owner.tensor, part))
+    return owner if part.same else ArrayTracker(view_of(m, owner.tensor, part), read_only=part.read_only or owner.read_only)
 
 
 def _write(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Outcome) -> Any:
     """A call that writes an array: numpy writes a copy, whose numbers the graph then gives to the array's memory."""
     target = arrays[outcome.writes or 0]
-    if target.real is not None and not target.real.flags.writeable:
+    if target.read_only or (target.real is not None and not target.real.flags.writeable):
         m.graph_break("B107", value=target.show(), reason="it is read-only")
     aliases = target.tensor.memory or [target.tensor]
-    if target.number or any(isinstance(alias, ArrayMemory) or alias.new_leaf for alias in aliases):
-        m.graph_break("B107", value=target.show(), reason="an array that was made outside of this region")
+    if target.number or any(alias.new_leaf for alias in aliases):
+        m.graph_break("B107", value=target.show(), reason="a tensor that becomes a leaf of autograd in this region")
     returned = outcome.parts[0] if outcome.kind == "one" else None
     if outcome.kind not in ("none", "one") or (returned is not None and not (returned.same and returned.view_of == outcome.writes)):
         m.graph_break("B107", value=target.show(), reason="a call that writes it and returns something else")
@@ -392,12 +392,12 @@ def tensor_numpy(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Trac
 
 @rule(torch.from_numpy, ArrayTracker)
 def from_numpy(m: Machine, v: ArrayTracker) -> Any:
-    return NotImplemented if v.number else m.node("detach", [v.tensor], {}, method=True)
+    return NotImplemented if v.number or v.read_only else m.node("detach", [v.tensor], {}, method=True)
 
 
 @_before(torch.as_tensor, ArrayTracker)
 def as_tensor(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
-    if v.number:
+    if v.number or v.read_only:
         return NotImplemented
     shared = m.node("detach", [v.tensor], {}, method=True)
     return m.apply(torch.Tensor.to, shared, **kwargs) if kwargs else shared

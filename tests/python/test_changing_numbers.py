@@ -253,3 +253,17 @@ def test_the_condition_is_in_the_guards_and_in_the_explanation():
     shown = str(magneto.inspect(compiled))
     assert "(L['step'] % (10)) == 0) is True" in shown
     assert "(L['step'] % (10)) == 0) is False" in shown
+
+
+def test_a_whole_number_of_a_changing_one_is_guarded_by_itself():
+    def fn(x, share):
+        n = int(share * 4)
+        return x[:n] * 2, n
+
+    backend = Capturing()
+    compiled = magneto.optimize(backend, nopython=True)(fn)
+    for share in (0.5, 0.6, 0.55, 0.74, 0.5, 0.51):
+        assert_equal(compiled(X, share), fn(X, share))
+    assert len(backend.graphs) == 2  # the first constant, then all that give 2
+    assert_equal(compiled(X, 0.8), fn(X, 0.8))
+    assert len(backend.graphs) == 3

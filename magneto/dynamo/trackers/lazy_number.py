@@ -46,15 +46,27 @@ MAX_DEPTH = 32  # operations in one expression; a longer one is read
 
 
 class ComputedNumber(ConstTracker):
-    """`template` over `operands`, at least one of which is unread; `checked`: see CHECKED."""
+    """`template` over `operands`, at least one of which is unread; `checked`: see CHECKED; `settled`: its own value is guarded, not what it comes from."""
 
-    __slots__ = ("checked", "depth", "operands", "template")
+    __slots__ = ("checked", "depth", "operands", "settled", "template")
 
     def __init__(self, value: Any, template: str, operands: tuple[ConstTracker, ...], depth: int, checked: bool) -> None:
         super().__init__(value)
         self.template, self.operands, self.depth, self.checked = template, operands, depth, checked
+        self.settled = False
 
     def read(self) -> Any:
+        """The value, guarded: a whole number by itself where it comes from one changing number, so that other values of that one may give it too."""
+        if self.settled:
+            return self.value
+        found = leaves(self)
+        if type(self.value) is int and found and len({leaf.source for leaf in found}) == 1:
+            machine = found[0]._machine
+            if machine is not None and found[0].source in machine.changing:
+                guard_types(machine, self)
+                machine.guard(Kind.RELATION, found[0].source, f"{text_of(self, '{}')} == {self.value}")
+                self.settled = True
+                return self.value
         for operand in self.operands:
             operand.read()
         return self.value
@@ -81,7 +93,7 @@ def typed(value: Any, cls: type) -> Any:
 
 
 def text_of(number: ConstTracker, name: str) -> str:
-    if isinstance(number, ComputedNumber):
+    if isinstance(number, ComputedNumber) and not number.settled:
         return number.text_of(name)
     return name if is_unread(number) else f"({number.value!r})"
 
@@ -89,12 +101,14 @@ def text_of(number: ConstTracker, name: str) -> str:
 def is_unread(tracker: ConstTracker) -> bool:
     """Whether nobody has looked at the value yet."""
     if isinstance(tracker, ComputedNumber):
-        return any(is_unread(operand) for operand in tracker.operands)
+        return not tracker.settled and any(is_unread(operand) for operand in tracker.operands)
     return tracker._machine is not None
 
 
 def leaves(number: ConstTracker) -> list[ConstTracker]:
     """The unread numbers that a number was computed from (itself when it is one)."""
+    if isinstance(number, ComputedNumber) and number.settled:
+        return []
     if isinstance(number, ComputedNumber):
         return [leaf for operand in number.operands for leaf in leaves(operand)]
     return [number] if is_unread(number) else []

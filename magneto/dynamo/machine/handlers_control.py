@@ -28,13 +28,13 @@ def jump(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcodes("condition --", "POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE")
 def pop_jump_if_true(m: M, f: SymFrame, i: Instruction) -> None:
-    if m.truth(f.pop()):
+    if m.decide(f, i, f.pop()):
         f.jump(i.target)
 
 
 @opcodes("condition --", "POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE")
 def pop_jump_if_false(m: M, f: SymFrame, i: Instruction) -> None:
-    if not m.truth(f.pop()):
+    if not m.decide(f, i, f.pop()):
         f.jump(i.target)
 
 

@@ -263,12 +263,13 @@ def unary(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("UNARY_NOT", "value -- result")
 def unary_not(m: M, f: SymFrame, i: Instruction) -> None:
-    f.push(m.const(not m.truth(f.pop())))
+    value = f.pop()
+    f.push(m.apply(operator.not_, value) if isinstance(value, trackers.ItemTracker) else m.const(not m.truth(value)))
 
 
 @opcode("TO_BOOL", "value -- result")
 def to_bool(m: M, f: SymFrame, i: Instruction) -> None:
-    f.push(m.const(m.truth(f.pop())))
+    f.push(m.const(m.decide(f, i, f.pop())))
 
 
 @opcode("BINARY_OP", "lhs rhs -- result")
@@ -282,7 +283,7 @@ def compare_op(m: M, f: SymFrame, i: Instruction) -> None:
     lhs, rhs = f.popn(2)
     result = m.apply(COMPARE[i.argval], lhs, rhs)
     f.compared = (f.count, result)
-    f.push(m.const(m.truth(result)) if i.flag else result)
+    f.push(m.const(m.decide(f, i, result)) if i.flag else result)
 
 
 @opcode("IS_OP", "lhs rhs -- result")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.machine.assume import Assumption, Place, branch_of, survives
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.generators import GeneratorRun
 from magneto.dynamo.machine.lifetime import sole_holders
@@ -49,8 +51,11 @@ class SymbolicMachine:
         null: object,
         changing: frozenset[Source] = frozenset(),
         joins: Callable[[Any], bool] = lambda policy: False,
+        refuted: AbstractSet[Place] = frozenset(),
     ) -> None:
         self.state = state
+        self.refuted = refuted
+        self.assumptions: list[Assumption] = []
         self.changing = changing
         self.joins = joins
         self.forced = forced
@@ -374,9 +379,28 @@ class SymbolicMachine:
 
     def truth(self, value: Tracker) -> bool:
         known = trackers.truth(self, value)
-        if known is None:
-            self.graph_break("B012", value=value.show())
-        return known
+        return self._undecided(value) if known is None else known
+
+    def decide(self, frame: SymFrame, instruction: Instruction, value: Tracker) -> bool:
+        """The truth value that a jump of the program depends on; assumed, where one side of it raises."""
+        known = trackers.truth(self, value)
+        if known is not None:
+            return known
+        jump = branch_of(frame.decoded, instruction)
+        expected = survives(frame.decoded, jump) if jump is not None else None
+        if jump is None or expected is None:
+            self._undecided(value)
+        place = Place(frame.code, jump.offset)
+        condition = trackers.number_of(self, value, "bool()", bool) if isinstance(value, trackers.TensorTracker) else value
+        if place in self.refuted or condition is None or self.recorder.mutated_inputs():
+            self._undecided(value)
+        self.assumptions.append(Assumption(condition, expected, place, self.count))
+        return expected
+
+    def _undecided(self, value: Tracker) -> NoReturn:
+        if isinstance(value, trackers.ItemTracker):
+            value.needed(self)
+        self.graph_break("B012", value=value.show())
 
     def iterate(self, value: Tracker) -> list[Tracker]:
         return trackers.iterate(self, value)
@@ -412,6 +436,10 @@ class SymbolicMachine:
     def has_written(self, tensor: trackers.TensorTracker) -> bool:
         """Whether the graph has written the tensor's memory."""
         return any(one in self.recorder.mutated for one in tensor.memory or (tensor,))
+
+    def restart_at(self, count: int, id: str, **fields: Any) -> NoReturn:
+        """A break at an instruction that has been captured already: capture starts again."""
+        raise Restart(count, GraphBreak(id, self.user_stack(), **fields), False)
 
     def restart_before(self, callee: str, reason: str) -> NoReturn:
         """A break at the current instruction, when the state before it is no longer at hand: capture starts again."""

@@ -99,6 +99,9 @@ class Machine(Protocol):
     def speculate(self, name: str, *, grad_mode: bool, transformed: bool = False) -> Any:
         """A context manager (`machine.speculate.Speculation`) in which bodies are captured apart from the region's graph."""
 
+    def restart_at(self, count: int, id: str, **fields: Any) -> NoReturn:
+        """A break at an instruction that has been captured already."""
+
     def restart_before(self, callee: str, reason: str) -> NoReturn:
         """A break at the current instruction from the state before it, which the rule has changed already."""
 

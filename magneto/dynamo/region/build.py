@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from magneto import _C
+from magneto.base.errors import GraphBreak
 from magneto.base.text import compile_source, indent
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
@@ -21,6 +22,7 @@ from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.guards.text import holds_later
+from magneto.dynamo.machine.assume import assume
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.lifetime import looks_at_the_heap
 from magneto.dynamo.machine.machine import SymbolicMachine
@@ -55,7 +57,7 @@ _BASE = {
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
 }
-_RESERVED = {"r", "e", "s", "graph", "before", "modes", "streams", "Streams"}
+_RESERVED = {"r", "e", "s", "graph", "before", "modes", "streams", "Streams", "random", "random_state", "assume"}
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class _Builder:
         try:
             for draw in machine.draws:
                 em.value(draw)
+            checks = self._checks()
             for text, operands in machine.effects:
                 em.line(text.format(*[em.value(operand) for operand in operands]))
             recorder = machine.recorder
@@ -124,7 +127,7 @@ class _Builder:
         direct = [(source, name) for source, name in arguments if isinstance(source, (Local, Stack))]
         exported = [(source, name) for source, name in arguments if not isinstance(source, (Local, Stack))]
         parameters = ", ".join(name for _, name in direct + exported)
-        body = [self._comment(), *self._undone([*em.early_lines, *head]), *em.lines]
+        body = [self._comment(), *self._undone([*em.early_lines, *head, *checks]), *em.lines]
         text = f"def {self.name}({parameters}):\n" + indent("\n".join(body), 4) + "\n"
         n_locals = len(machine.state.locals)
         slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
@@ -158,6 +161,27 @@ class _Builder:
         reason = self.ending.reason
         end = "returns" if self.ending.value is not None else f"break {reason.id} {reason.where}" if reason is not None else "raises"
         return f"# {state.code.co_qualname} from offset {state.offset} ({state.code.co_filename}:{state.code.co_firstlineno}); {end}"
+
+    def _checks(self) -> list[str]:
+        """Lines that check what capture has assumed of the graph's results, before anything happens that cannot be taken back."""
+        assumptions, recorder, em = self.machine.assumptions, self.machine.recorder, self.em
+        if not assumptions:
+            return []
+        if recorder.mutated_inputs():
+            first = assumptions[0]
+            raise Restart(first.count, GraphBreak("B012", self.machine.user_stack(), value=first.condition.show()), False)
+        self.namespace["assume"] = assume
+        random = ""
+        if recorder.random_nodes:
+            em.early_lines.append("random = random_state()")
+            self.namespace["random_state"] = torch.get_rng_state
+            random = ", random"
+        effects, em.lines = em.lines, []
+        for found in assumptions:
+            place = em.const(found.place, "place")
+            em.line(f"assume({em.value(found.condition)}, {found.expected}, {place}{random})")
+        checks, em.lines = em.lines, effects
+        return checks
 
     # -- the graph
 
@@ -278,7 +302,7 @@ class _Builder:
         """Whether the innermost frame belongs to another module than its caller, whose name this region's function bears: the frame then runs on as
         itself before anything that it calls looks at its callers."""
         frames = self.machine.frames
-        return len(frames) > 1 and frames[-1].globals is not frames[-2].globals
+        return len(frames) > 1 and frames[-1].globals is not frames[-2].globals and not _asks_a_tensor(frames[-1])
 
     def _handling(self, value: Tracker | None) -> str:
         """What a Resume says of the exception being handled: nothing, unless a handler was entered or left in this region. The instruction that breaks
@@ -360,6 +384,13 @@ def _resume_offset(frame: SymFrame) -> int:
     return instructions[first].offset
 
 
+def _asks_a_tensor(frame: SymFrame) -> bool:
+    """Whether the instruction takes a tensor's truth value: that looks at no frame."""
+    assert frame.current is not None
+    top = frame.before[-1] if frame.before else None
+    return frame.current.op.startswith(("POP_JUMP", "TO_BOOL")) and isinstance(top, trackers.TensorTracker) and top.cls is torch.Tensor
+
+
 _OWNED_BY_OTHERS = (torch.Tensor, torch.nn.Module, types.ModuleType, types.CodeType)
 
 
@@ -378,8 +409,6 @@ def _can_be_watched(obj: Any, inside: bool = False) -> bool:
 
 
 def machine_break(machine: SymbolicMachine, problem: trackers.CannotEmit) -> Any:
-    from magneto.base.errors import GraphBreak
-
     return GraphBreak("B022", machine.user_stack(), value=problem.tracker.show())
 
 

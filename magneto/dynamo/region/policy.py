@@ -29,6 +29,7 @@ from magneto.dynamo.bytecode.decode import slot_names
 from magneto.dynamo.guards.explain import changed_numbers, explain_miss
 from magneto.dynamo.guards.native import build_program
 from magneto.dynamo.guards.source import Local, Source
+from magneto.dynamo.machine.assume import Place, Refuted
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region import runtime
@@ -55,6 +56,7 @@ class Context:
     dynamic: bool | None = None
     on_plan: Callable[[RegionPlan], None] | None = None
     plans: list[RegionPlan] = field(default_factory=list)
+    refuted: set[Place] = field(default_factory=set)  # branches that raised after all
     _left: set[tuple[Any, str]] = field(default_factory=set)
 
     def leave_to_eager(self, code: Any, reason: str) -> None:
@@ -95,6 +97,11 @@ def _on_rerun(region: Any, error: BaseException) -> bool:
         return True
     if hasattr(error, "magneto_applied"):  # the graph wrote to its inputs in a way that cannot be taken back
         return True
+    if isinstance(error, Refuted):
+        context: Context = region.policy.payload
+        if not context.nopython:
+            context.refuted.add(error.place)
+            region.invalidate()
     events.counter("reruns")
     log(1, lambda: f"region {region.info.get('name')} raised {error!r}; the interpreter runs the frame")
     return False
@@ -218,7 +225,7 @@ def _joins(outer: Any, inner: Any) -> bool:
 def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
     joins = functools.partial(_joins, policy)
     for _ in range(MAX_ATTEMPTS):
-        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_, changing, joins)
+        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_, changing, joins, policy.payload.refuted)
         try:
             ending = machine.capture()
             return machine, plan_region(machine, ending)

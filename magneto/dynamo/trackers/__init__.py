@@ -43,6 +43,7 @@ from magneto.dynamo.trackers.draw import Draw, put_back
 from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.host import HostNumber
+from magneto.dynamo.trackers.item import ItemTracker, number_of
 from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
@@ -107,6 +108,7 @@ __all__ = [
     "GeneratorTracker",
     "GradModeTracker",
     "HostNumber",
+    "ItemTracker",
     "ListTracker",
     "MadeInput",
     "MarkedTracker",
@@ -138,6 +140,7 @@ __all__ = [
     "match_group",
     "put_back",
     "next_or_none",
+    "number_of",
     "truth",
     "wrap",
     "written",

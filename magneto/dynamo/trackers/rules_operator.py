@@ -20,6 +20,7 @@ from magneto.dynamo.trackers.container import DequeTracker, ListTracker, Sequenc
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.host import HostNumber
+from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.lifted import decides
@@ -507,6 +508,8 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
             return bool(v.real)
         except ValueError as error:
             m.raise_exception(error)
+    if isinstance(v, ItemTracker):
+        return None
     target = payload_of(v)
     for name in ("__bool__", "__len__"):
         if user_method(m, v, name) is not MISSING:
@@ -542,6 +545,8 @@ def not_(m: Machine, v: Tracker) -> Any:
 
 def _truth(m: Machine, v: Tracker) -> bool:
     known = try_truth(m, v)
+    if known is None and isinstance(v, ItemTracker):
+        v.needed(m)
     if known is None:
         m.graph_break("B102", operation="bool()")
     return known

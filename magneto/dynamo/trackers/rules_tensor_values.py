@@ -12,6 +12,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.item import number_of
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower, record
 
@@ -19,16 +20,28 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
 
-def asked(m: Machine, v: TensorTracker, compute: Callable[[torch.Tensor], Any], operation: str) -> Tracker:
-    """`compute` of the tensor's numbers, or the break B102."""
+def asked(m: Machine, v: TensorTracker, compute: Callable[[torch.Tensor], Any], operation: str, kind: Any = None) -> Tracker:
+    """`compute` of the tensor's numbers; a number of type `kind` that the region computes, or the break B102."""
     value = m.known(v)
     if value is None:
-        m.graph_break("B102", operation=operation)
+        number = number_of(m, v, operation, kind) if kind is not None else None
+        if number is None:
+            m.graph_break("B102", operation=operation)
+        return number
     try:
         result = compute(value)
     except Exception as error:
         m.raise_exception(error)
     return m.const(result)
+
+
+def _kind(v: TensorTracker, name: str) -> type | None:
+    """The type of the number that a conversion gives, where it always gives one."""
+    if name == "item":
+        return object
+    if name in ("float", "__float__", "bool", "__bool__", "is_nonzero"):
+        return float if "float" in name else bool
+    return int if name in ("int", "__int__") and not v.meta.dtype.is_floating_point else None
 
 
 def _method(name: str) -> None:
@@ -38,7 +51,7 @@ def _method(name: str) -> None:
     def body(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
         if args or kwargs:
             return NotImplemented
-        return asked(m, v, fn, f"Tensor.{name}")
+        return asked(m, v, fn, f"Tensor.{name}", _kind(v, name))
 
 
 for _name in ("item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"):
@@ -46,7 +59,7 @@ for _name in ("item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__"
 
 
 def _conversion(fn: Callable[[Any], Any]) -> None:
-    rule(fn, TensorTracker)(lambda m, v: asked(m, v, fn, f"{fn.__name__}()"))
+    rule(fn, TensorTracker)(lambda m, v: asked(m, v, fn, f"{fn.__name__}()", _kind(v, fn.__name__)))
 
 
 for _fn in (int, float, complex, math.floor, math.ceil, math.trunc, torch.is_nonzero):

@@ -16,6 +16,7 @@ from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows
 from magneto.dynamo.trackers.function import FunctionTracker
+from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import OpaqueTracker, payload_of
@@ -112,6 +113,8 @@ def lower(m: Machine, v: Tracker) -> Any:
         return lower(m, payload_of(v))
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, (torch.Generator, torch.Stream)):
         return v.pin(m)
+    if isinstance(v, ItemTracker):
+        v.needed(m)
     if isinstance(v.obj, torch.Tensor):
         m.graph_break("B109", value=v.show())
     m.graph_break("B104", operation="a tensor operation", value=v.show())

@@ -1,0 +1,95 @@
+"""Branches of which one side always raises: `assert`, `if bad: raise ...`.
+
+Where the condition depends on data, capture goes on as if it did not raise, and the region checks the condition behind the graph, before anything else happens. When it
+does not hold, the interpreter runs the frame again from the region's start, and raises the program's own exception; from then on there is a break.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import CodeType
+
+import torch
+
+from magneto.dynamo.bytecode.decode import Decoded, Instruction
+from magneto.dynamo.trackers.base import Tracker
+
+MAX_LENGTH = 200  # instructions between a branch and its raise
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A branch of the program."""
+
+    code: CodeType
+    offset: int
+
+
+class Refuted(Exception):
+    """What a region has assumed at a branch does not hold."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(f"{place.code.co_qualname} at {place.offset}")
+        self.place = place
+
+
+@dataclass(slots=True)
+class Assumption:
+    """`condition` is `expected` at each call; `count`: the instruction that asks, and breaks where the assumption cannot be made."""
+
+    condition: Tracker
+    expected: bool
+    place: Place
+    count: int
+
+
+def assume(condition: object, expected: bool, place: Place, random: torch.Tensor | None = None) -> None:
+    """Region code calls this. `random`: state of the generator before the graph."""
+    if bool(condition) is not expected:
+        if random is not None:
+            torch.set_rng_state(random)
+        raise Refuted(place)
+
+
+def branch_of(decoded: Decoded, instruction: Instruction) -> Instruction | None:
+    """The jump that an instruction decides: itself, or the next one (3.13 computes the truth first)."""
+    if instruction.op in ("TO_BOOL", "COMPARE_OP"):
+        instruction = decoded.instructions[decoded.index[instruction.next]]
+    return instruction if instruction.op.startswith("POP_JUMP") and instruction.op.endswith(("TRUE", "FALSE")) else None
+
+
+def survives(decoded: Decoded, jump: Instruction) -> bool | None:
+    """The truth value with which the program goes on, if the other side of the jump always raises."""
+    taken, passed = _raises(decoded, jump.target), _raises(decoded, jump.next)
+    return None if taken == passed else jump.op.endswith("TRUE") == passed
+
+
+def _raises(decoded: Decoded, offset: int) -> bool:
+    """Whether every way from here leads to a `raise`, without a loop."""
+    waiting, left = [offset], MAX_LENGTH
+    while waiting:
+        position = decoded.index[waiting.pop()]
+        while True:
+            found = decoded.instructions[position]
+            left -= 1
+            if left < 0 or found.op.startswith(("RETURN", "YIELD", "FOR_ITER", "SEND", "JUMP_BACKWARD", "RERAISE", "POP_JUMP_BACKWARD")):
+                return False
+            if found.op == "RAISE_VARARGS" or _fails(decoded, position):
+                break
+            if found.target >= 0:
+                if found.target <= found.offset:
+                    return False
+                waiting.append(found.target)
+                if found.op == "JUMP_FORWARD":
+                    break
+            position += 1
+    return True
+
+
+def _fails(decoded: Decoded, position: int) -> bool:
+    """`torch._assert(False, ...)`."""
+    found = decoded.instructions[position]
+    if not (found.op == "LOAD_CONST" and found.argval is False):
+        return False
+    before = [i for i in decoded.instructions[max(0, position - 2) : position] if i.op != "PUSH_NULL"]
+    return bool(before) and before[-1].op in ("LOAD_ATTR", "LOAD_METHOD") and before[-1].argval == "_assert"

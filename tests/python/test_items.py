@@ -1,0 +1,214 @@
+"""Numbers that tensors give, which nobody needs at capture; checks of data that raise: `assert`, `if bad: raise`.
+
+PYTEST_DONT_REWRITE: the programs' own assertions are what is tested.
+"""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+import torch
+
+import magneto
+from tests.compare import Capturing, same
+from tests.python.programs import Program, Programs, X, check
+
+programs = Programs()
+IDS = torch.tensor([[1, 2, 0], [3, 0, 0]])
+
+
+class Log:
+    def __init__(self):
+        self.losses, self.total, self.most = [], 0.0, None
+
+
+@programs.add(X, Log())
+def logged(x, log):
+    loss = (x * x).mean()
+    log.losses.append(loss.item())
+    log.total += loss.item()
+    log.most = {"max": float(x.max()), "shape": (x.argmax().item(), x.shape[0])}
+    return loss * 2, loss.item()
+
+
+@programs.add(X, IDS)
+def arithmetic(x, ids):
+    a, b = x.sum().item(), ids.sum().item()
+    return x + 1, a + 1, 2 - a, a * b, -b, abs(a), a > 0.5, b == 6, not b, a <= b, (a, [b, {"k": b + 1}]), ids[0, 0].bool().item()
+
+
+@programs.add(X, IDS)
+def conversions(x, ids):
+    y = x * 2
+    return (
+        y,
+        float(y.sum()),
+        float(ids.max()),
+        int(ids.max()),
+        float(ids.max().item()),
+        int(ids.sum().item()),
+        isinstance(x.sum().item(), float),
+    )
+
+
+@programs.add()
+def written_after_it_was_asked(x):
+    y = x.sum()
+    before = y.item()
+    y += 1
+    y.mul_(2)
+    return before, y.item(), y
+
+
+@programs.add(X, IDS)
+def asserted(x, ids):
+    lengths = (ids != 0).sum(1)
+    assert lengths.max().item() <= ids.shape[1], f"too long: {lengths.tolist()}"
+    assert torch.all(ids >= 0).item()
+    assert not x.isnan().any(), "NaN"
+    return x * 2 + lengths.sum()
+
+
+@programs.add()
+def checked(x):
+    if (x > 100).any():
+        worst = x.max().item()
+        raise ValueError(f"too large: {worst}")
+    if x.shape[0] > 2 and x.isnan().any():
+        raise ValueError("NaN" if x.dim() == 2 else "?")
+    return x.sqrt().nan_to_num()
+
+
+@programs.add()
+def checked_in_a_loop(x):
+    for k in range(3):
+        row = x[k]
+        if torch.isinf(row).any():
+            torch._assert(False, f"row {k}")
+        x = x + row
+    return x
+
+
+@programs.add()
+def checked_in_a_handler(x):
+    try:
+        assert x.sum() < 1000
+        y = x + 1
+    except AssertionError:
+        y = x - 1
+    return y
+
+
+@programs.add(X, graphs=None)
+def needed_after_all(x):
+    n = x.abs().sum().item()
+    y = x * n
+    if n > 1:
+        y = y + 1
+    return y, [1, 2, 3][int(n) % 3], range(int(n)), f"{n:.2f}", n is True, {round(n, 3): 1}, n // 2, max(n, 2)
+
+
+@programs.add(IDS, graphs=None)
+def integers_needed(ids):
+    n = ids.max().item()
+    return (
+        torch.zeros(n),
+        ids[:, :n],
+        list(range(n)),
+        [4, 5, 6, 7][n],
+        {n: 1}[3],
+        n in (3, 4),
+        hash(n),
+        n << 2,
+        "a" * n,
+        n is None,
+        n.bit_length(),
+    )
+
+
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
+def test_program(program: Program) -> None:
+    check(program)
+
+
+def shouts(x, said):
+    said.append("before")
+    y = x.sin() + torch.rand(4)
+    assert y.sum() < 100, "large"
+    assert (x > -50).all()
+    said.append("after")
+    return y * 2
+
+
+def calls(x, said):
+    try:
+        return shouts(x, said)
+    finally:
+        said.append("left")
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_what_is_assumed_fails(backend):
+    """The program's own exception at its own line, once; nothing is done twice, no random number is lost, and there is a break from then on."""
+    fn, compiled = calls, magneto.optimize(backend)(calls)
+
+    def run(fn, x):
+        torch.manual_seed(3)
+        said: list[str] = []
+        try:
+            got = fn(x, said)
+        except AssertionError as error:
+            lines = [(entry.name, entry.line) for entry in traceback.extract_tb(error.__traceback__) if entry.filename == __file__]
+            got = str(error), lines[1:]
+        return got, said, torch.get_rng_state()
+
+    good, bad, worse = torch.ones(4), torch.full((4,), -60.0), torch.full((4,), torch.inf)
+    for x in (good, bad, good, worse, bad, good):
+        wanted, found = run(fn, x), run(compiled, x)
+        if backend == "eager" or x is not good:
+            assert str(wanted) == str(found)
+        else:
+            torch.testing.assert_close(found[0], wanted[0])
+            assert found[1] == wanted[1]
+    assert magneto.stats()["breaks"] >= 1
+
+
+def test_nothing_is_assumed_where_the_graph_has_written():
+    def fn(x):
+        x.add_(1)
+        assert x.sum() < 100
+        return x * 2
+
+    def later(x):
+        assert x.sum() < 100
+        x.add_(1)
+        return x * 2
+
+    for program in (fn, later):
+        magneto.reset()
+        compiled = magneto.optimize("eager")(program)
+        same(program, compiled, X.clone())
+        assert magneto.stats()["breaks"] == 1
+        big, other = X.clone() + 1000, X.clone() + 1000
+        for f, x in ((program, big), (compiled, other)):
+            with pytest.raises(AssertionError):
+                f(x)
+        assert torch.equal(big, other)
+
+
+def test_a_number_that_is_needed_breaks_where_it_is_asked():
+    def fn(x):
+        n = x.sum().item()
+        y = x.sin()
+        if n > 0:
+            return y + 1
+        return y - 1
+
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(fn)
+    same(fn, compiled, X)
+    assert ["Tensor.item" in str(reason) for reason in magneto.stats()["break_reasons"]] == [True]
+    same(fn, compiled, X - 5)

@@ -110,8 +110,11 @@ set_payload(mg_instruction *in, PyObject *payload, int n_registers)
     case MG_G_LOCAL:
     case MG_G_STACK:
     case MG_G_KEY_AT:
+    case MG_G_PART:
     case MG_G_LENGTH:
         return set_number(in, payload);
+    case MG_G_PEEK:
+        return PyArg_ParseTuple(payload, "LL", &in->n, &in->m) ? 0 : -1;
     case MG_G_SAME:
         if (set_number(in, payload) < 0 || in->n < 0 || in->n >= n_registers) {
             PyErr_SetString(PyExc_ValueError, "GuardProgram: no such register");
@@ -501,5 +504,5 @@ mg_guards_init(PyObject *module)
     if (program_type == NULL || PyModule_AddObjectRef(module, "GuardProgram", (PyObject *)program_type) < 0) {
         return -1;
     }
-    return mg_guard_values_init(module) < 0 ? -1 : mg_guard_tensor_init(module);
+    return mg_guard_values_init(module) < 0 || mg_guard_iterators_init(module) < 0 ? -1 : mg_guard_tensor_init(module);
 }

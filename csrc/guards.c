@@ -72,6 +72,12 @@ load(const mg_instruction *in, PyObject *src, const mg_frame_view *view, int *ow
         return value;
     case MG_G_ITEM:
         return mg_raw_item(src, in->obj);
+    case MG_G_PART:
+        *failed = mg_iterator_part(src, (int)in->n, &value) < 0;
+        return value;
+    case MG_G_PEEK:
+        *failed = mg_iterator_peek(src, (Py_ssize_t)in->n, (int)in->m, &value) < 0;
+        return value;
     default: /* KEY_AT */
         return mg_raw_key(src, (Py_ssize_t)in->n);
     }

@@ -8,7 +8,7 @@
 
 /* Loads write a register; everything after LAST_LOAD checks one. The names are the contract with dynamo/guards/native.py. */
 #define MG_GUARD_OPS(X)                                                                                                           \
-    X(LOCAL) X(STACK) X(GLOBAL) X(HELD) X(CELL) X(DICT) X(ATTR) X(ITEM) X(KEY_AT) X(LAST_LOAD)                                     \
+    X(LOCAL) X(STACK) X(GLOBAL) X(HELD) X(CELL) X(DICT) X(ATTR) X(ITEM) X(KEY_AT) X(PART) X(PEEK) X(LAST_LOAD)                     \
     X(TYPE_IS) X(ID_IS) X(EQUALS) X(TENSOR) X(LENGTH) X(KEYS) X(KEY_ABSENT) X(IS_ABSENT) X(ATTR_ABSENT) X(SAME) X(DISTINCT)         \
     X(TYPE_VERSION) X(STATE) X(PROBE) X(INT_RANGE) X(PYTHON) X(LAST_CHECK)                                                        \
     X(ENTRIES) X(GLOBALS) X(PIN)
@@ -62,6 +62,13 @@ int mg_key_absent(PyObject *obj, PyObject *key); /* 1 only when obj is a dict an
 PyObject *mg_class_snapshot(PyTypeObject *type);
 int mg_class_unchanged(PyTypeObject *type, PyObject *snapshot);
 int mg_guard_values_init(PyObject *module);
+
+/* guard_iterators.c. Both: 1: *out new; 0: there is none; -1: it cannot be known. No exception is left set.
+ * Parts: 0 what is iterated over (zip, map: a tuple of iterators; filter: the function), 1: zip: whether strict; map: the function; filter: the iterator.
+ * Peek: the item `ahead` steps after the next one (enumerate: its number); `part` 1, 2: only the key or value, of an iterator over a dictionary. */
+int mg_iterator_part(PyObject *it, int part, PyObject **out);
+int mg_iterator_peek(PyObject *it, Py_ssize_t ahead, int part, PyObject **out);
+int mg_guard_iterators_init(PyObject *module);
 
 /* guard_tensor.c */
 mg_tensor_row *mg_tensor_row_new(PyObject *payload);

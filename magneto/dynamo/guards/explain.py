@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magneto.dynamo.guards import reading
-from magneto.dynamo.guards.rows import GuardSet, Kind, Row, show_value
+from magneto.dynamo.guards.rows import GuardSet, Kind, Row, Weak, show_value
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.text import HOLD, check_function, show_row, show_tensor
 
@@ -48,6 +48,23 @@ def changed_numbers(guards: GuardSet, state: Any) -> set[Source]:
         with contextlib.suppress(reading.Absent, reading.Unreadable):
             value = reading.read(row.source, frame)
             if type(value) is type(row.payload) and repr(value) != repr(row.payload):
+                found.add(row.source)
+    return found
+
+
+def changed_modules(guards: GuardSet, state: Any) -> set[Source]:
+    """Sources of modules that were guarded by identity, where another module of the same class is now."""
+    import torch
+
+    frame = state if isinstance(state, reading.Frame) else _frame_of(state)
+    found = set()
+    for row in guards:
+        known = row.payload.ref() if isinstance(row.payload, Weak) else row.payload
+        if row.kind is not Kind.ID_IS or row.source is None or not isinstance(known, torch.nn.Module):
+            continue
+        with contextlib.suppress(reading.Absent, reading.Unreadable):
+            value = reading.read(row.source, frame)
+            if value is not known and type(value) is type(known):
                 found.add(row.source)
     return found
 

@@ -14,7 +14,7 @@ from magneto import _C
 from magneto.base.logs import GUARDS, log
 from magneto.dynamo.guards.reading import relation
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row, TensorRow, Weak
-from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Source, Stack
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Source, Stack
 
 OPS: dict[str, int] = _C.GUARD_OPS
 NO_ROW = -2
@@ -33,6 +33,8 @@ LOADS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     Attr: ("ATTR", lambda source: source.name),
     Item: ("ITEM", lambda source: source.key),
     KeyAt: ("KEY_AT", lambda source: source.index),
+    Part: ("PART", lambda source: source.index),
+    Peek: ("PEEK", lambda source: (source.ahead, source.part)),
 }
 
 # Kinds whose check takes the payload as it is.

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Source, Stack
+from magneto import _C
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Source, Stack
 
 _HEAPTYPE = 1 << 9
 _NOTHING: Any = object()
@@ -204,6 +205,24 @@ def key_at(obj: Any, index: int) -> Any:
         raise Absent from None
 
 
+def part(obj: Any, index: int) -> Any:
+    return _of_iterator(_C.iterator_part, obj, index)
+
+
+def peek(obj: Any, ahead: int, part: int = 0) -> Any:
+    """What an iterator is about to give (tests/guards compare it with stepping a copy)."""
+    return _of_iterator(_C.iterator_peek, obj, ahead, part)
+
+
+def _of_iterator(read: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return read(*args)
+    except LookupError:
+        raise Absent from None
+    except TypeError:
+        raise Unreadable from None
+
+
 def length(obj: Any) -> int:
     for cls in _SIZED:
         if isinstance(obj, cls):
@@ -284,6 +303,8 @@ _READERS: dict[type, Callable[[Any, Frame], Any]] = {
     Attr: lambda source, frame: attr(read_base(source, frame), source.name),
     Item: lambda source, frame: item(read_base(source, frame), source.key),
     KeyAt: lambda source, frame: key_at(read_base(source, frame), source.index),
+    Part: lambda source, frame: part(read_base(source, frame), source.index),
+    Peek: lambda source, frame: peek(read_base(source, frame), source.ahead, source.part),
 }
 
 

@@ -10,6 +10,8 @@ exact built-in containers. `text()` is Python that a person can read; `emit` is 
              | Attr(source, name)           slot / C member / function attribute read without user code
              | Item(source, key)            exact list, tuple, dict (constant key)
              | KeyAt(source, index)         the index-th key of a dict (non-constant keys)
+             | Part(source, index)          what a built-in iterator is made of: the list, the iterators inside a zip ...
+             | Peek(source, ahead, part)    what a built-in iterator would give after `ahead` more steps; it is not stepped
 """
 
 from __future__ import annotations
@@ -141,6 +143,29 @@ class KeyAt(Source):
 
     def text(self) -> str:
         return f"list({self.of.text()})[{self.index}]"
+
+
+@source
+class Part(Source):
+    """`_C.iterator_part`: what a built-in iterator is made of."""
+
+    of: Source
+    index: int
+
+    def text(self) -> str:
+        return f"part({self.of.text()}, {self.index})"
+
+
+@source
+class Peek(Source):
+    """`_C.iterator_peek`: an item that a built-in iterator is about to give. `part` 1, 2: the key or the value alone of a dictionary's item."""
+
+    of: Source
+    ahead: int
+    part: int = 0
+
+    def text(self) -> str:
+        return f"peek({self.of.text()}, {self.ahead}{f', {self.part}' if self.part else ''})"
 
 
 def root_of(source: Source | None) -> Source | None:

@@ -10,7 +10,7 @@ from typing import Any
 from magneto.base.text import compile_source
 from magneto.dynamo.guards import reading
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row, Weak, show_value
-from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Source, Stack
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Source, Stack
 
 HOLD = -1
 
@@ -78,6 +78,8 @@ _EXPRESSIONS: dict[type, Callable[[str, Any, Callable[[Any], str]], str]] = {
     Attr: lambda base, s, const: f"attr({base}, {s.name!r})",
     Item: lambda base, s, const: f"item({base}, {repr(s.key) if type(s.key) in (int, str) else const(s.key)})",
     KeyAt: lambda base, s, const: f"key_at({base}, {s.index})",
+    Part: lambda base, s, const: f"part({base}, {s.index})",
+    Peek: lambda base, s, const: f"peek({base}, {s.ahead}, {s.part})",
 }
 
 
@@ -183,9 +185,9 @@ def _tensor_holds(row: Any, value: Any) -> bool:
 _NAMES: dict[str, Any] = {
     **{
         name: getattr(reading, name)
-        for name in ("slot", "stack", "global_name", "cell", "instance_dict", "attr", "item", "key_at", "keys", "length", "listed")
+        for name in ("slot", "stack", "global_name", "cell", "instance_dict", "attr", "item", "key_at", "part", "peek", "keys", "length")
     },
-    **{name: getattr(reading, name) for name in ("same_constant", "class_unchanged", "in_range", "Absent", "Unreadable")},
+    **{name: getattr(reading, name) for name in ("listed", "same_constant", "class_unchanged", "in_range", "Absent", "Unreadable")},
     "present": _present,
     "is_absent": _is_absent,
     "attr_absent": _attr_absent,

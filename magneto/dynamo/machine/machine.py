@@ -22,6 +22,7 @@ from magneto.base.flags import config
 from magneto.base.logs import log
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
+from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.assume import Assumption, Place, branch_of, survives
@@ -122,8 +123,10 @@ class SymbolicMachine:
     def _entry_frame(self) -> SymFrame:
         state = self.state
         frame = SymFrame(state.code, [], state.globals, Held("globals()", state.globals))
+        live = live_slots(state.code, state.offset)
         for slot, (name, obj) in enumerate(zip(frame.decoded.slots, state.locals, strict=True)):
-            frame.locals.append(None if obj is self.unbound else self.wrap(obj, Local(slot, name)))
+            unread = obj is self.unbound or (slot not in live and not trackers.can_be_watched(obj))
+            frame.locals.append(None if unread else self.wrap(obj, Local(slot, name)))
         frame.entry = list(frame.locals)
         frame.stack = [NULL if obj is self.null else self.wrap(obj, Stack(index)) for index, obj in enumerate(state.stack)]
         self.entry_stack = list(frame.stack)

@@ -48,8 +48,12 @@ class Machine(Protocol):
 
     steps: int
 
+    wrapped: dict[int, Tracker]
+    """Trackers of existing objects, by id."""
+    effects: list[tuple[str, tuple[Tracker, ...]]]
+    """Side effects so far."""
     changing: frozenset[Source]
-    """Sources of numbers that are known to differ between calls."""
+    """Sources of numbers and modules that are known to differ between calls."""
     references: dict[Tracker, Tracker]
     """Weak references made here, by their object: an object has one without callback."""
 

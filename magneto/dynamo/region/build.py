@@ -32,9 +32,11 @@ from magneto.dynamo.region.emit import RegionEmitter
 from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.context import GradModeTracker, InferenceModeTracker
+from magneto.dynamo.trackers.existing_iterator import merged
 from magneto.dynamo.trackers.lazy_number import NAMES as NUMBER_NAMES
 from magneto.dynamo.trackers.lazy_number import typed
 from magneto.dynamo.trackers.lifted import as_tensor
+from magneto.dynamo.trackers.reference import can_be_watched
 
 _numbers = itertools.count()
 _BASE = {
@@ -47,6 +49,7 @@ _BASE = {
     "exception_now": sys.exception,
     "handled_here": getattr(_C, "handled_here", None),
     "END": runtime.END,
+    "advance": _C.iterator_advance,
     "as_tensor": as_tensor,
     "typed": typed,
     **NUMBER_NAMES,
@@ -101,7 +104,7 @@ class _Builder:
             for draw in machine.draws:
                 em.value(draw)
             checks = self._checks()
-            for text, operands in machine.effects:
+            for text, operands in merged(machine.effects):
                 em.line(text.format(*[em.value(operand) for operand in operands]))
             recorder = machine.recorder
             grad_mode = recorder.initial_grad_mode
@@ -391,21 +394,9 @@ def _asks_a_tensor(frame: SymFrame) -> bool:
     return frame.current.op.startswith(("POP_JUMP", "TO_BOOL")) and isinstance(top, trackers.TensorTracker) and top.cls is torch.Tensor
 
 
-_OWNED_BY_OTHERS = (torch.Tensor, torch.nn.Module, types.ModuleType, types.CodeType)
-
-
 def _dies_visibly(value: Tracker) -> bool:
     """Whether weak references can tell when an existing object, or one in a container, dies. Tensors and modules are left out: they are kept a little longer."""
-    return not isinstance(value, trackers.ConstTracker) and value.obj is not MISSING and _can_be_watched(value.obj)
-
-
-def _can_be_watched(obj: Any, inside: bool = False) -> bool:
-    if isinstance(obj, _OWNED_BY_OTHERS):
-        return False
-    if type(obj) in (list, tuple, set, dict):
-        items = itertools.islice(obj.values() if type(obj) is dict else obj, 50)
-        return not inside and any(_can_be_watched(item, True) for item in items)
-    return type(obj).__weakrefoffset__ != 0
+    return not isinstance(value, trackers.ConstTracker) and value.obj is not MISSING and can_be_watched(value.obj)
 
 
 def machine_break(machine: SymbolicMachine, problem: trackers.CannotEmit) -> Any:

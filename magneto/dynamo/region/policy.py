@@ -26,7 +26,7 @@ from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging
 from magneto.dynamo import marks
 from magneto.dynamo.bytecode.decode import slot_names
-from magneto.dynamo.guards.explain import changed_numbers, explain_miss
+from magneto.dynamo.guards.explain import changed_modules, changed_numbers, explain_miss
 from magneto.dynamo.guards.native import build_program
 from magneto.dynamo.guards.source import Local, Source
 from magneto.dynamo.machine.assume import Place, Refuted
@@ -66,7 +66,7 @@ class Context:
             events.emit("fallback", what=code.co_qualname, reason=reason)
             log(1, lambda: f"{code.co_qualname} runs in eager: {reason}")
 
-    changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: numbers that differed between calls
+    changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: what differed between calls
 
 
 def _mode_for_eager() -> str | None:
@@ -198,8 +198,9 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
         "recompile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, reason=str(reason), variants=len(missed)
     )
     log(1, lambda: f"recompile of {code.co_qualname} at {state.offset}: {reason}")
-    if context.dynamic is not False and missed[0].info:
-        changed = changed_numbers(missed[0].info["guards"], state)
+    if missed[0].info:
+        guards = missed[0].info["guards"]
+        changed = changed_modules(guards, state) | (changed_numbers(guards, state) if context.dynamic is not False else set())
         context.changing.setdefault((code, state.offset), set()).update(changed)
     if config.error_on_recompile:
         raise UserError("U006", function="error_on_recompile", reason=str(reason))

@@ -52,6 +52,7 @@ from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
+from magneto.dynamo.trackers.reference import can_be_watched
 from magneto.dynamo.trackers.rules_exception import match_group
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
 from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker, join_memory, join_views, written
@@ -129,6 +130,7 @@ __all__ = [
     "TupleTracker",
     "apply",
     "call",
+    "can_be_watched",
     "call_value",
     "context_methods",
     "element",

@@ -26,6 +26,7 @@ from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTrac
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.exception import wrap_exception
+from magneto.dynamo.trackers.existing_iterator import ITERATORS, wrap_iterator
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker, has_class_rows
@@ -281,10 +282,18 @@ def wrap_py_module(m: Machine, obj: types.ModuleType, source: Source) -> Tracker
 
 
 def wrap_nn_module(m: Machine, obj: torch.nn.Module, source: Source) -> Tracker:
-    _same(m, obj, source)
     if isinstance(obj, torch.jit.ScriptModule):
+        _same(m, obj, source)
         return OpaqueTracker(obj, source, m)
-    return ModuleTracker(type(obj), source, obj)
+    built = ModuleTracker(type(obj), source, obj)
+    outer: Source | None = source
+    while m.changing and outer is not None:
+        if outer in m.changing:
+            _typed(m, obj, source)
+            return built
+        outer = outer.base()
+    built.pin(m)
+    return built
 
 
 def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Tracker:
@@ -439,6 +448,7 @@ BUILDERS: dict[type, Builder] = {
     types.CellType: wrap_cell,
     types.ModuleType: wrap_py_module,
     types.MappingProxyType: wrap_mappingproxy,
+    **dict.fromkeys(ITERATORS, wrap_iterator),
     types.GeneratorType: wrap_opaque,
     weakref.ReferenceType: wrap_weakref,
     weakref.ProxyType: wrap_opaque,

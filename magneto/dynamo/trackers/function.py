@@ -11,7 +11,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Cell, Held, InstanceDict, Item, Local, Source, Stack
+from magneto.dynamo.guards.source import Attr, Cell, Held, InstanceDict, Item, Local, Part, Peek, Source, Stack
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
@@ -154,7 +154,7 @@ class FunctionTracker(Tracker):
     @classmethod
     def existing(cls, m: Machine, fn: types.FunctionType, source: Source) -> FunctionTracker:
         """Tracker of a real function. A function made anew for each call (a local variable's) is guarded by its code, others by identity."""
-        anew = isinstance(source, (Local, Stack, Cell)) and "<locals>" in fn.__qualname__
+        anew = isinstance(source, (Local, Stack, Cell, Part, Peek)) and "<locals>" in fn.__qualname__
         if anew:
             m.guard(Kind.TYPE_IS, source, types.FunctionType)
             m.guard(Kind.ID_IS, Attr(source, "__code__"), fn.__code__)

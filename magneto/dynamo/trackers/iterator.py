@@ -52,11 +52,12 @@ class SequenceIterator(IteratorTracker):
             return None
         if self.size >= 0 and self.size != self.of.length():
             m.raise_exception(RuntimeError("deque mutated during iteration"))
-        if self.index >= self.of.length():
+        if self.index >= len(self.of.entries):
+            self.of.sized()
             self.of = None
             return None
         self.index += 1
-        return self.of.item(m, self.index - 1)
+        return self.of.item(m, self.index - 1)  # (that it is there is guarded, or else the length)
 
     def emit(self, em: Emitter) -> str:
         if self.of is None:

@@ -136,6 +136,17 @@ def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
     return list(dict.items(obj))
 
 
+def _pin_keys(m: Machine, token: Hashable) -> None:
+    """Keys that hash by identity are guarded by identity."""
+    if type(token) is tuple:
+        for part in token:
+            _pin_keys(m, part)
+    elif type(token) is Identity:
+        key = m.wrapped.get(id(token.of))
+        if key is not None and key.source is not None and not isinstance(key.source, Held):
+            m.guard(Kind.ID_IS, key.source, token.of)
+
+
 class DictTracker(Tracker):
     """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
 
@@ -270,9 +281,12 @@ class DictTracker(Tracker):
         return entry  # type: ignore[return-value]
 
     def _searchable(self, m: Machine, token: Hashable) -> None:
-        """A key with methods of the program is found in dictionaries made inside the region only."""
-        if self.obj is not MISSING and by_program(token):
+        """A key with methods of the program is found in dictionaries made inside the region only; in others an object that exists is looked up as itself."""
+        if self.obj is MISSING:
+            return
+        if by_program(token):
             m.graph_break("B104", operation="look-up by methods of the program", value=self.show())
+        _pin_keys(m, token)
 
     def _absent(self, m: Machine, token: Hashable, key: Tracker | None) -> None:
         if self._listed or self.obj is MISSING:

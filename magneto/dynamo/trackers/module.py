@@ -1,4 +1,8 @@
-"""nn.Module trees. The root is guarded by identity, each submodule by identity along its path; hook dictionaries by being empty (rows that hardly ever change)."""
+"""nn.Module trees. The root is guarded by identity, each submodule by identity along its path; hook dictionaries by being empty (rows that hardly ever change).
+
+When another module of the same class comes to the same place (the layers of a loop, a function called with each block), its source is *changing*
+(`Machine.changing`): modules are then guarded by class and by what is read of them, and one region serves all that are alike.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,12 @@ class ModuleTracker(ObjectTracker):
     def __init__(self, cls: type, source: Source | None = None, obj: Any = MISSING) -> None:
         super().__init__(cls, source, obj)
         self._forward: tuple[FunctionTracker, list[Tracker]] | None = None
+
+    def pin(self, m: Machine) -> Any:
+        """The module itself, guarded by identity."""
+        if not isinstance(self.source, Held):
+            m.guard(Kind.ID_IS, self.source, self.obj)
+        return self.obj
 
     def registered(self, m: Machine, name: str) -> Tracker | None:
         """nn.Module.__getattr__: parameters, buffers, submodules. A name is in one of them only (torch's setters see to it)."""

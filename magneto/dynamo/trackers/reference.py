@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
+import types
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Local, Stack
@@ -143,3 +147,16 @@ def reset_variable(m: Machine, v: OpaqueTracker, token: TokenTracker) -> None:
     else:
         m.graph_break("B104", operation="reset() of a variable that was not set", value=v.show())
     m.effect("{0}.reset({1})", v, token)
+
+
+_OWNED_BY_OTHERS = (torch.Tensor, torch.nn.Module, types.ModuleType, types.CodeType)
+
+
+def can_be_watched(obj: Any, inside: bool = False) -> bool:
+    """Whether weak references can tell when an object, or one in a container, dies. Tensors and modules are left out: they are kept a little longer."""
+    if isinstance(obj, _OWNED_BY_OTHERS):
+        return False
+    if type(obj) in (list, tuple, set, dict):
+        items = itertools.islice(obj.values() if type(obj) is dict else obj, 50)
+        return not inside and any(can_be_watched(item, True) for item in items)
+    return type(obj).__weakrefoffset__ != 0

@@ -257,7 +257,7 @@ def callable_(m: Machine, v: Tracker) -> Tracker:
 @rule(id, Tracker)
 def id_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, (ModuleTracker, ClassTracker, BuiltinTracker)) and v.obj is not MISSING:
-        return m.const(id(v.obj))  # guarded by identity
+        return m.const(id(v.pin(m) if isinstance(v, ModuleTracker) else v.obj))  # guarded by identity
     return IdTracker(v)
 
 

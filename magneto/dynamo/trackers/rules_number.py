@@ -142,6 +142,8 @@ def hash_(m: Machine, v: Tracker) -> Any:
     folded = fold(m, hash, (v,), {})
     if folded is not NotImplemented:
         return folded
+    if isinstance(v, ModuleTracker) and v.obj is not MISSING:
+        v.pin(m)
     if isinstance(v, (ModuleTracker, ClassTracker)):
         return m.const(hash(v.obj))
     if isinstance(v, TensorTracker):  # torch says so

@@ -456,7 +456,7 @@ def same(m: Machine, a: Tracker, b: Tracker) -> bool:
         return a.obj is b.obj
     if a.obj is not MISSING and a.obj is b.obj:
         return True
-    if a.source is not None and b.source is not None and not isinstance(a, ModuleTracker):
+    if a.source is not None and b.source is not None and (m.changing or not isinstance(a, ModuleTracker)):
         if not (isinstance(a.source, Held) and isinstance(b.source, Held)):
             m.guard(Kind.DISTINCT, a.source, (b.source,))
     return False

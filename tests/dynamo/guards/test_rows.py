@@ -12,7 +12,7 @@ import types
 import pytest
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Stack
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Stack
 from tests.dynamo.guards.oracle import UNBOUND, Both, holds
 
 pytestmark = pytest.mark.torchfree
@@ -364,3 +364,87 @@ def test_every_kind_and_every_source_has_a_native_form():
     assert set(text.SHOW) == set(Kind) == set(text._CHECKS)
     sources = {cls.__name__ for cls in source.Source.__subclasses__()}
     assert {cls.__name__ for cls in native.LOADS} == sources == {cls.__name__ for cls in text._EXPRESSIONS}
+
+
+ITERATORS = {
+    "list": lambda: iter([10, 20, 30, 40]),
+    "tuple": lambda: iter((10, 20, 30, 40)),
+    "ascii": lambda: iter("abcd"),
+    "text": lambda: iter("ab\u0130\u0131"),
+    "reversed list": lambda: reversed([10, 20, 30, 40]),
+    "reversed tuple": lambda: reversed((10, 20, 30, 40)),
+    "range": lambda: iter(range(9, -3, -3)),
+    "keys": lambda: iter({10: 1, 20: 2, 30: 3, 40: 4}),
+    "values": lambda: iter(Shouting(a=1, b=2, c=3, d=4).values()),
+    "items": lambda: iter({10: 1, 20: 2, 30: 3, 40: 4}.items()),
+    "set": lambda: iter({10, 20, 30, 40}),
+}
+
+
+@pytest.mark.parametrize("make", ITERATORS.values(), ids=ITERATORS)
+@pytest.mark.parametrize("taken", range(6))
+def test_what_an_iterator_gives_next(make, taken):
+    rest, it = list(make())[taken:], make()
+    for _ in range(taken):
+        next(it, None)
+    for ahead, item in enumerate(rest):
+        assert holds((Kind.EQUALS, Peek(X, ahead), item), it)
+        assert not holds((Kind.EQUALS, Peek(X, ahead), "other"), it)
+        assert not holds((Kind.ABSENT, Peek(X, ahead), None), it)
+    assert holds((Kind.ABSENT, Peek(X, len(rest)), None), it)
+    assert not holds((Kind.PRESENT, Peek(X, len(rest)), None), it)
+    assert list(it) == rest, "looking steps nothing"
+
+
+@pytest.mark.parametrize("make", ITERATORS.values(), ids=ITERATORS)
+@pytest.mark.parametrize("steps", range(7))
+def test_stepping_an_iterator_without_its_items(make, steps):
+    from magneto import _C
+
+    ours, plain = make(), make()
+    _C.iterator_advance(ours, steps)
+    for _ in range(steps):
+        next(plain, None)
+    assert list(ours) == list(plain)
+
+
+def test_iterators_that_change_or_are_not_known():
+    table = {1: 2, 3: 4}
+    keys, pairs = iter(table), iter(table.items())
+    assert holds((Kind.EQUALS, Peek(X, 1, 1), 3), pairs)
+    assert holds((Kind.EQUALS, Peek(X, 1, 2), 4), pairs)
+    table[5] = 6  # the next step raises
+    assert not holds((Kind.EQUALS, Peek(X, 0), 1), keys)
+    assert not holds((Kind.ABSENT, Peek(X, 0), None), keys)
+    items = [1, 2, 3]
+    it = iter(items)
+    next(it)
+    items[1:] = []
+    assert holds((Kind.ABSENT, Peek(X, 0), None), it)
+    items += [7]
+    assert holds((Kind.EQUALS, Peek(X, 0), 7), it)
+    for unknown in (iter(collections.OrderedDict(a=1)), (n for n in items), iter(Point(1, 2).__getitem__, 3), 7):
+        assert not holds((Kind.PRESENT, Peek(X, 0), None), unknown)
+        assert not holds((Kind.ABSENT, Peek(X, 0), None), unknown)
+    assert not holds((Kind.ABSENT, Part(X, 0), None), 7)
+
+
+def test_parts_of_iterators():
+    from magneto import _C
+
+    first, second = iter([1, 2]), iter("ab")
+    assert holds((Kind.EQUALS, Peek(Part(X, 0), 1), 2), enumerate(first, 7))
+    assert holds((Kind.EQUALS, Peek(X, 1), 8), enumerate(first, 7))
+    assert not holds((Kind.PRESENT, Peek(X, 1), None), enumerate(first, 2**70))
+    assert holds((Kind.SAME, Item(Part(X, 0), 1), Y), zip(first, second), second)
+    assert holds((Kind.EQUALS, Part(X, 1), True), zip(first, second, strict=True))
+    assert holds((Kind.ID_IS, Part(X, 1), int), map(int, first))
+    assert holds((Kind.ID_IS, Part(X, 0), int), filter(int, first))
+    assert holds((Kind.SAME, Part(X, 1), Y), filter(int, first), first)
+    assert holds((Kind.ABSENT, Part(X, 0), None), iter([])) is False
+    numbers = enumerate(first, 7)
+    _C.iterator_advance(numbers, 3)
+    assert next(numbers) == (10, 1)
+    for it in (zip(first), map(int, first), iter(collections.deque())):
+        with pytest.raises(TypeError):
+            _C.iterator_advance(it, 1)

@@ -113,7 +113,7 @@ def test_loop_regions_are_reused_in_each_iteration() -> None:
 
     check(f, X)
     assert magneto.stats()["graphs"] <= 5
-    assert magneto.stats()["recompiles"] == 0
+    assert magneto.stats()["recompiles"] == 1  # the last iteration leaves the loop
 
 
 def test_while_with_data_dependent_end() -> None:

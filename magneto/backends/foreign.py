@@ -39,7 +39,7 @@ def _as_tuple(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-@register_backend(aliases=("ts",))
+@register_backend(aliases=("ts",), fixed_sizes=True)
 def torchscript(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """torch.jit.trace."""
     try:
@@ -48,7 +48,7 @@ def torchscript(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[.
         return recover(gm, error)
 
 
-@register_backend
+@register_backend(fixed_sizes=True)
 def ofi(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """torch.jit.trace, frozen and passed through torch.jit.optimize_for_inference. Not for training."""
     try:
@@ -62,7 +62,7 @@ def ofi(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]
         return recover(gm, error)
 
 
-@register_backend(needs="onnxruntime")
+@register_backend(needs="onnxruntime", fixed_sizes=True)
 def onnxrt(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """ONNX Runtime on the exported graph (inference, tensors on the CPU)."""
     try:

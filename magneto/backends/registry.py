@@ -17,13 +17,14 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """One row. `needs`: a package without which the backend is listed but cannot be used. `aliases`: further names."""
+    """One row. `fixed_sizes`: it must know all sizes in a graph, so that an operation whose result's size depends on data stands between two graphs. `needs`: a package without which the backend is listed but cannot be used. `aliases`: further names."""
 
     name: str
     fn: Backend
     help: str = ""
     needs: str = ""
     aliases: tuple[str, ...] = ()
+    fixed_sizes: bool = False
 
     @property
     def available(self) -> bool:
@@ -37,27 +38,37 @@ _entries: dict[str, BackendEntry] = {}
 def register_backend(name: Backend, /) -> Backend: ...
 @overload
 def register_backend(
-    name: str | None = None, fn: None = None, *, help: str = "", needs: str = "", aliases: Sequence[str] = ()
+    name: str | None = None, fn: None = None, *, help: str = "", needs: str = "", aliases: Sequence[str] = (), fixed_sizes: bool = False
 ) -> Callable[[Backend], Backend]: ...
 @overload
-def register_backend(name: str, fn: Backend, *, help: str = "", needs: str = "", aliases: Sequence[str] = ()) -> Backend: ...
 def register_backend(
-    name: str | Backend | None = None, fn: Backend | None = None, *, help: str = "", needs: str = "", aliases: Sequence[str] = ()
+    name: str, fn: Backend, *, help: str = "", needs: str = "", aliases: Sequence[str] = (), fixed_sizes: bool = False
+) -> Backend: ...
+def register_backend(
+    name: str | Backend | None = None,
+    fn: Backend | None = None,
+    *,
+    help: str = "",
+    needs: str = "",
+    aliases: Sequence[str] = (),
+    fixed_sizes: bool = False,
 ) -> Any:
     """Make `fn` known as `name`; a later registration replaces an earlier one.
 
-    ``register_backend("mine", fn)``, or as decorator: ``@register_backend`` (the function's own name), ``@register_backend("mine")``.
+    ``register_backend("mine", fn)``, or as decorator: ``@register_backend`` (the function's own name), ``@register_backend("mine")``. `fixed_sizes`: see BackendEntry.
     """
     if callable(name):
-        return register_backend(str(getattr(name, "__name__", "")), name, help=help, needs=needs, aliases=aliases)
+        return register_backend(str(getattr(name, "__name__", "")), name, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes)
     if fn is None:
-        return lambda found: register_backend(name or found.__name__, found, help=help, needs=needs, aliases=aliases)
+        return lambda found: register_backend(
+            name or found.__name__, found, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes
+        )
     if not isinstance(name, str) or not name:
         raise UserError("U001", function="register_backend", expected="a name", got=repr(name))
     if not callable(fn):
         raise UserError("U001", function="register_backend", expected="a callable", got=repr(fn))
     doc = (getattr(fn, "__doc__", None) or "").strip().split("\n")[0]
-    _entries[name] = BackendEntry(name, fn, help or doc, needs, tuple(aliases))
+    _entries[name] = BackendEntry(name, fn, help or doc, needs, tuple(aliases), fixed_sizes)
     return fn
 
 
@@ -84,3 +95,9 @@ def lookup_backend(backend: str | Backend) -> Backend:
     if not entry.available:
         raise UserError("U201", name=backend, reason=f"the package {entry.needs} is not installed")
     return entry.fn
+
+
+def takes_unknown_sizes(backend: Backend) -> bool:
+    """Whether graphs for the backend may hold tensors whose sizes depend on data: unless its row says otherwise, it may (it can run any node)."""
+    target = getattr(backend, "__wrapped__", backend)
+    return not any(entry.fixed_sizes and entry.fn in (backend, target) for entry in _entries.values())

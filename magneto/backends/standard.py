@@ -18,19 +18,19 @@ def eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
     return atomic(gm)
 
 
-@register_backend
+@register_backend(fixed_sizes=True)
 def aot_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The functional ATen graph, run operation by operation: capture and aot_autograd without code generation."""
     return pipeline.compile_captured(gm, example_inputs, pipeline.CALL_HALF)
 
 
-@register_backend
+@register_backend(fixed_sizes=True)
 def aot_eager_decomposed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """As aot_eager, after decomposition into primitives."""
     return pipeline.compile_captured(gm, example_inputs, pipeline.CALL_HALF_DECOMPOSED)
 
 
-@register_backend
+@register_backend(fixed_sizes=True)
 def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The whole compiler: fused kernels and a native plan."""
     return pipeline.compile_captured(gm, example_inputs, pipeline.COMPILE_HALF)

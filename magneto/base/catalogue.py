@@ -176,6 +176,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "",
     ),
     ErrorEntry(
+        "B114",
+        "a size that depends on data is needed: {reason}",
+        "How many elements an operation found (a mask, nonzero, unique) is known only when the program runs, and what happens here depends on it.",
+        "",
+    ),
+    ErrorEntry(
         "B120",
         "{value} may die here, and something waits for that",
         "A weak reference or a finaliser tells when the object dies. The region ends, so that this happens where the program lets go of it.",

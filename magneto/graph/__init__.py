@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from magneto.graph.fake import FakeMode, FakeResult, FakeTensor, fake_call
+from magneto.graph.fake import FakeMode, FakeResult, FakeTensor, fake_call, fake_probes
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta, map_metas
 from magneto.graph.rules import META_RULES, propagate
 from magneto.graph.show import show
+from magneto.graph.unknown import Sizes, SizeUnknown, UnknownMeta, UnknownNumber, arithmetic
 from magneto.graph.verify import GraphFault, verify
 
 __all__ = [
@@ -16,9 +17,15 @@ __all__ = [
     "FakeResult",
     "FakeTensor",
     "GraphFault",
+    "SizeUnknown",
+    "Sizes",
     "TensorMeta",
+    "UnknownMeta",
+    "UnknownNumber",
     "UnsupportedFake",
+    "arithmetic",
     "fake_call",
+    "fake_probes",
     "map_metas",
     "propagate",
     "show",

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from magneto.graph.fake_tensor import FakeMode, FakeTensor, make_fake, meta_of, root_of
+from magneto.graph.fake_tensor import Counts, FakeMode, FakeTensor, make_fake, meta_of, root_of
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta
+from magneto.graph.unknown import FAILED, LARGE_PROBES, N_PROBES, Sizes, SizeUnknown, merge, probe, too_large
 
 Path = tuple[Any, ...]
 
@@ -89,7 +90,12 @@ def _mode() -> FakeMode:
 
 
 def fake_call(
-    fn: Callable[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, grad_enabled: bool = True
+    fn: Callable[..., Any] | str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    grad_enabled: bool = True,
+    counts: Counts | None = None,
 ) -> FakeResult:
     """Result of `fn(*args, **kwargs)`, or of the Tensor method named `fn`, with TensorMeta in place of tensors.
 
@@ -109,16 +115,54 @@ def fake_call(
         torch._C._set_grad_enabled(grad_enabled)
     try:
         try:
-            return _run(fn, args, kwargs, copies=False)
+            return _run(fn, args, kwargs, False, counts)
         except RuntimeError as error:
             if "a leaf Variable that requires grad" not in str(error):
                 raise
-            return _run(fn, args, kwargs, copies=True)
+            return _run(fn, args, kwargs, True, counts)
     finally:
         torch._C._set_grad_enabled(before)
 
 
-def _run(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], copies: bool) -> FakeResult:
+def fake_probes(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], sizes: Sizes, keys: Sequence[Any], *, grad_enabled: bool = True
+) -> FakeResult:
+    """As fake_call, for arguments some of whose sizes are unknown, and operations whose results have such sizes: see `unknown.py`.
+
+    `keys`: for each tensor argument (counted as in FakeResult.same), what its count of non-zero elements is remembered by. Raises SizeUnknown too.
+    """
+    if too_large((args, kwargs)):
+        raise SizeUnknown("beside a number or size of many millions")
+    counts = Counts(sizes, keys)
+    found: list[Any] = [FAILED] * N_PROBES
+    for index in reversed(range(N_PROBES)):
+        if index == LARGE_PROBES - 1:
+            merge([result if result is FAILED else result.value for result in found])  # a split into millions of pieces is not tried
+        try:
+            given, named = probe(tuple(args), index), probe(kwargs, index)
+        except LookupError:
+            continue
+        counts.begin(index)
+        try:
+            found[index] = fake_call(fn, given, named, grad_enabled=grad_enabled, counts=counts)
+        except (DataDependent, UnsupportedFake):
+            raise
+        except Exception as error:
+            if index < LARGE_PROBES:
+                raise SizeUnknown(str(error).strip().split("\n")[0]) from error
+    first, others = found[0], [result for result in found if result is not FAILED]
+    if any(set(result.mutated) != set(first.mutated) for result in others):
+        raise SizeUnknown("what it writes depends on data")
+    if (found[1].aliases, found[1].same) != (first.aliases, first.same) or (
+        first.same is not None and any(r.same != first.same for r in others)
+    ):
+        raise SizeUnknown("whether its result shares memory depends on data")
+    aliases = tuple(dict.fromkeys(pair for result in others for pair in result.aliases))  # a view of what is empty, or a copy
+    value = merge([FAILED if result is FAILED else result.value for result in found])
+    return FakeResult(value, first.mutated, aliases, first.same, any(result.random for result in others))
+
+
+def _run(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], copies: bool, counts: Counts | None) -> FakeResult:
     mode = _mode()
     arguments = _Arguments(mode, copies)
     with mode:
@@ -126,7 +170,13 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], co
         real_kwargs = {key: arguments.build(value, (key,)) for key, value in kwargs.items()}
         mode.written.clear()
         mode.random = False
-        value = fn(*real_args, **real_kwargs)
+        mode.counts = counts
+        if counts is not None:
+            counts.fakes, counts.written = arguments.fakes, mode.written
+        try:
+            value = fn(*real_args, **real_kwargs)
+        finally:
+            mode.counts = None
     return _describe(value, arguments, mode)
 
 
@@ -163,4 +213,15 @@ def _to_value(value: Any, path: Path, roots: dict[int, Path], aliases: list[tupl
     return value
 
 
-__all__ = ["DataDependent", "FakeMode", "FakeResult", "FakeTensor", "UnsupportedFake", "fake_call", "make_fake", "meta_of", "root_of"]
+__all__ = [
+    "DataDependent",
+    "FakeMode",
+    "FakeResult",
+    "FakeTensor",
+    "UnsupportedFake",
+    "fake_call",
+    "fake_probes",
+    "make_fake",
+    "meta_of",
+    "root_of",
+]

@@ -10,10 +10,12 @@ class statement in a decorator whose first use imports torch._dynamo (more than 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._library.fake_impl import set_ctx_getter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
@@ -21,6 +23,8 @@ from magneto.graph.layout import RuleError
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import OpInfo, op_info
 from magneto.graph.promotion import can_cast
+from magneto.graph.rules_dynamic import RULES as DYNAMIC_RULES
+from magneto.graph.unknown import Sizes
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 
@@ -87,6 +91,40 @@ def _to_meta(value: Any) -> Any:
     return value
 
 
+class Counts:
+    """The sizes that depend on data in one call, which is propagated once for each probe. `keys`: what each tensor argument is remembered by in `sizes.of`
+    (None: not at all). Custom operations (`torch.library.register_fake`) ask it for their dynamic sizes."""
+
+    def __init__(self, sizes: Sizes, keys: Sequence[Any]) -> None:
+        self.sizes = sizes
+        self.keys = keys
+        self.made: list[tuple[int, ...]] = []
+        self.probe = self.asked = 0
+        self.fakes: list[torch.Tensor] = []
+        self.written: dict[int, torch.Tensor] = {}
+
+    def begin(self, probe: int) -> None:
+        self.probe, self.asked = probe, 0
+
+    def of(self, tensor: torch.Tensor | None = None) -> int:
+        """How many elements of `tensor` are not zero; without one: a size that nothing is known about."""
+        place = next((n for n, fake in enumerate(self.fakes) if fake is tensor), None)
+        key = self.keys[place] if place is not None and id(root_of(self.fakes[place])) not in self.written else None
+        if key is None:
+            if self.asked == len(self.made):
+                self.made.append(self.sizes.fresh())
+            self.asked += 1
+            return self.made[self.asked - 1][self.probe]
+        if key not in self.sizes.of:
+            self.sizes.of[key] = self.sizes.fresh()
+        return self.sizes.of[key][self.probe]
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> int:
+        return self.of()
+
+    create_unbacked_symint = new_dynamic_size
+
+
 class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers ATen operations by metadata.
 
@@ -100,6 +138,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.on_op = on_op
         self.written: dict[int, torch.Tensor] = {}
         self.random = False
+        self.counts: Counts | None = None  # None: a size that depends on data raises DataDependent
 
     def fake(self, meta: TensorMeta) -> FakeTensor:
         """A FakeTensor for an input: `requires_grad` is taken over (the result is a leaf)."""
@@ -115,14 +154,18 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedFake(info.name, "its result is a lazily conjugated or negated view, which metadata does not tell")
         metas = [_to_meta(value) for value in args]
         meta_kwargs = {key: _to_meta(value) for key, value in kwargs.items()} if kwargs else kwargs
+        counting = DYNAMIC_RULES.get(info.name) if self.counts is not None else None
         try:
-            if info.inplace_view:
+            if counting is not None:
+                answer = counting(self._counter(args), *metas, **meta_kwargs)
+            elif info.inplace_view:
                 answer = _answer_inplace_view(func, info, args, kwargs)
             elif info.rule is None:
                 if func._can_decompose():
                     with self:
                         return func.decompose(*args, **kwargs)
-                answer = answer_by_torch(func, metas, meta_kwargs, None)
+                with contextlib.nullcontext() if self.counts is None else set_ctx_getter(lambda: self.counts):
+                    answer = answer_by_torch(func, metas, meta_kwargs, None)
             elif info.writes:
                 answer = _answer_write(info, metas, meta_kwargs)
             else:
@@ -130,7 +173,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (DataDependent, UnsupportedFake):
             raise
         except Exception as problem:  # RuleError, or arguments the rule never expected: torch knows
-            if info.rule is None or info.inplace_view:
+            if info.rule is None or info.inplace_view or counting is not None:
                 raise
             answer = answer_by_torch(func, metas, meta_kwargs, str(problem))
         out = self._wrap(info, args, kwargs, answer)
@@ -141,6 +184,18 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.on_op is not None:
             self.on_op(func, args, kwargs, out)
         return out
+
+    def _counter(self, args: tuple[Any, ...]) -> Callable[..., int]:
+        counts = self.counts
+        assert counts is not None
+
+        def count(*place: int) -> int:
+            found: Any = args if place else None
+            for step in place:
+                found = found[step]
+            return counts.of(found)
+
+        return count
 
     def _wrap(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
         if type(answer) is TensorMeta:

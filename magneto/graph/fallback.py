@@ -16,6 +16,7 @@ from magneto.graph.layout import numel
 from magneto.graph.meta import CPU, TensorMeta
 
 LARGE = 1 << 24  # elements
+HUGE = 1 << 26
 META = torch.device("meta")
 
 # The result, or its shape, depends on values that tracing does not have.
@@ -78,6 +79,8 @@ def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reaso
     on_cpu = [(CPU, 0), (CPU, 1)]  # an error that ones do not have was about the values
     on_meta = [(META, 0)]
     attempts = on_cpu if reason is not None and size <= LARGE else on_meta + on_cpu if size > LARGE else on_cpu + on_meta
+    if size > HUGE:  # not a size of the program: see unknown.py
+        attempts = on_meta
     first_error: BaseException | None = None
     for where, fill in attempts:
         try:

@@ -94,9 +94,16 @@ class TensorMeta:
             return self.storage_offset
         return self.storage_offset + 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
+    def sizes(self) -> tuple[int | None, ...]:
+        """The shape, with None for a dimension that only a run knows (`graph/unknown.py`)."""
+        return self.shape
+
+    def shown_sizes(self) -> str:
+        return f"[{', '.join('?' if size is None else str(size) for size in self.sizes())}]"
+
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
-        text = f"{name}[{', '.join(map(str, self.shape))}]"
+        text = f"{name}{self.shown_sizes()}"
         if not self.is_contiguous():
             text += f" strides ({', '.join(map(str, self.strides))})"
         if self.device.type != "cpu":

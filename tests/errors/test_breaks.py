@@ -72,8 +72,8 @@ def an_import_of_what_is_not_loaded(x):
 
 
 @breaks_with("B011")
-def a_result_whose_shape_is_data(x):
-    return x.sin().nonzero() + 1
+def a_size_out_of_a_tensor(x):
+    return torch.zeros(x.sum().to(torch.int64)) + 1
 
 
 @breaks_with("B012")
@@ -136,8 +136,8 @@ def an_attribute_of_a_c_object(x, numbers):
 
 
 @breaks_with("B105")
-def a_boolean_mask(x):
-    return x[x > 2] * 2
+def a_mask_of_bytes(x):
+    return x[(x > 2).to(torch.uint8)] * 2
 
 
 class Counting:
@@ -162,6 +162,11 @@ def a_break_that_the_program_asks_for(x):
     y = x * 2
     magneto.graph_break("here")
     return y + 1
+
+
+@breaks_with("B114")
+def a_size_beside_one_that_depends_on_data(x):
+    return x[x > 2] + x[x < 3][:2]
 
 
 @breaks_with("B109", X, torch.eye(4).to_sparse())

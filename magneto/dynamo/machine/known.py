@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.graph import TensorMeta
+from magneto.graph import TensorMeta, UnknownMeta, UnknownNumber
 
 MAX_NODES = 200
 MAX_ELEMENTS = 1 << 14
@@ -69,6 +69,8 @@ def _name(node: fx.Node) -> str:
 def _small(node: fx.Node) -> bool:
     value = node.meta.get("val")
     metas = value if isinstance(value, (tuple, list)) else (value,)
+    if any(isinstance(meta, UnknownMeta | UnknownNumber) for meta in metas):
+        return False
     return all(not isinstance(meta, TensorMeta) or (meta.numel <= MAX_ELEMENTS and meta.device.type == "cpu") for meta in metas)
 
 

@@ -34,6 +34,7 @@ from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
 from magneto.dynamo.machine.speculate import Speculation
 from magneto.dynamo.trackers.base import Tracker
+from magneto.graph import SizeUnknown, TensorMeta
 
 MAX_INSTRUCTIONS = 2_000_000
 MAX_IDLE = 30_000  # instructions without any tensor operation
@@ -53,10 +54,12 @@ class SymbolicMachine:
         changing: frozenset[Source] = frozenset(),
         joins: Callable[[Any], bool] = lambda policy: False,
         refuted: AbstractSet[Place] = frozenset(),
+        unknown_sizes: bool = False,
     ) -> None:
         self.state = state
         self.refuted = refuted
         self.assumptions: list[Assumption] = []
+        self.unknown_sizes = unknown_sizes
         self.changing = changing
         self.joins = joins
         self.forced = forced
@@ -178,6 +181,8 @@ class SymbolicMachine:
                 self._break(frame, reason)
             except trackers.CannotEmit as problem:
                 self._break(frame, GraphBreak("B022", self.user_stack(), value=problem.tracker.show()))
+            except SizeUnknown as problem:  # out of a rule that may have begun
+                raise Restart(frame.count, GraphBreak("B114", self.user_stack(), reason=str(problem)), False) from None
             except (RegionEnd, Restart, MagnetoError, MagnetoWarning):
                 raise
             except Exception as error:
@@ -432,6 +437,12 @@ class SymbolicMachine:
 
     def number_input(self, number: trackers.ConstTracker | trackers.HostNumber) -> trackers.NumberInput:
         return self.recorder.number_input(number)
+
+    def size_node(self, tensor: trackers.TensorTracker, method: str, args: tuple[Any, ...], read: Callable[[TensorMeta], int]) -> Tracker:
+        return self.recorder.size_node(tensor, method, args, read)
+
+    def number(self, fn: Callable[..., Any], *args: Tracker) -> Tracker:
+        return self.recorder.number(fn, args)
 
     def known(self, tensor: trackers.TensorTracker) -> Any:
         return self.recorder.known(tensor)

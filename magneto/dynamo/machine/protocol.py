@@ -10,9 +10,13 @@ from magneto.dynamo.guards.source import Source
 from magneto.dynamo.trackers.base import Tracker
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from magneto.dynamo.trackers.constant import ConstTracker
     from magneto.dynamo.trackers.host import HostNumber
     from magneto.dynamo.trackers.lifted import NumberInput
+    from magneto.dynamo.trackers.tensor import TensorTracker
+    from magneto.graph import TensorMeta
 
 
 class Emitter(Protocol):
@@ -26,6 +30,9 @@ class Emitter(Protocol):
 
     def const(self, obj: Any, hint: str = "c") -> str:
         """A literal when exact (int, str, None, tuple of such ...), otherwise a name bound to the object in the function's namespace."""
+
+    def output(self, wanted: fx.Node) -> str:
+        """Name of what the graph gives for a node."""
 
     def held(self, obj: Any, hint: str = "c") -> str:
         """A name bound to this very object."""
@@ -48,6 +55,8 @@ class Machine(Protocol):
 
     steps: int
 
+    unknown_sizes: bool
+    """Whether the graph may hold tensors whose sizes depend on data."""
     wrapped: dict[int, Tracker]
     """Trackers of existing objects, by id."""
     effects: list[tuple[str, tuple[Tracker, ...]]]
@@ -93,6 +102,12 @@ class Machine(Protocol):
 
     def number_input(self, number: ConstTracker | HostNumber) -> NumberInput:
         """The graph input that a changing number becomes; one per number."""
+
+    def size_node(self, tensor: TensorTracker, method: str, args: tuple[Any, ...], read: Callable[[TensorMeta], int]) -> Tracker:
+        """The number that a method of a tensor gives, where it depends on data; `read`: what it is for known sizes."""
+
+    def number(self, fn: Callable[..., Any], *args: Tracker) -> Tracker:
+        """Arithmetic on numbers of which one depends on data."""
 
     def known(self, tensor: Any) -> Any:
         """The real tensor, where the region makes it out of constants alone; None: its numbers depend on data."""

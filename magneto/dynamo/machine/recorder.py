@@ -16,7 +16,19 @@ from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.machine.known import known_value
 from magneto.dynamo.trackers.base import Tracker
-from magneto.graph import DataDependent, FakeResult, TensorMeta, UnsupportedFake, fake_call
+from magneto.graph import (
+    DataDependent,
+    FakeResult,
+    Sizes,
+    SizeUnknown,
+    TensorMeta,
+    UnknownMeta,
+    UnknownNumber,
+    UnsupportedFake,
+    arithmetic,
+    fake_call,
+    fake_probes,
+)
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
@@ -35,6 +47,7 @@ class Recorder:
         self.mutated: set[Tracker] = set()
         self.n_calls = 0
         self.random_nodes: set[fx.Node] = set()
+        self.takes_unknown: bool = machine.unknown_sizes
         self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
@@ -43,7 +56,8 @@ class Recorder:
         self.inference_tensors = self.inference_mode  # whether there may be any
         self.inferences: list[tuple[fx.Node, bool, bool]] = []  # what was entered here, and inference and grad mode before
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
-        self._present: dict[fx.Node, TensorMeta] = {}  # what is known of a node's tensor now: writes in place change it
+        self.sizes = Sizes()
+        self._present: dict[fx.Node, TensorMeta | UnknownNumber] = {}  # what is known of a node's tensor now: writes in place change it
         self._numbers: dict[Any, trackers.NumberInput] = {}
         self._modes_guarded = False
         self._last_placeholder: fx.Node | None = None
@@ -102,18 +116,25 @@ class Recorder:
         fake_args = [_fake(arg, self._present) for arg in fx_args]
         fake_kwargs = {name: _fake(arg, self._present) for name, arg in fx_kwargs.items()}
         fn = getattr(torch.Tensor, target) if method else target
+        settled = None
         try:
             with self.autocast_now():
-                result: FakeResult = fake_call(fn, fake_args, fake_kwargs, grad_enabled=self.grad_mode)
+                try:
+                    result = self._propagate(fn, fake_args, fake_kwargs, tensors, _is_unknown((fake_args, fake_kwargs)))
+                except DataDependent:
+                    settled = self._sizes_settled(args, kwargs)
+                    if settled is None:
+                        result = self._propagate(fn, fake_args, fake_kwargs, tensors, True)
         except DataDependent as problem:
-            settled = self._sizes_settled(args, kwargs)
-            if settled is not None:
-                return self.node(target, *settled, method)
             machine.graph_break("B011", name=_name(target), reason=str(problem))
+        except SizeUnknown as problem:
+            machine.graph_break("B114", reason=f"{_name(target)}: {problem}")
         except (UnsupportedFake, NotImplementedError) as problem:
             machine.graph_break("B013", name=_name(target), reason=str(problem))
         except Exception as error:
             machine.raise_exception(error)
+        if settled is not None:
+            return self.node(target, *settled, method)
         if method:
             node = self.graph.call_method(target, fx_args, fx_kwargs)
         else:
@@ -135,8 +156,36 @@ class Recorder:
             self._join_views(args, kwargs, result, tracked, _name(target) != "detach")
         gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
         for path in mutated:
-            self._mark_mutated(args, kwargs, path, gradient and path[0] in _DIFFERENTIABLE)
+            differentiable = gradient and path[0] in _DIFFERENTIABLE
+            self._refuse_doubtful(_at(args, kwargs, path), differentiable)
+            self._mark_mutated(args, kwargs, path, differentiable)
         return tracked
+
+    def _propagate(self, fn: Any, args: Any, kwargs: Any, tensors: Sequence[trackers.TensorTracker], unknown: bool) -> FakeResult:
+        """What the call gives. `unknown`: some sizes are known at run time only."""
+        if not unknown:
+            return fake_call(fn, args, kwargs, grad_enabled=self.grad_mode)
+        if not self.takes_unknown:
+            raise DataDependent(_name(fn))
+        return fake_probes(fn, args, kwargs, self.sizes, [tensor.node for tensor in tensors], grad_enabled=self.grad_mode)
+
+    def size_node(self, tensor: trackers.TensorTracker, method: str, args: tuple[Any, ...], read: Callable[[TensorMeta], int]) -> Tracker:
+        """See `Machine.size_node`."""
+        meta = tensor.meta
+        assert isinstance(meta, UnknownMeta)
+        node = self.graph.call_method(method, (self.argument(tensor, []), *args))
+        return self._number(node, UnknownNumber(tuple(None if one is None else read(one) for one in meta.probes)))
+
+    def number(self, fn: Callable[..., Any], args: Sequence[Tracker]) -> Tracker:
+        """See `Machine.number`. What is no polynomial is a number of its own: two such results that agree in all probes may differ at run time."""
+        fx_args = tuple(self.argument(trackers.lower(self.machine, arg), []) for arg in args)
+        number = arithmetic(fn, [_fake(arg, self._present) for arg in fx_args], self.sizes, fn in trackers.POLYNOMIAL)
+        return self._number(self.graph.call_function(fn, fx_args), number)
+
+    def _number(self, node: fx.Node, number: UnknownNumber) -> Tracker:
+        node.meta["val"] = number
+        node.meta["stack"] = self.machine.user_stack()
+        return trackers.SizeTracker(node, number)
 
     def _sizes_settled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments with whole numbers in place of the tensors of one number behind the first argument: sizes computed by torch from constants.
@@ -146,7 +195,7 @@ class Recorder:
         def settle(value: Any) -> Any:
             if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
                 return type(value)(settle(item) for item in value)
-            if isinstance(value, trackers.TensorTracker) and not value.meta.shape and value.meta.dtype in _WHOLE:
+            if isinstance(value, trackers.TensorTracker) and not value.meta.ndim and value.meta.dtype in _WHOLE:
                 number = self.known(value)
                 if number is not None:
                     found.append(int(number))
@@ -234,6 +283,11 @@ class Recorder:
             node = self.input_node(value)
             self._present[node] = value.meta
             return node
+        if isinstance(value, trackers.SizeTracker):
+            if value.node.graph is not self.graph:
+                self.machine.graph_break("B114", reason="in a function that is captured apart")
+            self._present[value.node] = value.number
+            return value.node
         if isinstance(value, Tracker):
             self.machine.graph_break("B101", callee="a graph operation", reason=f"argument {value.show()}")
         if isinstance(value, tuple):
@@ -255,6 +309,7 @@ class Recorder:
             memory = value.memory or (value,)
             if any(tensor is shown for tensor in memory for shown in self.shown):
                 self.machine.restart_before("a write", "the tensor has been printed")
+            self._forget_counts(value)
             self.mutated.update(memory)
             if gradient and not value.meta.requires_grad and value.meta.dtype.is_floating_point:
                 value.meta = value.meta.with_(requires_grad=True, is_leaf=False)
@@ -263,6 +318,19 @@ class Recorder:
     def show(self, tracker: trackers.TensorTracker) -> None:
         """The tensor is printed at the region's end: no later operation of the region may write to it."""
         self.shown.append(tracker)
+
+    def _refuse_doubtful(self, value: Any, gradient: bool) -> None:
+        """A write that makes a tensor require gradients: those that share its memory for some sizes only (`contiguous`, `dropout` of what may be empty) may follow."""
+        if gradient and isinstance(value, trackers.TensorTracker) and isinstance(value.meta, UnknownMeta) and value.memory != value.views:
+            raise SizeUnknown("whether two tensors share memory")
+
+    def _forget_counts(self, value: trackers.TensorTracker) -> None:
+        """After a write, a mask selects another number of elements. What comes from outside may share memory in ways that capture does not see."""
+        group = value.memory or (value,)
+        if any(tracker.source is not None for tracker in group):
+            self.sizes.of.clear()
+        for tracker in group:
+            self.sizes.of.pop(tracker.node, None)
 
     def _join_views(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: FakeResult, tracked: Tracker, views: bool) -> None:
         """Tell results that are views of arguments: a later write through one changes what autograd knows of the others."""
@@ -345,7 +413,7 @@ def _at(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...]) -
     return value
 
 
-def _fake(value: Any, present: Mapping[fx.Node, TensorMeta]) -> Any:
+def _fake(value: Any, present: Mapping[fx.Node, Any]) -> Any:
     if isinstance(value, fx.Node):
         return present[value]
     if isinstance(value, tuple):
@@ -358,6 +426,17 @@ def _fake(value: Any, present: Mapping[fx.Node, TensorMeta]) -> Any:
     if isinstance(value, slice):
         return slice(_fake(value.start, present), _fake(value.stop, present), _fake(value.step, present))
     return value
+
+
+def _is_unknown(value: Any) -> bool:
+    """Whether there is a size among nested arguments that only a run knows."""
+    if isinstance(value, (UnknownMeta, UnknownNumber)):
+        return True
+    if isinstance(value, dict):
+        return any(map(_is_unknown, value.values()))
+    if isinstance(value, slice):
+        return _is_unknown((value.start, value.stop, value.step))
+    return isinstance(value, (tuple, list)) and any(map(_is_unknown, value))
 
 
 def _name(target: Any) -> str:

@@ -87,7 +87,8 @@ class RegionEmitter:
         if found is not None:
             return found
         if isinstance(tracker, trackers.TensorTracker) and tracker.source is None:
-            return self._remember(tracker, tracker.emit_made(self, self._output(tracker)))
+            assert tracker.node is not None
+            return self._remember(tracker, tracker.emit_made(self, self.output(tracker.node)))
         if id(tracker) in self._building:
             raise trackers.CannotEmit(tracker)
         self._building.add(id(tracker))
@@ -106,13 +107,13 @@ class RegionEmitter:
         """Whether the region has built this value."""
         return id(tracker) in self._memo
 
-    def _output(self, tracker: trackers.TensorTracker) -> str:
+    def output(self, wanted: fx.Node) -> str:
+        """Name of what the graph gives for a node."""
         for node, name in self.outputs:
-            if node is tracker.node:
+            if node is wanted:
                 return name
-        assert tracker.node is not None
-        name = self.fresh(tracker.node.name)
-        self.outputs.append((tracker.node, name))
+        name = self.fresh(wanted.name)
+        self.outputs.append((wanted, name))
         return name
 
     def _remember(self, tracker: Tracker, text: str) -> str:

@@ -53,6 +53,7 @@ class Context:
     backend: Backend
     backend_name: str = "custom"
     nopython: bool = False
+    unknown_sizes: bool = False  # the backend takes graphs with tensors whose sizes depend on data
     dynamic: bool | None = None
     on_plan: Callable[[RegionPlan], None] | None = None
     plans: list[RegionPlan] = field(default_factory=list)
@@ -226,7 +227,9 @@ def _joins(outer: Any, inner: Any) -> bool:
 def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
     joins = functools.partial(_joins, policy)
     for _ in range(MAX_ATTEMPTS):
-        machine = SymbolicMachine(state, forced, _C.UNBOUND, _C.NULL_, changing, joins, policy.payload.refuted)
+        machine = SymbolicMachine(
+            state, forced, _C.UNBOUND, _C.NULL_, changing, joins, policy.payload.refuted, policy.payload.unknown_sizes
+        )
         try:
             ending = machine.capture()
             return machine, plan_region(machine, ending)

@@ -22,6 +22,7 @@ from magneto.dynamo.trackers import (
     rules_operator,
     rules_output,
     rules_pure,
+    rules_size,
     rules_subscript,
     rules_tensor,
     rules_tensor_index,
@@ -55,8 +56,10 @@ from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.reference import can_be_watched
 from magneto.dynamo.trackers.rules_exception import match_group
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
+from magneto.dynamo.trackers.rules_size import POLYNOMIAL
+from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker, join_memory, join_views, written
-from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument
+from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument, lower
 
 call = call_value
 RULES = (
@@ -79,6 +82,7 @@ RULES = (
     rules_operator,
     rules_output,
     rules_pure,
+    rules_size,
     rules_subscript,
     rules_tensor,
     rules_tensor_index,
@@ -120,10 +124,12 @@ __all__ = [
     "OpaqueTracker",
     "OutsideException",
     "PartialTracker",
+    "POLYNOMIAL",
     "Plain",
     "PyModuleTracker",
     "Raised",
     "SetTracker",
+    "SizeTracker",
     "SliceTracker",
     "TensorTracker",
     "Tracker",
@@ -139,6 +145,7 @@ __all__ = [
     "iterate",
     "join_memory",
     "join_views",
+    "lower",
     "match_group",
     "put_back",
     "next_or_none",

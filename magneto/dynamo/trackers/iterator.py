@@ -622,7 +622,7 @@ def known_items(m: Machine, v: Tracker) -> list[Tracker] | None:
 
 def tensor_rows(m: Machine, v: TensorTracker) -> list[Tracker]:
     """Iteration over a tensor: its first dimension unbound."""
-    if not v.meta.shape:
+    if not v.meta.ndim:
         m.raise_exception(TypeError("iteration over a 0-d tensor"))
     rows = m.node("unbind", [v, 0], {}, method=True)
     assert isinstance(rows, (SequenceTracker, ListTracker))

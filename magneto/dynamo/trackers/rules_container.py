@@ -34,6 +34,7 @@ from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTra
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.plain import plain_all
 from magneto.dynamo.trackers.rules_operator import same, set_algebra, user_method
+from magneto.dynamo.trackers.size import size_at
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -604,9 +605,9 @@ def len_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, DictViewTracker):
         return m.const(v.of.length())
     if isinstance(v, TensorTracker):
-        if not v.meta.shape:
+        if not v.meta.ndim:
             m.raise_exception(TypeError("len() of a 0-d tensor"))
-        return m.const(v.meta.shape[0])
+        return size_at(m, v, 0)
     if isinstance(v, ConstTracker):
         return fold(m, len, (v,), {})
     if isinstance(v, ObjectTracker):

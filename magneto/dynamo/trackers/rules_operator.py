@@ -29,8 +29,10 @@ from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker, payload_of
 from magneto.dynamo.trackers.plain import plain
 from magneto.dynamo.trackers.reference import RefTracker
+from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
+from magneto.graph import UnknownMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -72,7 +74,7 @@ pure(getattr(operator, f"__{name}__", None) for name in ("index", "not_"))
 
 def tensor_operand(v: Tracker) -> bool:
     """Whether torch takes the value beside a tensor."""
-    if isinstance(v, TensorTracker):
+    if isinstance(v, (TensorTracker, SizeTracker)):
         return True
     return isinstance(v, ConstTracker) and (isinstance(v.read(), _NUMBERS) or (is_numpy_scalar(v.value) and hasattr(v.value, "item")))
 
@@ -450,6 +452,13 @@ def same(m: Machine, a: Tracker, b: Tracker) -> bool:
         for v in (a, b):
             v.python_type()
         return False
+    if (
+        isinstance(a, TensorTracker)
+        and isinstance(b, TensorTracker)
+        and a.memory is b.memory is not None
+        and isinstance(a.meta, UnknownMeta)
+    ):
+        m.graph_break("B114", reason="whether an operation returned its argument")  # contiguous(), dropout of what may be empty
     if isinstance(a, TupleTracker) and isinstance(b, TupleTracker) and a.cls is b.cls is tuple and not a.length() and not b.length():
         return True
     if isinstance(a, (FunctionTracker, BuiltinTracker, ClassTracker)) and a.obj is not MISSING:
@@ -501,7 +510,7 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
     if isinstance(v, TensorTracker):
         value = m.known(v)
         return None if value is None else bool(value)
-    if isinstance(v, HostNumber) or (isinstance(v, ArrayTracker) and v.number):
+    if isinstance(v, (HostNumber, SizeTracker)) or (isinstance(v, ArrayTracker) and v.number):
         return None
     if isinstance(v, ArrayTracker) and v.real is not None:
         try:

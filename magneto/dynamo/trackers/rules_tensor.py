@@ -14,7 +14,8 @@ from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_tensor_state import LEGACY
-from magneto.dynamo.trackers.tensor import TensorTracker, size_of
+from magneto.dynamo.trackers.size import size_at, sizes_of
+from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import TENSOR_BASE
 from magneto.graph.meta import TensorMeta
 
@@ -30,7 +31,7 @@ def _const_int(m: Machine, v: Tracker) -> int:
 
 
 def _dim(m: Machine, meta: TensorMeta, dim: Tracker) -> int:
-    index, rank = _const_int(m, dim), len(meta.shape)
+    index, rank = _const_int(m, dim), meta.ndim
     if not -max(rank, 1) <= index < max(rank, 1):
         low, high = -max(rank, 1), max(rank, 1) - 1
         m.raise_exception(IndexError(f"Dimension out of range (expected to be in range of [{low}, {high}], but got {index})"))
@@ -45,8 +46,8 @@ def method(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @method("size")
 def size(m: Machine, v: TensorTracker, dim: Tracker | None = None) -> Tracker:
     if dim is None or (isinstance(dim, ConstTracker) and dim.read() is None):
-        return size_of(m, v.meta.shape)
-    return m.const(v.meta.shape[_dim(m, v.meta, dim)])
+        return sizes_of(m, v)
+    return size_at(m, v, _dim(m, v.meta, dim))
 
 
 def _check_layout(m: Machine, v: TensorTracker) -> None:
@@ -75,10 +76,8 @@ def is_contiguous(m: Machine, v: TensorTracker, memory_format: Tracker | None = 
 
 
 METHODS: dict[str, Callable[[TensorMeta], Any]] = {
-    "dim": lambda t: len(t.shape),
-    "ndimension": lambda t: len(t.shape),
-    "numel": lambda t: t.numel,
-    "nelement": lambda t: t.numel,
+    "dim": lambda t: t.ndim,
+    "ndimension": lambda t: t.ndim,
     "element_size": lambda t: t.dtype.itemsize,
     "is_floating_point": lambda t: t.dtype.is_floating_point,
     "is_complex": lambda t: t.dtype.is_complex,
@@ -89,7 +88,7 @@ METHODS: dict[str, Callable[[TensorMeta], Any]] = {
     "has_names": lambda t: False,
     "storage_offset": lambda t: t.storage_offset,
     "get_device": lambda t: -1 if t.device.type == "cpu" else t.device.index,
-    "dense_dim": lambda t: len(t.shape),
+    "dense_dim": lambda t: t.ndim,
     "sparse_dim": lambda t: 0,
 }
 """Methods without arguments that are constants of the metadata."""

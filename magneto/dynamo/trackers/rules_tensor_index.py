@@ -27,13 +27,13 @@ def known_index(m: Machine, key: Tracker) -> Tracker:
     """The index as torch takes it. Boolean masks select a number of elements known only at run time, unless the mask is known."""
     if isinstance(key, TupleTracker) and key.cls is tuple:
         return TupleTracker([known_index(m, part) for part in key.items(m)])
-    if isinstance(key, TensorTracker) and (not key.meta.shape or key.meta.dtype in (torch.bool, torch.uint8)):
+    if isinstance(key, TensorTracker) and (not key.meta.ndim or key.meta.dtype in (torch.bool, torch.uint8)):
         value = m.known(key)
         if value is not None and value.dtype in (torch.bool, torch.uint8) and value.ndim:
             return _by_number(m, value)
         if value is not None:
             return m.const(value.item())
-        if key.meta.dtype in (torch.bool, torch.uint8):
+        if key.meta.dtype in (torch.bool, torch.uint8) and not (m.unknown_sizes and key.meta.ndim and key.meta.dtype is torch.bool):
             m.graph_break("B105", operation="indexing with a boolean mask")
     if isinstance(key, ConstTracker) and isinstance(key.read(), range):
         return ListTracker([m.const(i) for i in key.read()])

@@ -119,7 +119,7 @@ def _flatten(m: Machine, v: Tracker) -> tuple[list[Tracker], tuple[int, ...]]:
         shapes = {shape for _, shape in parts}
         if len(shapes) == 1:
             return [leaf for leaves, _ in parts for leaf in leaves], (len(parts), *shapes.pop())
-    elif isinstance(v, TensorTracker) and not v.meta.shape or isinstance(v, ConstTracker) and type(v.read()) in (int, float, bool):
+    elif isinstance(v, TensorTracker) and not v.meta.ndim or isinstance(v, ConstTracker) and type(v.read()) in (int, float, bool):
         return [v], ()
     m.graph_break("B102", operation="torch.tensor of tensors")
 

@@ -20,6 +20,7 @@ from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.rules_tensor import METHODS
+from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import TensorTracker, size_of
 from magneto.dynamo.trackers.torch_calls import lower
 
@@ -43,7 +44,7 @@ def _meta_function(name: str) -> None:
             return m.const(METHODS[name](v.meta))
 
 
-for _name in ("is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "numel"):
+for _name in ("is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg"):
     _meta_function(_name)
 
 
@@ -65,7 +66,14 @@ def is_same_size(m: Machine, a: TensorTracker, b: TensorTracker) -> Tracker:
 
 @rule(torch.result_type, Tracker, Tracker)
 def result_type(m: Machine, a: Tracker, b: Tracker) -> Tracker:
-    values = [torch.empty((1,) * len(v.meta.shape), dtype=v.meta.dtype) if isinstance(v, TensorTracker) else lower(m, v) for v in (a, b)]
+    values = [
+        torch.empty((1,) * v.meta.ndim, dtype=v.meta.dtype)
+        if isinstance(v, TensorTracker)
+        else v.number.probes[0]
+        if isinstance(v, SizeTracker)
+        else lower(m, v)
+        for v in (a, b)
+    ]
     return m.const(torch.result_type(*values))
 
 
@@ -163,14 +171,14 @@ if torch.distributed.is_available():
 
 @rule((torch.where, torch.Tensor.where), TensorTracker)
 def where(m: Machine, condition: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    if not args and not kwargs:
+    if not args and not kwargs and not m.unknown_sizes:
         m.graph_break("B105", operation="torch.where(condition)")
     return NotImplemented
 
 
 @rule((torch.repeat_interleave, torch.Tensor.repeat_interleave), TensorTracker, TensorTracker)
 def repeat_interleave(m: Machine, v: Tracker, repeats: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    if "output_size" not in kwargs:
+    if "output_size" not in kwargs and not m.unknown_sizes:
         m.graph_break("B105", operation="torch.repeat_interleave with a tensor of counts")
     return NotImplemented
 

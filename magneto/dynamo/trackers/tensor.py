@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, held
+from magneto.dynamo.trackers.size import numel_of, sizes_of
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ class TensorTracker(Tracker):
     def show(self) -> str:
         where = self.source.text() if self.source else (self.node.name if self.node is not None else "")
         dtype = str(self.meta.dtype).removeprefix("torch.")
-        return f"{self.cls.__name__} {where} {dtype}{list(self.meta.shape)}"
+        return f"{self.cls.__name__} {where} {dtype}{self.meta.shown_sizes()}"
 
 
 class MadeInput(TensorTracker):
@@ -148,20 +150,19 @@ def written(tensor: TensorTracker) -> None:
 
 
 META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {
-    "ndim": lambda t: len(t.shape),
+    "ndim": lambda t: t.ndim,
     "dtype": lambda t: t.dtype,
     "device": lambda t: t.device,
     "requires_grad": lambda t: t.requires_grad,
     "is_leaf": lambda t: t.is_leaf,
     "layout": lambda t: torch.strided,
     "itemsize": lambda t: t.dtype.itemsize,
-    "nbytes": lambda t: t.nbytes,
     "is_sparse": lambda t: False,
     "is_sparse_csr": lambda t: False,
     "is_quantized": lambda t: False,
     "is_nested": lambda t: False,
     "is_mkldnn": lambda t: False,
-    **({"names": lambda t: (None,) * len(t.shape)} if hasattr(torch.Tensor, "names") else {}),
+    **({"names": lambda t: (None,) * t.ndim} if hasattr(torch.Tensor, "names") else {}),
     **{
         f"is_{kind}": (lambda t, kind=kind: t.device.type == kind)  # type: ignore[misc]
         for kind in ("cpu", "cuda", "meta", "mps", "xla", "xpu", "ipu", "maia", "mtia", "vulkan")
@@ -181,9 +182,11 @@ def size_of(m: Machine, shape: tuple[int, ...]) -> TupleTracker:
 def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
     """`v.name`, None for what the tensor does not have."""
     if name == "shape":
-        return size_of(m, v.meta.shape)
+        return sizes_of(m, v)
     if name in v.attrs:
         return v.attrs[name]
+    if name == "nbytes":
+        return m.apply(operator.mul, numel_of(m, v), m.const(v.meta.dtype.itemsize))
     if name in ("is_leaf", "grad_fn"):
         guard_leaf(m, v)
     computed = META_ATTRS.get(name)
@@ -286,7 +289,7 @@ def _grad(m: Machine, v: TensorTracker) -> Tracker | None:
 
 
 def _transposed(m: Machine, v: TensorTracker) -> Tracker:
-    n = len(v.meta.shape)
+    n = v.meta.ndim
     if n == 2:
         return m.node("t", [v], {}, method=True)
     return m.node("permute", [v, *range(n - 1, -1, -1)], {}, method=True) if n else v

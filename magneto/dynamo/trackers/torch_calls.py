@@ -20,6 +20,7 @@ from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import OpaqueTracker, payload_of
+from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import TensorTracker, rebind
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ class Plain:
 
 
 def lower(m: Machine, v: Tracker) -> Any:
-    """The graph argument of a tracker: nested Python values whose only tracker leaves are TensorTrackers."""
-    if isinstance(v, TensorTracker):
+    """The graph argument of a tracker: nested Python values whose only tracker leaves are TensorTrackers and SizeTrackers."""
+    if isinstance(v, (TensorTracker, SizeTracker)):
         return v
     if isinstance(v, ConstTracker):
         return plain_number(v.read())
@@ -132,7 +133,7 @@ def plain_number(value: Any) -> Any:
 def graph_argument(m: Machine, v: Tracker) -> Any:
     """`lower`, with plain values marked."""
     found = lower(m, v)
-    return found if isinstance(found, (TensorTracker, list, tuple, dict, slice)) else Plain(found)
+    return found if isinstance(found, (TensorTracker, SizeTracker, list, tuple, dict, slice)) else Plain(found)
 
 
 def element(m: Machine, value: Any, step: Any) -> Any:

@@ -1,0 +1,64 @@
+"""SizeTracker: a Python number that the graph computes, because it depends on how many elements an operation found.
+
+`x[mask].shape[0]`, and what arithmetic makes of it (`rules_size.py`). As an operand it is a node of the graph; a branch on it is a break; outside the region it is the
+number that the graph gives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.container import TupleTracker
+from magneto.graph.unknown import UnknownMeta, UnknownNumber
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from magneto.dynamo.machine.protocol import Emitter, Machine
+    from magneto.dynamo.trackers.tensor import TensorTracker
+
+
+class SizeTracker(Tracker):
+    """`node` gives the number; `number` is what is known of it."""
+
+    __slots__ = ("node", "number")
+    shared = False
+    unknown = True
+
+    def __init__(self, node: fx.Node, number: UnknownNumber) -> None:
+        super().__init__()
+        self.node = node
+        self.number = number
+
+    def python_type(self) -> type:
+        return self.number.type
+
+    def emit(self, em: Emitter) -> str:
+        return em.output(self.node)
+
+    def show(self) -> str:
+        return f"{self.node.name}, a size that depends on data"
+
+
+def sizes_of(m: Machine, v: TensorTracker) -> TupleTracker:
+    """`v.shape`."""
+    found = [size_at(m, v, dim) if size is None else m.const(size) for dim, size in enumerate(v.meta.sizes())]
+    return TupleTracker(found, torch.Size)
+
+
+def size_at(m: Machine, v: TensorTracker, dim: int) -> Tracker:
+    """`v.size(dim)`."""
+    size = v.meta.sizes()[dim]
+    if size is not None:
+        return m.const(size)
+    return m.size_node(v, "size", (dim,), lambda meta: meta.shape[dim])
+
+
+def numel_of(m: Machine, v: TensorTracker) -> Tracker:
+    """`v.numel()`."""
+    if isinstance(v.meta, UnknownMeta) and None in v.meta.sizes():
+        return m.size_node(v, "numel", (), lambda meta: meta.numel)
+    return m.const(v.meta.numel)

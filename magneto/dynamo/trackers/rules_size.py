@@ -18,11 +18,13 @@ from magneto.dynamo.trackers.tensor import TensorTracker
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
-POLYNOMIAL = frozenset((operator.add, operator.sub, operator.mul, operator.neg, operator.iadd, operator.isub, operator.imul))
+POLYNOMIAL: frozenset[Any] = frozenset(
+    (operator.add, operator.sub, operator.mul, operator.neg, operator.iadd, operator.isub, operator.imul)
+)
 """Operations whose result may serve as a size like the operands: two such sizes agree by accident only. The result of any other is a number of its own."""
 
 _BINARY: set[Any] = {getattr(operator, name) for name in "floordiv truediv mod pow lt le gt ge eq ne".split()} | {min, max}
-_IN_PLACE = {operator.ifloordiv: operator.floordiv, operator.itruediv: operator.truediv, operator.imod: operator.mod}
+_IN_PLACE: dict[Any, Any] = {operator.ifloordiv: operator.floordiv, operator.itruediv: operator.truediv, operator.imod: operator.mod}
 _OTHERS: list[Any] = [operator.imatmul, operator.matmul, operator.ipow, divmod]
 _OTHERS += [getattr(operator, name) for name in "lshift rshift and_ or_ xor ilshift irshift iand ior ixor".split()]
 _UNARY: tuple[Any, ...] = (
@@ -67,8 +69,8 @@ def _foreign(m: Machine, fn: Any, a: Tracker, b: Tracker) -> Any:
     m.graph_break("B104", operation=fn.__name__, value=size.show())
 
 
-for _fn in _BINARY | POLYNOMIAL - {operator.neg}:
-    _binary(_fn, _fn)
+for _same in _BINARY | POLYNOMIAL - {operator.neg}:
+    _binary(_same, _same)
 for _fn, _target in _IN_PLACE.items():
     _binary(_fn, _target)
 for _other in _OTHERS:

@@ -109,8 +109,12 @@ class _Export:
     def build(self, aten_graph: bool) -> fx.GraphModule:
         machine, value = self.plan.machine, self.plan.ending.value
         assert value is not None
+        if machine.draws:
+            raise UserError("U006", function="export", reason=f"a graph cannot make the call {machine.draws[0].show()}")
         for node, tracker in machine.recorder.inputs:
             self.env[node] = self.tensor(tracker.obj, node.name)
+            if isinstance(tracker, trackers.MadeInput):  # a constant: the program makes it anew at each call
+                self.env[node] = self.graph.call_method("clone", (self.env[node],))
         if self.plan.gm is not None and aten_graph:
             self._aten(self.plan.gm)
         elif self.plan.gm is not None:

@@ -17,12 +17,13 @@ from magneto import _C
 from tests.compare import Capturing, assert_equal
 from tests.python.programs import X
 
+T = torch.Generator()
 R, G, S = random.Random(5), np.random.default_rng(7), np.random.RandomState(8)
 CASES: list[Any] = []
 
 
 def states() -> list[str]:
-    found = [random.getstate(), R.getstate(), torch.get_rng_state().tolist(), G.bit_generator.state]
+    found = [random.getstate(), R.getstate(), torch.get_rng_state().tolist(), T.get_state().tolist(), G.bit_generator.state]
     return [repr(state) for state in (*found, *[s.get_state(legacy=False)["state"] for s in (S, np.random.mtrand._rand)])]
 
 
@@ -30,6 +31,7 @@ def seed_all(n: int) -> None:
     np.random.seed(n)
     random.seed(n)
     torch.manual_seed(n)
+    T.manual_seed(n + 1)
     R.seed(n)
     G.bit_generator.state = np.random.default_rng(n).bit_generator.state
     S.seed(n)
@@ -205,6 +207,87 @@ def an_error_is_eagers(x):
         return str(error), x + 1, np.random.rand()
 
 
+@add()
+def torch_is_seeded(x):
+    torch.manual_seed(3)
+    return torch.rand(3) + x[0, 0], torch.nn.functional.dropout(x), torch.initial_seed()
+
+
+@add(graphs=2, breaks=1)
+def torch_is_seeded_in_between(x):
+    a = torch.rand(2)
+    torch.manual_seed(3)
+    return a, torch.rand(3), x + 1
+
+
+@add()
+def torch_is_seeded_at_the_end(x):
+    a = torch.rand(2)
+    torch.manual_seed(3)
+    return a, x + 1
+
+
+@add()
+def generators_of_torch(x):
+    y = x.clone()
+    y.uniform_(0, 1, generator=T)
+    device = torch.device(T.device)
+    return (
+        torch.rand(3, generator=T),
+        torch.randint(5, (2,), generator=T),
+        torch.normal(0.0, 1.0, (2,), generator=T),
+        y,
+        x + 1,
+        device,
+        torch.rand(2, generator=None),
+    )
+
+
+@add()
+def new_generators_of_torch(x):
+    g = torch.Generator().manual_seed(5)
+    return torch.rand(3, generator=g), torch.randperm(4, generator=g), x.clone().normal_(generator=g), x + 1
+
+
+@add()
+def a_generator_of_torch_is_seeded(x):
+    T.manual_seed(7)
+    return torch.rand(3, generator=T) + x[0, 0], T.initial_seed()
+
+
+@add()
+def the_default_generator_by_name(x):
+    return torch.rand(3), torch.rand(3, generator=torch.default_generator), x + 1
+
+
+@add(graphs=2, breaks=1)
+def a_forked_stream(x):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        a = torch.rand(3)
+    return a, torch.rand(2), x + 1
+
+
+@add()
+def a_forked_stream_at_the_end(x):
+    with torch.random.fork_rng():
+        a = torch.rand(3)
+    return a, x + 1
+
+
+@add(graphs=0)
+def a_state_of_torch(x):
+    state = T.get_state()
+    a = torch.rand(2, generator=T)
+    T.set_state(state)
+    return a, torch.rand(2, generator=T), state
+
+
+@add(breaks=1)
+def numbers_that_depend_on_data(x):
+    return x + 1, torch.bernoulli(x.abs() / 2, generator=T)
+
+
 class Own(random.Random):
     def random(self):
         return 0.25
@@ -285,6 +368,57 @@ def test_the_global_generator_as_argument_is_known_by_its_seed():
     assert_equal(compiled(X, generators[0]), fn(X, generators[1]))
     assert_equal(compiled(X, generators[0]), fn(X, generators[1]))
     assert generators[0].getstate() == generators[1].getstate()
+
+
+def test_the_default_generator_as_argument():
+    def fn(x, generator):
+        a = torch.rand(2)
+        b = torch.rand(2, generator=generator)
+        return a, b, torch.rand(2), x + 1
+
+    compiled = magneto.optimize(Capturing())(fn)
+    for generator in (T, torch.default_generator, torch.Generator().manual_seed(3), None):
+        seed_all(1)
+        state = generator.get_state() if generator is not None else None
+        expected = fn(X, generator)
+        seed_all(1)
+        if generator is not None and generator is not torch.default_generator:
+            generator.set_state(state)
+        assert_equal(compiled(X, generator), expected)
+
+
+def test_a_seeded_region_that_fails():
+    def fn(x):
+        torch.manual_seed(5)
+        a = torch.rand(2)
+        T.manual_seed(6)
+        b = torch.rand(2, generator=T)
+        return a, b, x[torch.tensor([7]) + (x.sum() * 0).long()]
+
+    compiled = magneto.optimize(Capturing())(fn)
+    for _ in range(2):
+        seed_all(1)
+        with pytest.raises(IndexError):
+            fn(X)
+        expected = states()
+        seed_all(1)
+        with pytest.raises(IndexError):
+            compiled(X)
+        assert states() == expected
+
+
+def test_known_arrays_are_exported_and_draws_are_not():
+    def fn(x):
+        a = np.arange(4, dtype=np.float32)
+        t = torch.from_numpy(a)
+        t.add_(x[0])
+        return t * 2
+
+    exported, _ = magneto.export(fn, X)
+    for _ in range(2):
+        assert_equal(exported(X), fn(X))
+    with pytest.raises(magneto.UserError, match="rand"):
+        magneto.export(lambda x: x * np.random.rand(), X)
 
 
 def test_a_changed_function_is_another_program(monkeypatch):

@@ -78,7 +78,8 @@ class SymbolicMachine:
         self.streams: dict[
             int, Any
         ] = {}  # copies of the random generators whose state is known, by the id of the generator (trackers.draw)
-        self.draws: list[Tracker] = []  # random numbers that the region draws at each call
+        self.draws: list[trackers.HostCall] = []  # calls that the region makes before its graph: random numbers, for the most part
+        self.random_closed = False  # the default generator of torch is set behind the graph
         self.overriding = False  # a class with __torch_function__ has been met
         self.functions_off = 0 if torch._C._is_torch_function_enabled() else 1
         self.count = 0

@@ -135,6 +135,8 @@ class Recorder:
             machine.raise_exception(error)
         if settled is not None:
             return self.node(target, *settled, method)
+        if result.random and machine.random_closed:
+            machine.graph_break("B101", callee=_name(target), reason="random numbers behind a seed that follows other random numbers")
         if method:
             node = self.graph.call_method(target, fx_args, fx_kwargs)
         else:

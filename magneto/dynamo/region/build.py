@@ -56,6 +56,7 @@ _BASE = {
     "match_group": runtime.match_group,
     "left_of_group": getattr(_C, "left_of_group", None),
     "put_back": trackers.put_back,
+    "seed_torch": torch.manual_seed,
     "clean": runtime.clean,
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
@@ -152,7 +153,7 @@ class _Builder:
 
     def _undone(self, lines: list[str]) -> list[str]:
         """What comes before the effects, in a region that draws random numbers: when it fails, the generators are put back."""
-        owners = list(dict.fromkeys(self.em.value(draw.owner) for draw in self.machine.draws if isinstance(draw, trackers.Draw)))
+        owners = list(dict.fromkeys(self.em.value(owner) for call in self.machine.draws for owner in call.owners))
         if not owners or (len(lines) == len(self.machine.draws)):
             return lines
         self.em.namespace["Streams"] = runtime.Streams
@@ -228,6 +229,8 @@ class _Builder:
 
     def _input(self, tracker: trackers.TensorTracker) -> str:
         """What the graph is given for one of its placeholders."""
+        if isinstance(tracker, trackers.MadeInput):
+            return self.em.made(tracker)
         return tracker.graph_input(self.em) if isinstance(tracker, trackers.TensorTracker) else self.em.source(tracker.source)
 
     def _guard_distinct(self) -> None:

@@ -44,6 +44,7 @@ class RegionEmitter:
         self._alive: list[Tracker] = []
         self._consts: dict[int, str] = {}
         self._building: set[int] = set()
+        self._made: dict[int, str] = {}
 
     # -- names and constants
 
@@ -86,6 +87,8 @@ class RegionEmitter:
         found = self._memo.get(id(tracker))
         if found is not None:
             return found
+        if isinstance(tracker, trackers.MadeInput) and (tracker.node is None or tracker.node.op == "placeholder"):
+            return self.made(tracker)
         if isinstance(tracker, trackers.TensorTracker) and tracker.source is None:
             assert tracker.node is not None
             return self._remember(tracker, tracker.emit_made(self, self.output(tracker.node)))
@@ -106,6 +109,13 @@ class RegionEmitter:
     def emitted(self, tracker: Tracker) -> bool:
         """Whether the region has built this value."""
         return id(tracker) in self._memo
+
+    def made(self, tracker: trackers.MadeInput) -> str:
+        """The tensor that the region makes for an input of the graph."""
+        name = self._made.get(id(tracker))
+        if name is None:
+            name = self._made[id(tracker)] = self.early(tracker.graph_input(self), "made")
+        return name
 
     def output(self, wanted: fx.Node) -> str:
         """Name of what the graph gives for a node."""

@@ -15,6 +15,7 @@ from magneto.dynamo.trackers import (
     rules_copy,
     rules_deque,
     rules_exception,
+    rules_generator,
     rules_iterate,
     rules_methods,
     rules_number,
@@ -40,7 +41,7 @@ from magneto.dynamo.trackers.construct import call_value
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, NamedTupleTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.context import GradModeTracker, context_methods
 from magneto.dynamo.trackers.dispatch import apply
-from magneto.dynamo.trackers.draw import Draw, put_back
+from magneto.dynamo.trackers.draw import HostCall, put_back
 from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.host import HostNumber
@@ -75,6 +76,7 @@ RULES = (
     rules_copy,
     rules_deque,
     rules_exception,
+    rules_generator,
     rules_iterate,
     rules_methods,
     rules_number,
@@ -107,11 +109,11 @@ __all__ = [
     "DequeTracker",
     "DictTracker",
     "DictViewTracker",
-    "Draw",
     "ExceptionTracker",
     "FunctionTracker",
     "GeneratorTracker",
     "GradModeTracker",
+    "HostCall",
     "HostNumber",
     "ItemTracker",
     "ListTracker",

@@ -160,6 +160,7 @@ _TRANSPARENT = (
     contextvars.ContextVar,
     property,
     torch.finfo,
+    torch.Generator,
     torch.iinfo,
     types.GenericAlias,
     types.UnionType,

@@ -77,6 +77,8 @@ def state_of(generator: Any) -> Any:
     """What `put_back` takes."""
     if isinstance(generator, random.Random):
         return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
     return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state(legacy=False)
 
 
@@ -90,14 +92,35 @@ def put_back(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-class Draw(Tracker):
-    """One call of a generator's method at run time. `example`: what a copy of the generator gives."""
+class HostCall(Tracker):
+    """One call at run time, before the graph: `template` over `operands`. `example`: what it might give; `owners`: generators whose state it changes."""
 
-    __slots__ = ("args", "example", "kwargs", "method", "owner")
+    __slots__ = ("example", "operands", "owners", "template")
+
+    def __init__(self, template: str, operands: Sequence[Tracker], example: Any, owners: Sequence[Tracker] = ()) -> None:
+        super().__init__()
+        self.template, self.operands, self.example, self.owners = template, tuple(operands), example, tuple(owners)
+
+    def emit(self, em: Emitter) -> str:
+        return em.early(self.template.format(*[em.value(operand) for operand in self.operands]), "drawn")
+
+    def show(self) -> str:
+        return self.template.format(*[operand.show() for operand in self.operands])
+
+
+def host_calls_allowed(m: Machine) -> bool:
+    """Not in a body that may run several times."""
+    return not hasattr(m.recorder, "around")  # type: ignore[attr-defined]
+
+
+class Draw(HostCall):
+    """One call of a generator's method. `example`: what a copy of the generator gives."""
+
+    __slots__ = ("args", "kwargs", "method", "owner")
 
     def __init__(self, owner: Tracker, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], example: Any) -> None:
-        super().__init__()
-        self.owner, self.method, self.args, self.kwargs, self.example = owner, method, tuple(args), dict(kwargs), example
+        super().__init__("", (), example, (owner,))
+        self.owner, self.method, self.args, self.kwargs = owner, method, tuple(args), dict(kwargs)
 
     def emit(self, em: Emitter) -> str:
         texts = [em.const(arg.value, "argument") if isinstance(arg, Const) else em.value(arg) for arg in self.args]
@@ -205,8 +228,8 @@ def call_generator(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping
     name = PYTHON_METHODS.get(fn) if cls is random.Random else getattr(fn, "__name__", "")
     if name is None or getattr(cls, name, None) is not fn or name.startswith("_"):
         return NotImplemented
-    if hasattr(m.recorder, "around"):  # type: ignore[attr-defined]
-        return NotImplemented  # a body that may run several times
+    if not host_calls_allowed(m):
+        return NotImplemented
     if name == "seed":
         return _seed(m, owner, args[1:], kwargs)
     if name in _STATE:

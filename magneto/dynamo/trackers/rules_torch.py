@@ -77,7 +77,7 @@ def result_type(m: Machine, a: Tracker, b: Tracker) -> Tracker:
     return m.const(torch.result_type(*values))
 
 
-@rule((torch.manual_seed, torch.seed, torch.set_rng_state, torch.get_rng_state, torch.random.fork_rng))
+@rule((torch.manual_seed, torch.seed))
 def random_state(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """The random stream is eager's; what reads or sets its state stands between two graphs."""
     m.graph_break("B101", callee="a function of torch.random", reason="it reads or sets the state of the random stream")
@@ -160,6 +160,8 @@ for _fn in (
     torch.get_num_threads,
     torch.is_anomaly_enabled,
     torch.xpu.is_available,
+    torch.accelerator.current_accelerator,
+    torch.accelerator.is_available,
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
     threading.get_ident,

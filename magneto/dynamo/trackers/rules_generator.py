@@ -6,17 +6,20 @@ operations: it is seeded or asked before the first of them; what sets it behind 
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held
+from magneto.dynamo.guards.source import Held, Source
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.build import FUNCTION_BUILDERS
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, rule
 from magneto.dynamo.trackers.draw import HostCall, host_calls_allowed
+from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.object import OpaqueTracker
 from magneto.dynamo.trackers.plain import plain
@@ -140,7 +143,22 @@ def initial_seed(m: Machine, v: OpaqueTracker) -> Any:
     return HostNumber(1, "{}", [_host(m, v, "{}.initial_seed()", [v], 1)])
 
 
-@rule(torch.manual_seed, ConstTracker)
+_SEED = torch.random.manual_seed
+
+
+def _wrap_manual_seed(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:
+    """torch.manual_seed, which is a wrapper of torch.random's own once torch's compiler has been imported."""
+    if obj is not _SEED and not (obj.__name__ == "manual_seed" and getattr(obj, "__wrapped__", None) is _SEED):
+        return None
+    if not isinstance(source, Held):
+        m.guard(Kind.ID_IS, source, obj)
+    return BuiltinTracker(_SEED, source)
+
+
+FUNCTION_BUILDERS.append(_wrap_manual_seed)
+
+
+@rule(_SEED, ConstTracker)
 def default_seed(m: Machine, seed: ConstTracker) -> Any:
     """On a machine with CPUs alone: all other devices have nothing to seed."""
     if torch.accelerator.is_available() or type(seed.read()) not in (int, bool, float):

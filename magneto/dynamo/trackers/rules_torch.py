@@ -77,7 +77,7 @@ def result_type(m: Machine, a: Tracker, b: Tracker) -> Tracker:
     return m.const(torch.result_type(*values))
 
 
-@rule((torch.random.manual_seed, torch.manual_seed, torch.seed))
+@rule((torch.random.manual_seed, torch.seed))
 def random_state(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """The random stream is eager's; what reads or sets its state stands between two graphs."""
     m.graph_break("B101", callee="a function of torch.random", reason="it reads or sets the state of the random stream")

@@ -44,8 +44,9 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         tensors = _require_grad(tracing, tensors, leaves)
         with tracing.mode:
             value = run_captured(gm, tracing, tensors)
+        value, spent = _without_freed(gm, value)
         collector, signature = describe(gm, tracing, tensors, value)
-        signature = replace(signature, training=True, effects=True)
+        signature = replace(signature, training=True, effects=True, spent=spent)
         differentiable = tuple(sorted(collector.carriers))
         mode = tracing.mode
         results = tuple(collector.results)
@@ -54,6 +55,16 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
     signature = replace(signature, n_constants=len(constants))
     gradients += (None,) * len(mode.literals)
     return JointGraph(mode.graph, signature, constants, results, differentiable, tangents, gradients, name)
+
+
+def _without_freed(gm: fx.GraphModule, value: Any) -> tuple[Any, tuple[int, ...]]:
+    """The outputs, those cut off from autograd whose graph a backward inside has freed; and which these are."""
+    freed = [
+        k for k in gm.meta.get("magneto", {}).get("spent_outputs", ()) if isinstance(value[k], torch.Tensor) and value[k].requires_grad
+    ]
+    if not freed:
+        return value, ()
+    return tuple(item.detach() if k in freed else item for k, item in enumerate(value)), tuple(freed)
 
 
 def _require_grad(tracing: Tracing, tensors: list[Any], leaves: dict[int, torch.Tensor]) -> list[Any]:

@@ -60,7 +60,8 @@ class Signature:
     """The functional graph takes `n_inputs` inputs of the caller and then `n_constants` constants, and returns `n_results` tensors.
 
     `single`: the captured graph returned one value instead of a tuple. `training`: results may require grad, so that aliases and write-backs
-    are recorded by autograd. `effects`: the graph must be called even for no results (it draws random numbers).
+    are recorded by autograd. `effects`: the graph must be called even for no results (it draws random numbers). `spent`: outputs that require grad
+    and whose backward has run inside already.
     """
 
     n_inputs: int
@@ -72,6 +73,7 @@ class Signature:
     training: bool = False
     effects: bool = True
     overlap_checks: tuple[tuple[int, int, int, int], ...] = ()  # (written input, its bytes, other input, its bytes)
+    spent: tuple[int, ...] = ()
 
     @property
     def trivial(self) -> bool:
@@ -80,5 +82,6 @@ class Signature:
             not self.mutations
             and not self.n_constants
             and not self.single
+            and not self.spent
             and self.outputs == tuple(Result(i) for i in range(self.n_results))
         )

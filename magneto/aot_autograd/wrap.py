@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Signature, Value
+from magneto.aot_autograd.spent import spent
 from magneto.aot_autograd.views import METHODS, ViewStep, aten
 from magneto.base.text import compile_source
 
@@ -126,7 +127,7 @@ class Writer:
         """The returned expression; equal outputs are one object."""
         names: dict[Any, str] = {}
         parts = []
-        for output in self.signature.outputs:
+        for k, output in enumerate(self.signature.outputs):
             if isinstance(output, Alias):
                 key = (output.base, output.number)
                 if key not in names:
@@ -135,6 +136,9 @@ class Writer:
                 parts.append(names[key])
             else:
                 parts.append(self.plain(output))
+            if k in self.signature.spent:
+                self.namespace["spent"] = spent
+                parts[-1] = f"spent({parts[-1]})"
         if self.signature.single:
             return parts[0]
         return "(" + "".join(part + ", " for part in parts) + ")"

@@ -84,9 +84,13 @@ def choose_layout(unit: Unit) -> Unit:
 
 def cut_joint_graph(unit: Unit) -> Unit:
     """Forward and backward apart, with the least memory kept between them."""
-    assert unit.joint is not None
-    cut = partition(unit.joint)
-    return replace(unit, cut=cut, aten=AtenGraph(cut.forward, unit.joint.signature, unit.joint.constants, unit.name))
+    joint = unit.joint
+    assert joint is not None
+    if not joint.tangents:  # nothing flows back into the region: what there was to differentiate, it has differentiated itself
+        joint.graph.output(joint.results)
+        return replace(unit, aten=AtenGraph(joint.graph, joint.signature, joint.constants, unit.name))
+    cut = partition(joint)
+    return replace(unit, cut=cut, aten=AtenGraph(cut.forward, joint.signature, joint.constants, unit.name))
 
 
 def decompose_to_prims(unit: Unit) -> Unit:
@@ -122,7 +126,9 @@ def wrap_compiled(unit: Unit) -> Unit:
 
 def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     """One autograd function round the compiled forward and a backward that is compiled when it is first called."""
-    assert unit.compiled is not None and unit.joint is not None and unit.cut is not None
+    assert unit.compiled is not None and unit.joint is not None
+    if unit.cut is None:
+        return unit
     graph, name = unit.cut.backward, f"{unit.name}_backward"
 
     def build_backward() -> Compiled:

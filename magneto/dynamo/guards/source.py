@@ -133,7 +133,9 @@ class Item(Source):
     key: Any
 
     def text(self) -> str:
-        return f"{self.of.text()}[{self.key!r}]"
+        key = self.key
+        plain = isinstance(key, (str, bytes, int, float, complex, tuple, frozenset, type(None)))
+        return f"{self.of.text()}[{repr(key) if plain else f'<{type(key).__name__} at {id(key):#x}>'}]"
 
 
 @source

@@ -33,6 +33,7 @@ from magneto.graph import (
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
 
+_LONGEST = 100  # characters of a placeholder's name
 _WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
@@ -48,6 +49,7 @@ class Recorder:
         self.n_calls = 0
         self.random_nodes: set[fx.Node] = set()
         self.takes_unknown: bool = machine.unknown_sizes
+        self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
         self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
@@ -61,6 +63,7 @@ class Recorder:
         self._numbers: dict[Any, trackers.NumberInput] = {}
         self._modes_guarded = False
         self._last_placeholder: fx.Node | None = None
+        self._names: set[str] = set()
 
     # -- inputs
 
@@ -89,6 +92,10 @@ class Recorder:
         context = (
             self.graph.inserting_after(anchor) if anchor is not None else self.graph.inserting_before(next(iter(self.graph.nodes), None))
         )
+        name = base = name[:_LONGEST]
+        while name in self._names:  # the parameters of the graph's function
+            name = f"{base}_{len(self._names)}"
+        self._names.add(name)
         with context:
             node = self.graph.placeholder(name)
         node.meta["val"] = meta

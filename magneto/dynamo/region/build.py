@@ -211,6 +211,7 @@ class _Builder:
             "parameter_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if isinstance(t.obj, torch.nn.Parameter)),
             "backward_holds": holds_later(self.machine.read_by_backward),
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
+            "spent_outputs": tuple(k for k, node in enumerate(outputs) if node in recorder.spent),
         }
         call = f"graph({', '.join(self._input(tracker) for _, tracker in recorder.inputs)})"
         arrays = [tracker for _, tracker in recorder.inputs if isinstance(tracker, trackers.ArrayMemory)]

@@ -205,6 +205,9 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Tracke
     kind = mark_of(obj)
     if kind is not None:
         _same(m, obj, source)
+        origin = obj.__dict__.get("_torchdynamo_orig_callable")
+        if type(origin) is types.FunctionType and (origin.__module__ or "").startswith("torch.optim"):  # disabled for the incumbent's sake
+            return wrap_function(m, origin, Held(origin.__name__, origin))
         return MarkedTracker(obj, kind, source)
     if obj is torch.nn.Module.__init__ and obj is not _MODULE_INIT:  # Dynamo puts its own round it, which counts modules
         _same(m, obj, source)

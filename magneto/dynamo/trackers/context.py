@@ -292,11 +292,6 @@ def record_function(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker
     return RangeTracker(args, kwargs)
 
 
-@rule((torch.autograd.grad, torch.autograd.backward))
-def engine(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    m.graph_break("B101", callee="torch.autograd.grad or backward", reason="autograd's engine runs through what the region has recorded")
-
-
 @rule(
     (
         torch.set_default_device,

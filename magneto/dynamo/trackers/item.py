@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ItemTracker(Tracker):
     """`template` of `operands` (tensors of one number, other items, constants) is a `cls`. `born`: the instruction that asked the tensor; `operation`: by which name."""
 
-    __slots__ = ("born", "cls", "operands", "operation", "template")
+    __slots__ = ("born", "cls", "held", "operands", "operation", "template")
     unknown = True
 
     def __init__(self, cls: type, template: str, operands: tuple[Tracker, ...], born: int, operation: str) -> None:
@@ -33,6 +33,7 @@ class ItemTracker(Tracker):
         self.operands = operands
         self.born = born
         self.operation = operation
+        self.held: TensorTracker | None = None  # the number in the graph (item_graph.py)
 
     def python_type(self) -> type:
         return self.cls

@@ -67,7 +67,7 @@ def _set_requires_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
     require_grad(m, v, const.value)  # type: ignore[union-attr]
 
 
-def _set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
+def set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
     """Torch checks the gradient's geometry; one that fits is taken as it is."""
     if isinstance(value, TensorTracker):
         one, two = v.meta, value.meta
@@ -101,7 +101,7 @@ def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
     v.new_leaf = requires_grad
 
 
-ATTR_SETTERS.update(requires_grad=_set_requires_grad, grad=_set_grad, data=_set_data)
+ATTR_SETTERS.update(requires_grad=_set_requires_grad, grad=set_grad, data=_set_data)
 
 
 # -- detach_ and views in place

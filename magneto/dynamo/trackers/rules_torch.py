@@ -162,6 +162,7 @@ for _fn in (
     torch.xpu.is_available,
     torch.accelerator.current_accelerator,
     torch.accelerator.is_available,
+    torch._C._get_privateuse1_backend_name,
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
     threading.get_ident,

@@ -1,0 +1,125 @@
+"""Numbers of a run (`item.py`) as operands in the graph: `x * loss.item()`, the step size of an optimiser.
+
+There such a number is a tensor of no dimensions in the precision of Python's floats, computed in the graph by the expression that the item stands for.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.dispatch import prefer
+from magneto.dynamo.trackers.item import ItemTracker
+from magneto.dynamo.trackers.lazy_number import changing, guard_types
+from magneto.dynamo.trackers.tensor import TensorTracker
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+_EXPRESSIONS = {
+    "({} + {})": operator.add,
+    "({} - {})": operator.sub,
+    "({} * {})": operator.mul,
+    "({} / {})": operator.truediv,
+    "({} ** {})": operator.pow,
+    "(-{})": operator.neg,
+}
+_READ = "{}.item()"
+
+
+def graph_number(m: Machine, value: Tracker) -> TensorTracker | None:
+    """The tensor of a float that the graph computes, or that changes from call to call; None for other numbers."""
+    if isinstance(value, ItemTracker):
+        return _computed(m, value) if value.cls is float else None
+    if isinstance(value, ConstTracker) and type(value.value) is float and changing(m, value):
+        guard_types(m, value)
+        return m.number_input(value)
+    return None
+
+
+def _computed(m: Machine, item: ItemTracker) -> TensorTracker | None:
+    if item.held is None:
+        if item.template == _READ:
+            made = m.node("reshape", [item.operands[0], ()], {}, method=True)
+            made = m.node("to", [made, torch.device("cpu"), torch.float64], {}, method=True)
+        else:
+            fn = _EXPRESSIONS.get(item.template)
+            operands = [_operand(m, operand) for operand in item.operands]
+            if fn is None or None in operands:
+                return None
+            made = m.node(fn, operands, {})
+        assert isinstance(made, TensorTracker)
+        item.held = made
+    return item.held
+
+
+def _operand(m: Machine, value: Tracker) -> Any:
+    """A float as an operand of arithmetic in the graph; None where Python's arithmetic may be another."""
+    held = graph_number(m, value)
+    if held is not None or isinstance(value, ItemTracker):
+        return held
+    const = value.try_const()
+    number = const.value if const is not None else None
+    return float(number) if type(number) is float or (type(number) is int and abs(number) <= 2**53) else None
+
+
+def quotient(fn: Any, symbol: str) -> None:
+    """Division and powers raise in Python for some numbers. Of torch.optim's bias corrections and step sizes we know that they do not."""
+
+    def body(m: Machine, left: Tracker, right: Tracker) -> Any:
+        names = m.frames[-1].globals  # type: ignore[attr-defined]
+        kinds = [v.python_type() for v in (left, right) if isinstance(v, (ItemTracker, ConstTracker))]
+        if not str(names.get("__name__", "")).startswith("torch.optim") or len(kinds) < 2 or float not in kinds:
+            return NotImplemented
+        item = left if isinstance(left, ItemTracker) else right
+        assert isinstance(item, ItemTracker)
+        return ItemTracker(float, f"({{}} {symbol} {{}})", (left, right), item.born, item.operation)
+
+    prefer(fn, ItemTracker, Tracker)(body)
+    prefer(fn, ConstTracker, ItemTracker)(body)
+
+
+for _symbol, _names in (("/", ("truediv", "itruediv")), ("**", ("pow", "ipow"))):
+    for _name in _names:
+        quotient(getattr(operator, _name), _symbol)
+
+
+def _beside(m: Machine, tensor: TensorTracker, item: ItemTracker) -> TensorTracker | None:
+    """The number as an operand of an elementwise operation with `tensor`, where it means what Python's number means."""
+    dtype = tensor.meta.dtype
+    if item.cls is not float or not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    if not tensor.meta.ndim and dtype not in (torch.float32, torch.float64):
+        return None
+    held = graph_number(m, item)
+    if held is None or tensor.meta.ndim:
+        return held
+    return m.node("to", [held, dtype], {}, method=True)  # type: ignore[return-value]
+
+
+def _elementwise(fn: Any) -> None:
+    @prefer(fn, TensorTracker, ItemTracker)
+    def tensor_number(m: Machine, tensor: TensorTracker, item: ItemTracker, /, **kwargs: Any) -> Any:
+        number = None if kwargs else _beside(m, tensor, item)
+        return NotImplemented if number is None else m.apply(fn, tensor, number)
+
+
+def _reflected(fn: Any) -> None:
+    @prefer(fn, ItemTracker, TensorTracker)
+    def number_tensor(m: Machine, item: ItemTracker, tensor: TensorTracker) -> Any:
+        number = _beside(m, tensor, item)
+        return NotImplemented if number is None else m.apply(fn, number, tensor)
+
+
+for _name in ("add", "sub", "mul", "truediv"):
+    _elementwise(getattr(operator, _name))
+    _elementwise(getattr(operator, f"i{_name}"))
+    _reflected(getattr(operator, _name))
+for _name in ("add", "sub", "mul", "div"):
+    _elementwise(getattr(torch, _name))
+    _elementwise(getattr(torch.Tensor, _name))
+    _elementwise(getattr(torch.Tensor, f"{_name}_"))

@@ -1,0 +1,218 @@
+"""backward() and torch.autograd.grad inside a region: one node that runs autograd's engine (graph/gradient.py), and gradients as effects.
+
+Which inputs the results depend on, and how the gradients are laid out, comes from running the recorded graph once on fake tensors, through the engine itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import fx
+
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Attr
+from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.rules_tensor_state import set_grad
+from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker, guard_leaf, tensor_attr
+from magneto.graph import DataDependent, UnsupportedFake
+from magneto.graph.gradient import Gradients, propagate_gradients
+from magneto.graph.unknown import UnknownMeta
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Machine
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _refuse(m: Machine, name: str, reason: str) -> NoReturn:
+    m.graph_break("B101", callee=name, reason=reason)
+
+
+def _tensors(m: Machine, name: str, value: Tracker | None, what: str) -> list[TensorTracker]:
+    """A tensor, or a sequence of tensors."""
+    items = value.items(m) if isinstance(value, SequenceTracker) else [value]
+    for item in items:
+        if not isinstance(item, TensorTracker) or item.cls not in PLAIN_CLASSES:
+            _refuse(m, name, f"{what} that are no plain tensors")
+    return items  # type: ignore[return-value]
+
+
+def _seeds(m: Machine, name: str, value: Tracker | None, n: int) -> list[TensorTracker | None]:
+    if value is None or _is_none(value):
+        return [None] * n
+    items = value.items(m) if isinstance(value, SequenceTracker) else [value]
+    if len(items) != n:
+        _refuse(m, name, "as many gradients as tensors are needed")
+    return [None if _is_none(item) else _tensors(m, name, item, "gradients")[0] for item in items]
+
+
+def _is_none(value: Tracker) -> bool:
+    return isinstance(value, ConstTracker) and value.read() is None
+
+
+def _flag(m: Machine, value: Tracker | None, default: bool) -> bool:
+    return default if value is None or _is_none(value) else m.truth(value)
+
+
+@rule(torch.Tensor.backward, TensorTracker)
+def tensor_backward(
+    m: Machine,
+    v: TensorTracker,
+    gradient: Tracker | None = None,
+    retain_graph: Tracker | None = None,
+    create_graph: Tracker | None = None,
+    inputs: Tracker | None = None,
+) -> Any:
+    return backward(m, v, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+@rule(torch.autograd.backward)
+def backward(
+    m: Machine,
+    tensors: Tracker,
+    grad_tensors: Tracker | None = None,
+    retain_graph: Tracker | None = None,
+    create_graph: Tracker | None = None,
+    grad_variables: Tracker | None = None,
+    inputs: Tracker | None = None,
+) -> Any:
+    """Gradients of the leaves that the results depend on become, or are added to, their `.grad`."""
+    name = "backward"
+    outputs = _tensors(m, name, tensors, "results")
+    seeds = _seeds(m, name, grad_tensors, len(outputs))
+    create = _flag(m, create_graph, False)
+    if create or grad_variables is not None or (inputs is not None and not _is_none(inputs)):
+        _refuse(m, name, "create_graph, or chosen inputs")
+    leaves = _leaves(m, name, outputs)
+    for leaf in leaves:
+        _check_hooks(m, name, leaf)
+    target = Gradients(True, _flag(m, retain_graph, False), False)
+    gradients = _record(m, name, target, outputs, seeds, leaves)
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if gradient is not None:
+            _accumulate(m, leaf, gradient)
+    return m.const(None)
+
+
+@rule(torch.autograd.grad)
+def grad(
+    m: Machine,
+    outputs: Tracker,
+    inputs: Tracker,
+    grad_outputs: Tracker | None = None,
+    retain_graph: Tracker | None = None,
+    create_graph: Tracker | None = None,
+    only_inputs: Tracker | None = None,
+    allow_unused: Tracker | None = None,
+    is_grads_batched: Tracker | None = None,
+    materialize_grads: Tracker | None = None,
+) -> Any:
+    name = "torch.autograd.grad"
+    if _flag(m, is_grads_batched, False) or _flag(m, materialize_grads, False) or not _flag(m, only_inputs, True):
+        _refuse(m, name, "batched or materialised gradients")
+    results = _tensors(m, name, outputs, "results")
+    seeds = _seeds(m, name, grad_outputs, len(results))
+    wanted = _tensors(m, name, inputs, "inputs")
+    create = _flag(m, create_graph, False)
+    target = Gradients(False, _flag(m, retain_graph, create), create, _flag(m, allow_unused, False))
+    for leaf in _leaves(m, name, results, {id(tensor) for tensor in wanted}):
+        _check_hooks(m, name, leaf)
+    gradients = _record(m, name, target, results, seeds, wanted)
+    return TupleTracker([m.const(None) if gradient is None else gradient for gradient in gradients])
+
+
+def _ancestors(m: Machine, nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes through which gradients of `nodes` may flow: what they are computed from, and whatever writes in place, since a written tensor keeps its node."""
+    found: set[fx.Node] = set()
+    todo = [*nodes, *m.recorder.keep]  # type: ignore[attr-defined]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def _leaves(m: Machine, name: str, outputs: Sequence[TensorTracker], known: set[int] = frozenset()) -> list[TensorTracker]:  # type: ignore[assignment]
+    """The inputs of the region that the results may depend on. What autograd computed before the region would have to go on there."""
+    recorder = m.recorder  # type: ignore[attr-defined]
+    if recorder.transformed or hasattr(recorder, "around"):
+        _refuse(m, name, "in a body that a transform runs")
+    if torch.is_anomaly_enabled():
+        _refuse(m, name, "anomaly detection is on")
+    needed = _ancestors(m, [recorder.input_node(output) for output in outputs])
+    leaves = []
+    for node, tracker in recorder.inputs:
+        if node not in needed or not node.meta["val"].requires_grad or id(tracker) in known:
+            continue
+        if tracker.new_leaf or tracker.cls not in PLAIN_CLASSES or tracker.obj is MISSING:
+            _refuse(m, name, f"gradients of {tracker.show()}")
+        if tracker.cls is not torch.nn.Parameter:
+            guard_leaf(m, tracker)
+        if not node.meta["val"].is_leaf:
+            _refuse(m, name, f"{tracker.show()} was computed by autograd before this region")
+        leaves.append(tracker)
+    return leaves
+
+
+def _check_hooks(m: Machine, name: str, leaf: TensorTracker) -> None:
+    if leaf.source is None:
+        return
+    for attribute in _HOOKS:
+        if getattr(leaf.obj, attribute, None):
+            _refuse(m, name, f"{leaf.show()} has hooks")
+        m.guard(Kind.ID_IS, Attr(leaf.source, attribute), getattr(leaf.obj, attribute, None))
+
+
+def _record(
+    m: Machine, name: str, target: Gradients, outputs: Sequence[Any], seeds: Sequence[Any], inputs: Sequence[TensorTracker]
+) -> list[TensorTracker | None]:
+    """The node, and a tracker per gradient."""
+    recorder = m.recorder  # type: ignore[attr-defined]
+    recorder.guard_modes()
+    if any(isinstance(node.meta.get("val"), UnknownMeta) for node in recorder.graph.nodes):
+        _refuse(m, name, "sizes that depend on data are in the graph")
+    arguments = tuple(recorder.argument(tuple(values), []) for values in (outputs, seeds, inputs))
+    try:
+        metas = propagate_gradients(recorder.graph, recorder.initial_grad_mode, target, arguments)
+    except DataDependent as problem:
+        m.graph_break("B011", name=name, reason=str(problem))
+    except (UnsupportedFake, NotImplementedError) as problem:
+        m.graph_break("B013", name=name, reason=str(problem))
+    except Exception as error:
+        _refuse(m, name, f"torch says: {str(error).splitlines()[0]}")
+    node = recorder.graph.call_function(target, arguments)
+    node.meta.update(val=metas, stack=m.user_stack())
+    recorder.n_calls += 1
+    recorder.keep.add(node)
+    if not target.retain:
+        recorder.spent |= {used for used in _ancestors(m, arguments[0]) if used.op != "placeholder"}
+    gradients: list[TensorTracker | None] = []
+    for index, meta in enumerate(metas):
+        if meta is None:
+            gradients.append(None)
+            continue
+        item = recorder.graph.call_function(operator.getitem, (node, index))
+        item.meta.update(val=meta, stack=node.meta["stack"])
+        gradients.append(TensorTracker(meta, node=item))
+    return gradients
+
+
+def _accumulate(m: Machine, leaf: TensorTracker, gradient: TensorTracker) -> None:
+    """As autograd's engine does: the first gradient is taken, further ones are added in place."""
+    present = tensor_attr(m, leaf, "grad")
+    if present is None or _is_none(present):
+        set_grad(m, leaf, gradient)
+        return
+    if not isinstance(present, TensorTracker) or present.meta.requires_grad:
+        _refuse(m, "backward", f"the gradient of {leaf.show()} requires grad itself")
+    before = m.grad_enabled()
+    m.set_grad_enabled(False)
+    m.node("add_", [present, gradient], {}, method=True)
+    m.set_grad_enabled(before)

@@ -1,0 +1,120 @@
+"""Backward inside a captured graph: one node that runs autograd's engine from tensors of the graph to its inputs.
+
+The node's target is `Gradients`. In eager it calls PyTorch's engine; under a dispatch mode the engine's operations are traced like any others. What it gives is
+fit to become `.grad` of the leaves: memory of its own, laid out as the engine itself would lay it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.graph.fake_tensor import FakeMode, make_fake, meta_of
+from magneto.graph.layout import is_dense
+from magneto.graph.meta import TensorMeta
+
+_use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
+
+class Gradients:
+    """Target of a call node: gradients of `outputs` with respect to `inputs`, None where they do not depend on one.
+
+    Arguments: outputs, their gradients (None: ones), inputs. `accumulated`: the results are to become `.grad` of leaves.
+    """
+
+    def __init__(self, accumulated: bool, retain: bool, create: bool, unused: bool = True) -> None:
+        self.__name__ = self.__qualname__ = "backward" if accumulated else "gradients"
+        self.__module__ = __name__
+        self.accumulated = accumulated
+        self.retain = retain
+        self.create = create
+        self.unused = unused
+
+    def __call__(
+        self, outputs: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        found = list(
+            torch.autograd.grad(outputs, inputs, seeds, retain_graph=self.retain, create_graph=self.create, allow_unused=self.unused)
+        )
+        if self.accumulated:
+            for index, leaf in enumerate(inputs):
+                gradient = found[index]
+                if gradient is not None:
+                    found[index] = None
+                    found[index] = _own(gradient, leaf, found)
+        return tuple(found)
+
+
+def _own(gradient: torch.Tensor, leaf: torch.Tensor, others: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """The gradient as autograd's engine would keep it: a copy when somebody else has the memory, or when the layout is not the leaf's."""
+    strides = leaf.stride() if is_dense(tuple(leaf.shape), leaf.stride()) else TensorMeta.contiguous_strides(tuple(leaf.shape))
+    if _same_strides(gradient, strides) and not _shared(gradient, others):
+        return gradient
+    with torch.no_grad():
+        return torch.empty_strided(leaf.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+
+
+def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    return all(size == 1 or one == two for size, one, two in zip(tensor.shape, tensor.stride(), strides, strict=True))
+
+
+def _shared(gradient: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
+    if any(other is gradient for other in others):
+        return True
+    if type(gradient) is not torch.Tensor:
+        return False  # without memory, while propagating
+    storage = gradient.untyped_storage()
+    return bool(_use_count(storage._cdata) > 2)  # the tensor's, and the one just asked for
+
+
+def propagate_gradients(
+    graph: fx.Graph, grad_enabled: bool, target: Gradients, arguments: tuple[Any, Any, Any]
+) -> tuple[TensorMeta | None, ...]:
+    """Metadata of what `target(*arguments)` gives behind the recorded nodes; `arguments` hold nodes.
+
+    The graph runs once more on fake tensors that are linked by autograd. Errors are torch's.
+    """
+    env: dict[fx.Node, Any] = {}
+    mode = FakeMode()
+    with _modes_kept(grad_enabled), mode:
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                env[node] = _placeholder(node.meta["val"])
+            else:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = (
+                    node.target(*args, **kwargs) if node.op == "call_function" else getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                )
+        outputs, seeds, inputs = fx.map_arg(arguments, env.__getitem__)
+        found = target(outputs, seeds, inputs)
+    return tuple(None if gradient is None else meta_of(gradient) for gradient in found)
+
+
+def _placeholder(meta: TensorMeta) -> torch.Tensor:
+    fake: torch.Tensor = make_fake(meta)
+    if meta.requires_grad:
+        fake.requires_grad_(True)
+        if not meta.is_leaf:
+            with torch.enable_grad():
+                fake = torch.ops.aten.clone.default(fake)
+    return fake
+
+
+@contextmanager
+def _modes_kept(grad_enabled: bool) -> Iterator[None]:
+    """Mode switches of the graph take no effect outside."""
+    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+    caching = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.set_grad_enabled(grad_enabled):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(caching)
+        for kind, (enabled, dtype) in autocast.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)

@@ -46,6 +46,9 @@ mg_layout *mg_layout_of(PyCodeObject *code);
 #include "internal/pycore_frame.h"
 #include "internal/pycore_code.h"
 #include "opcode.h"
+#if MG_BEFORE_3_13
+#include "internal/pycore_runtime.h"
+#endif
 
 typedef struct _PyInterpreterFrame mg_frame;
 
@@ -58,6 +61,18 @@ typedef struct _PyInterpreterFrame mg_frame;
 #define MG_GET_EXTRA PyUnstable_Code_GetExtra
 #define MG_SET_EXTRA PyUnstable_Code_SetExtra
 #endif
+
+/* Whether a signal has come whose Python handler has not run yet. */
+static inline int
+mg_signal_waits(PyThreadState *ts)
+{
+#if MG_BEFORE_3_13
+    (void)ts;
+    return _Py_atomic_load_relaxed(&_PyRuntime.ceval.signals_pending) != 0;
+#else
+    return (ts->eval_breaker & (1U << 1)) != 0; /* _PY_SIGNALS_PENDING_BIT */
+#endif
+}
 
 static inline PyCodeObject *
 mg_frame_code(mg_frame *f)

@@ -393,6 +393,19 @@ run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
     return run_frame(ts, t, f, t->policy, entry_for(mg_frame_code(f), t->policy, offset), offset, 1, outer);
 }
 
+/* One step of `yield from`: (whether the receiver returned, its value). Written in C, so that no frame of ours is seen. */
+static PyObject *
+send_on(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *value;
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "send_on(receiver, value)");
+        return NULL;
+    }
+    PySendResult status = PyIter_Send(args[0], args[1], &value);
+    return status == PYGEN_ERROR ? NULL : Py_BuildValue("(ON)", status == PYGEN_RETURN ? Py_True : Py_False, value);
+}
+
 /* A generator goes on: what it does up to its next yield may be a region, which leaves the yield itself to the interpreter. */
 static PyObject *
 resume_generator(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy)
@@ -400,8 +413,8 @@ resume_generator(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy)
     PyCodeObject *code = mg_frame_code(f);
     char *here = __builtin_frame_address(0);
     mg_entry *start = mg_entry_find(mg_code_get(code), policy, 0);
-    if ((start != NULL && start->state == ENTRY_SKIP_CODE) || here < t->stack_low) {
-        return pass_on(ts, t, f, 0);
+    if ((start != NULL && start->state == ENTRY_SKIP_CODE) || here < t->stack_low || mg_signal_waits(ts)) {
+        return pass_on(ts, t, f, 0); /* (a signal is meant for the innermost generator of a `yield from`) */
     }
     int offset = mg_frame_suspended_at(f);
     mg_entry *entry = entry_for(code, policy, offset);
@@ -563,6 +576,7 @@ static PyMethodDef functions[] = {
     {"materialise", FAST(materialise), METH_FASTCALL,
      "materialise(fn, resume)\n\nRuns fn (over clone_code(code)) as a frame that starts in the state `resume`; its result, or its exception."},
 #if MG_SUPPORTED
+    {"send_on", FAST(send_on), METH_FASTCALL, "One step of `yield from`: (whether the receiver returned, its value)."},
     {"handled_here", handled_here, METH_NOARGS, "The exception that the frame itself handles (a generator: without its caller's), or None."},
 #endif
 #if MG_SUPPORTED && !MG_BEFORE_3_12

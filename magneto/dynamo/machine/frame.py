@@ -54,7 +54,8 @@ class SymFrame:
     """`locals` by slot (None = unbound); `before` is the value stack as it stood before the current instruction; `tail`: the caller pushes this frame's result
     unchanged, so that the frame can be materialised at a break; `handled`: the exceptions whose handlers it has entered in this region;
     `handling`: where CPython keeps the exception being handled, and `entered` what stood there at the frame's start; `compared`: what the comparison
-    at an instruction count gave, before it was made a bool; `progress`: how far capture had come when the current instruction began."""
+    at an instruction count gave, before it was made a bool; `progress`: how far capture had come when the current instruction began; `names`: of a class body, the
+    namespace that it fills (a DictTracker)."""
 
     code: CodeType
     locals: list[Tracker | None]
@@ -75,6 +76,7 @@ class SymFrame:
     yielded: bool = False
     progress: tuple[int, int, int] = (0, 0, 0)
     entry: list[Tracker | None] = field(default_factory=list)
+    names: Any = None
     decoded: Decoded = field(init=False)
 
     def __post_init__(self) -> None:

@@ -93,6 +93,8 @@ class SymbolicMachine:
         self._tail = False
         self._behind: GraphBreak | None = None
         self.sole = sole_holders(state)
+        self.made: dict[int, Tracker] = {}  # by id: classes made here, and what stands in for values in their prototypes
+        self.stand_ins: list[Any] = []
 
     # -- running
 
@@ -118,9 +120,10 @@ class SymbolicMachine:
         """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""
         self.state = None
         self._handled_outside = None
-        for held in (self.wrapped, self.overlay, self.references, self.generators, self.memories, self.streams):
+        trackers.forget_prototypes(self.stand_ins)
+        for held in (self.wrapped, self.overlay, self.references, self.made, self.generators, self.memories, self.streams):
             held.clear()
-        for kept in (self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs, self.draws):
+        for kept in (self.stand_ins, self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs, self.draws):
             kept.clear()  # type: ignore[attr-defined]
         self.ending = None
 
@@ -364,6 +367,13 @@ class SymbolicMachine:
         tracker.born = self.count
         self.generators[id(tracker)] = GeneratorRun(self, frame, tracker)
         return tracker
+
+    def run_class_body(self, body: trackers.FunctionTracker) -> trackers.DictTracker:
+        """The namespace that the body of a class statement leaves."""
+        frame = SymFrame(body.code, body.bind(self, (), {}), body.globals, body.globals_source, function=body)
+        frame.names = trackers.DictTracker()
+        self.run(frame)
+        return frame.names  # type: ignore[no-any-return]
 
     def generator_next(self, generator: trackers.GeneratorTracker, send: Tracker | None = None) -> Tracker | None:
         """Run a generator up to its next yield; None when it returned (its `result` is then set)."""

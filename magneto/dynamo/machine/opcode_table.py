@@ -24,14 +24,6 @@ EFFECTS: dict[str, str] = {}
 BREAKING: dict[str, str] = {
     "PRINT_EXPR": "interactive output",
     "IMPORT_STAR": "import * binds unknown names",
-    "SETUP_ANNOTATIONS": "module or class level code",
-    "STORE_NAME": "module or class level code",
-    "DELETE_NAME": "module or class level code",
-    "LOAD_NAME": "module or class level code",
-    "LOAD_LOCALS": "class level code",
-    "LOAD_CLASSDEREF": "class level code",
-    "LOAD_FROM_DICT_OR_DEREF": "class level code",
-    "LOAD_FROM_DICT_OR_GLOBALS": "class level code",
 }
 UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(

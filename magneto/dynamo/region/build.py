@@ -94,7 +94,9 @@ class _Builder:
         self.ending = ending
         state = machine.state
         namespace: dict[str, Any] = dict(_BASE)
-        self.em = RegionEmitter(_RESERVED | set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__), namespace)
+        self.em = RegionEmitter(
+            _RESERVED | set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__), namespace, machine.made
+        )
         self.namespace = namespace
         stem = "".join(c if c.isalnum() else "_" for c in state.code.co_name).strip("_") or "code"
         self.name = f"{stem}_at_{state.offset}"

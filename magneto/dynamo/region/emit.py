@@ -9,6 +9,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
@@ -33,7 +34,8 @@ def is_literal(obj: Any) -> bool:
 class RegionEmitter:
     """See `machine.protocol.Emitter`. `n_slots`: size of the frame's localsplus."""
 
-    def __init__(self, names: set[str], namespace: dict[str, Any]) -> None:
+    def __init__(self, names: set[str], namespace: dict[str, Any], made: Mapping[int, Tracker]) -> None:
+        self._trackers = made
         self.lines: list[str] = []
         self.early_lines: list[str] = []
         self.namespace = namespace
@@ -65,6 +67,9 @@ class RegionEmitter:
 
     def held(self, obj: Any, hint: str = "c") -> str:
         """Name of this very object."""
+        tracker = self._trackers.get(id(obj))
+        if tracker is not None:
+            return self.value(tracker)
         name = self._consts.get(id(obj))
         if name is None:
             name = self._consts[id(obj)] = self.fresh(hint)

@@ -282,7 +282,7 @@ def _delegate(c: FormContext) -> Outcome:
 @form("SEND")
 def _send(c: FormContext) -> Outcome:
     finished = c.below(2 if VERSION == (3, 11) else 1)
-    expr = c.active(runtime.send_on, c.v(2), c.v(1))
+    expr = c.active(_C.send_on, c.v(2), c.v(1))
     return Outcome(expr, [*c.below(1), "r[1]"], c.instruction.next, "r[0]", [*finished, "r[1]"], c.instruction.target)
 
 

@@ -30,14 +30,6 @@ def clean(error: BaseException) -> BaseException:
 _HERE = globals()
 
 
-def send_on(receiver: Any, value: Any) -> tuple[bool, Any]:
-    """One step of `yield from`: (whether the receiver returned, its value)."""
-    try:
-        return False, receiver.send(value) if value is not None or not hasattr(type(receiver), "__next__") else next(receiver)
-    except StopIteration as stop:
-        return True, stop.value
-
-
 def delegate(value: Any) -> Any:
     """What `yield from value` iterates."""
     return value if type(value) is types.GeneratorType else iter(value)

@@ -8,6 +8,7 @@ from magneto.dynamo.trackers import (
     host,
     lazy_number,
     lifted,
+    made_class,
     reference,
     rules_builtin,
     rules_class,
@@ -51,6 +52,7 @@ from magneto.dynamo.trackers.item import ItemTracker, number_of
 from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
+from magneto.dynamo.trackers.made_class import forget_prototypes
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
@@ -71,6 +73,7 @@ RULES = (
     host,
     lazy_number,
     lifted,
+    made_class,
     reference,
     rules_builtin,
     rules_class,
@@ -146,6 +149,7 @@ __all__ = [
     "call_value",
     "context_methods",
     "element",
+    "forget_prototypes",
     "from_value",
     "graph_argument",
     "iterate",

@@ -196,6 +196,9 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
         assert hook is not None
         m.call(hook, [ConstTracker(name), value], {})
         return
+    if id(v.obj) in m.made and isinstance(v, ClassTracker) and value is not None:  # type: ignore[attr-defined]
+        v.set_made(m, name, value)
+        return
     if not isinstance(v, ObjectTracker):
         m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is {'set' if value is not None else 'deleted'}")
     cls = v.cls

@@ -33,6 +33,11 @@ def find_in_type(m: Machine, cls: type, name: str) -> Any:
 
 def guard_class(m: Machine, cls: type) -> None:
     """One row per class and region."""
+    if id(cls) in m.made:  # type: ignore[attr-defined]
+        for base in cls.__bases__:
+            if base.__flags__ & _HEAP_TYPE:
+                guard_class(m, base)
+        return
     seen = m.__dict__.setdefault("_guarded_classes", set())
     if cls not in seen:
         seen.add(cls)
@@ -84,6 +89,10 @@ class ClassTracker(Tracker):
                 return None
             return held(m, getattr(cls, name), f"{cls.__name__}.{name}")
         return class_attr(m, self, raw, name)
+
+    def set_made(self, m: Machine, name: str, value: Tracker) -> None:
+        """Set an attribute of a class made in the region."""
+        raise NotImplementedError
 
     def emit(self, em: Emitter) -> str:
         return em.const(self.obj, self.obj.__name__)

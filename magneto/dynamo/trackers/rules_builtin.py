@@ -256,7 +256,7 @@ def callable_(m: Machine, v: Tracker) -> Tracker:
 
 @rule(id, Tracker)
 def id_(m: Machine, v: Tracker) -> Any:
-    if isinstance(v, (ModuleTracker, ClassTracker, BuiltinTracker)) and v.obj is not MISSING:
+    if isinstance(v, (ModuleTracker, ClassTracker, BuiltinTracker)) and v.obj is not MISSING and id(v.obj) not in m.made:  # type: ignore[attr-defined]
         return m.const(id(v.pin(m) if isinstance(v, ModuleTracker) else v.obj))  # guarded by identity
     return IdTracker(v)
 

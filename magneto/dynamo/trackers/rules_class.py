@@ -144,7 +144,7 @@ def real_function(m: Machine, v: Tracker) -> Any:
 def signature(m: Machine, v: Tracker, /, **kwargs: Tracker) -> Any:
     """Of a callable known by identity or by its code: the real signature."""
     real = real_function(m, v)
-    if real is MISSING or kwargs:
+    if real is MISSING or kwargs or id(real) in m.made:  # type: ignore[attr-defined]
         return NotImplemented
     if isinstance(v, ClassTracker):
         guard_class(m, v.obj)
@@ -157,7 +157,7 @@ def signature(m: Machine, v: Tracker, /, **kwargs: Tracker) -> Any:
 def _reflect(fn: Any) -> None:
     @rule(fn, Tracker)
     def body(m: Machine, v: Tracker) -> Any:
-        if not isinstance(v, (ClassTracker, FunctionTracker)) or v.obj is MISSING:
+        if not isinstance(v, (ClassTracker, FunctionTracker)) or v.obj is MISSING or id(v.obj) in m.made:  # type: ignore[attr-defined]
             return NotImplemented
         if isinstance(v, ClassTracker):
             guard_class(m, v.obj)

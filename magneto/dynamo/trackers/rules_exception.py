@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
-from magneto.dynamo.trackers.exception import ExceptionTracker
+from magneto.dynamo.trackers.exception import ExceptionTracker, TracebackTracker
 from magneto.dynamo.trackers.klass import find_in_type, held
 
 if TYPE_CHECKING:
@@ -29,9 +30,14 @@ def exc_info(m: Machine) -> Tracker:
 
 
 @rule(BaseException.with_traceback, ExceptionTracker, Tracker)
-def with_traceback(m: Machine, exc: ExceptionTracker, traceback: Tracker) -> Any:
-    m.apply(setattr, exc, m.const("__traceback__"), traceback)
+def with_traceback(m: Machine, exc: ExceptionTracker, tb: Tracker) -> Any:
+    m.apply(setattr, exc, m.const("__traceback__"), tb)
     return exc
+
+
+@rule(traceback.clear_frames, TracebackTracker)
+def clear_frames(m: Machine, v: TracebackTracker) -> None:
+    """Frames that have run inside the region are gone already."""
 
 
 def match_group(m: Machine, exc: Tracker, kinds: Tracker) -> tuple[Tracker | None, Tracker | None]:

@@ -145,7 +145,7 @@ def hash_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, ModuleTracker) and v.obj is not MISSING:
         v.pin(m)
     if isinstance(v, (ModuleTracker, ClassTracker)):
-        return m.const(hash(v.obj))
+        return IdTracker(v) if id(v.obj) in m.made else m.const(hash(v.obj))  # type: ignore[attr-defined]
     if isinstance(v, TensorTracker):  # torch says so
         return IdTracker(v)
     if v.python_type().__hash__ is None:

@@ -13,6 +13,7 @@
 #include "magneto.h"
 #if PY_VERSION_HEX >= 0x030D0000
 #include "internal/pycore_dict.h"
+#include "internal/pycore_setobject.h"
 #endif
 
 #define MG_DICT_VERSIONS (PY_VERSION_HEX < 0x030C0000)

@@ -75,6 +75,9 @@ peek_sequence(sequence_iterator *it, int kind, Py_ssize_t ahead, PyObject **out)
     if (PyUnicode_CheckExact(seq)) {
         n = PyUnicode_GET_LENGTH(seq);
     }
+    else if (PyBytes_CheckExact(seq)) {
+        n = PyBytes_GET_SIZE(seq);
+    }
     else if (PyList_Check(seq) || PyTuple_Check(seq)) {
         n = Py_SIZE(seq);
         if (Py_TYPE(it) == &PyReversed_Type && !PyTuple_CheckExact(seq)) {
@@ -88,6 +91,7 @@ peek_sequence(sequence_iterator *it, int kind, Py_ssize_t ahead, PyObject **out)
         return 0;
     }
     *out = PyUnicode_CheckExact(seq) ? PyUnicode_Substring(seq, i, i + 1)
+           : PyBytes_CheckExact(seq) ? PyLong_FromLong((unsigned char)PyBytes_AS_STRING(seq)[i])
                                      : Py_NewRef(PyTuple_Check(seq) ? PyTuple_GET_ITEM(seq, i) : PyList_GET_ITEM(seq, i));
     return *out != NULL ? 1 : -1;
 }
@@ -304,6 +308,7 @@ static const struct {
     {"iter((10, 20, 30))", FORWARD, ""},
     {"iter('\\x0a\\x14\\x1e')", FORWARD, ""},
     {"iter('\\x0a\\x14\\u0130')", FORWARD, ""},
+    {"iter(b'\\x0a\\x14\\x1e')", FORWARD, ""},
     {"reversed([30, 20, 10])", BACKWARD, ""},
     {"reversed((30, 20, 10))", BACKWARD, ""},
     {"iter(range(10, 40, 10))", RANGE, ""},

@@ -283,6 +283,29 @@ def the_programs_own_iterator(xs):
     return total, count.n
 
 
+@programs.add(XS)
+def iterators_are_taken_from_as_far_as_needed(xs):
+    numbers, letters = iter(range(10)), iter("abcdef")
+    found = 3 in numbers, "z" in letters, next(numbers), next(letters, None)
+    some = map(lambda n: n * 2, range(5))
+    try:
+        a, b = some
+    except ValueError as error:
+        return xs[0] * next(some), found, str(error), list(some), any(numbers), next(numbers), all(iter([1, 0, 1]))
+
+
+@programs.add(XS)
+def bytes_and_keys_that_are_tuples(xs):
+    total = torch.zeros(2)
+    for byte in b"abc":
+        total = total + byte
+        total = total * 0.5
+    for (name, n), x in {("a", 1): xs[0], ("b", 2): xs[1]}.items():
+        total = total * n
+        total = total + x
+    return total, name
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import operator
 import types
 from collections.abc import Callable
@@ -485,7 +486,7 @@ def list_to_tuple(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("UNPACK_SEQUENCE", "sequence -- values*")
 def unpack_sequence(m: M, f: SymFrame, i: Instruction) -> None:
-    items = m.iterate(f.pop())
+    items = list(itertools.islice(trackers.each(m, f.pop()), i.arg + 1))
     if len(items) > i.arg:
         m.raise_exception(ValueError(f"too many values to unpack (expected {i.arg})"))
     if len(items) < i.arg:

@@ -49,7 +49,7 @@ from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker, number_of
-from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate, next_or_none
+from magneto.dynamo.trackers.iterator import GeneratorTracker, each, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
 from magneto.dynamo.trackers.made_class import forget_prototypes
@@ -148,6 +148,7 @@ __all__ = [
     "can_be_watched",
     "call_value",
     "context_methods",
+    "each",
     "element",
     "forget_prototypes",
     "from_value",

@@ -203,7 +203,7 @@ def wrap_iterator(m: Machine, obj: Any, source: Source) -> Tracker:
     return ExistingIterator(obj, source) if type(obj) not in _INSIDE else ExistingComposite(obj, source)
 
 
-_SAMPLES: tuple[Any, ...] = ([], (), "", "\u0130", range(0), {}, {}.values(), {}.items(), set())
+_SAMPLES: tuple[Any, ...] = ([], (), "", "\u0130", b"", range(0), {}, {}.values(), {}.items(), set())
 ITERATORS: tuple[type, ...] = (*(type(iter(values)) for values in _SAMPLES), type(reversed([])), reversed, *_INSIDE)
 
 

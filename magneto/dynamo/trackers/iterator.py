@@ -629,6 +629,14 @@ def tensor_rows(m: Machine, v: TensorTracker) -> list[Tracker]:
     return rows.items(m)
 
 
+def each(m: Machine, v: Tracker) -> Iterator[Tracker]:
+    """The items of an iterable; those of an iterator are taken as they are asked for."""
+    items = known_items(m, v)
+    if items is not None:
+        return iter(items)
+    return remaining(m, v if isinstance(v, IteratorTracker) else m.apply(iter, v))
+
+
 def iterate(m: Machine, v: Tracker) -> list[Tracker]:
     """All items of an iterable."""
     items = known_items(m, v)

@@ -21,7 +21,7 @@ from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker
-from magneto.dynamo.trackers.iterator import iterate
+from magneto.dynamo.trackers.iterator import each, iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
@@ -591,7 +591,7 @@ def contains(m: Machine, container: Tracker, item: Tracker) -> Any:
             return m.const(const.value in target.obj)
     if isinstance(target, OpaqueTracker):
         m.graph_break("B104", operation="in", value=target.show())
-    for candidate in iterate(m, target):
+    for candidate in each(m, target):
         if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
             return m.const(True)
     return m.const(False)

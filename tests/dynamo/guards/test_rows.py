@@ -370,6 +370,7 @@ ITERATORS = {
     "list": lambda: iter([10, 20, 30, 40]),
     "tuple": lambda: iter((10, 20, 30, 40)),
     "ascii": lambda: iter("abcd"),
+    "bytes": lambda: iter(b"abcd"),
     "text": lambda: iter("ab\u0130\u0131"),
     "reversed list": lambda: reversed([10, 20, 30, 40]),
     "reversed tuple": lambda: reversed((10, 20, 30, 40)),

@@ -163,6 +163,38 @@ error:
     return -1;
 }
 
+/* ---- generators ---- */
+
+/* suspend(generator, resume, delegates): a generator that has not started then stands at the yield (`delegates`: of a `yield from`) before `resume`, as if it
+ * had run so far. */
+static PyObject *
+suspend(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyGenObject *generator;
+    Resume *resume;
+    int delegates = 0;
+    if (!PyArg_ParseTuple(args, "O!O!|p:suspend", &PyGen_Type, &generator, mg_resume_type, &resume, &delegates)) {
+        return NULL;
+    }
+    mg_frame *f = (mg_frame *)generator->gi_iframe;
+    PyCodeObject *code = generator->gi_frame_state == FRAME_CREATED ? mg_frame_code(f) : NULL;
+    int unit = resume->offset / 2;
+    if (code == NULL || unit < 1 || unit >= (int)Py_SIZE(code)) {
+        PyErr_SetString(PyExc_SystemError, "suspend: the generator has started, or has no such place");
+        return NULL;
+    }
+    if (mg_frame_commit(f, resume, 1) < 0) {
+        return NULL;
+    }
+    mg_frame_continue_at(f, unit);
+#if MG_BEFORE_3_13
+    generator->gi_frame_state = FRAME_SUSPENDED;
+#else
+    generator->gi_frame_state = delegates ? FRAME_SUSPENDED_YIELD_FROM : FRAME_SUSPENDED;
+#endif
+    Py_RETURN_NONE;
+}
+
 /* ---- clones ---- */
 
 static PyObject *
@@ -230,6 +262,9 @@ clone_code(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(arg))
 #endif
 
 static PyMethodDef frame_functions[] = {
+#if MG_SUPPORTED
+    {"suspend", suspend, METH_VARARGS, "suspend(generator, resume, delegates=False)\n\nA generator that has not started then stands where `resume` says."},
+#endif
     {"clone_code", clone_code, METH_O, "clone_code(code)\n\nThe code without arguments (cached): materialise() runs functions over it."},
     {NULL, NULL, 0, NULL},
 };

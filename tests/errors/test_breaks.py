@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 import time
 import zlib
@@ -100,8 +101,8 @@ def deep_recursion(x):
 
 
 @breaks_with("B022")
-def a_half_consumed_generator(x):
-    numbers = (x * i for i in range(4))
+def a_half_consumed_iterator_of_itertools(x):
+    numbers = itertools.accumulate([x, x, x])
     y = next(numbers)
     time.sleep(0)
     return y + next(numbers)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GeneratorRun:
-    """State of one generator. Half-run it cannot leave the region: capture then breaks at the instruction that made it."""
+    """State of one generator."""
 
     machine: SymbolicMachine
     frame: SymFrame
@@ -51,7 +51,7 @@ class GeneratorRun:
 
     def _run(self, thrown: CapturedRaise | None) -> Tracker | None:
         self.started = self.finished = True
-        self.tracker.started = True
+        self.tracker.started = self.tracker.finished = True
         self.frame.yielded = False
         try:
             value = self.machine.run(self.frame, thrown)
@@ -62,7 +62,7 @@ class GeneratorRun:
                 self.machine.raise_exception(error)
             raise
         if self.frame.yielded:
-            self.finished = False
+            self.finished = self.tracker.finished = False
             return value
         self.tracker.result = value
         return None
@@ -73,7 +73,7 @@ class GeneratorRun:
         self._not_running()
         if self.finished or not self.started:
             self.finished = self.started = True
-            self.tracker.started = True
+            self.tracker.started = self.tracker.finished = True
             raise _raised(m, exc)
         receiver = self._delegate()
         if receiver is None:
@@ -117,7 +117,7 @@ class GeneratorRun:
         m = self.machine
         none = m.const(None)
         if self.finished or not self.started:
-            self.finished = self.started = self.tracker.started = True
+            self.finished = self.started = self.tracker.started = self.tracker.finished = True
             return none
         try:
             value = self.throw(trackers.ExceptionTracker(GeneratorExit))

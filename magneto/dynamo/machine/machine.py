@@ -110,11 +110,14 @@ class SymbolicMachine:
         except CapturedRaise as raised:
             raise Restart(raised.count, None, not getattr(raised.value, "caught", False)) from None
         assert self.ending is not None
+        return self.ending
+
+    def check_generators(self, leaves: Callable[[Tracker], bool]) -> None:
+        """A generator that nobody holds when the region ends would be closed: capture breaks where it was made, if that runs code."""
         for run in self.generators.values():
-            if run.pending() and run.tracker.born not in self.forced:
+            if run.pending() and run.tracker.born not in self.forced and not leaves(run.tracker):
                 assert run.tracker.born is not None
                 raise Restart(run.tracker.born, GraphBreak("B022", self.user_stack(), value=run.tracker.show()), False)
-        return self.ending
 
     def release(self) -> None:
         """Let go of the call's objects at once: this machine stands in reference cycles, and the program may wait for an object to die."""

@@ -50,6 +50,7 @@ _BASE = {
     "handled_here": getattr(_C, "handled_here", None),
     "END": runtime.END,
     "advance": _C.iterator_advance,
+    "suspend": getattr(_C, "suspend", None),
     "as_tensor": as_tensor,
     "typed": typed,
     **NUMBER_NAMES,
@@ -127,6 +128,7 @@ class _Builder:
             if born is None:
                 born = machine.frames[-1].count
             raise Restart(born, machine_break(machine, problem), False) from None
+        machine.check_generators(em.emitted)
         head, gm, examples = self._graph_call()
         self._guard_distinct()
         arguments = list(em.arguments.items())

@@ -520,17 +520,17 @@ class _Indexed:
 
 
 class GeneratorTracker(IteratorTracker):
-    """A generator made inside the region; `frame` belongs to the machine. Before its start it leaves as the call that makes it; later it cannot leave, and
-    `born` is the instruction at which capture then breaks."""
+    """A generator made inside the region; `frame` belongs to the machine. It leaves as the call that makes it, with its frame put where it stands. While it
+    handles an exception it cannot leave, and `born` is the instruction at which capture then breaks."""
 
-    __slots__ = ("args", "born", "fn", "frame", "kwargs", "result", "started")
+    __slots__ = ("args", "born", "finished", "fn", "frame", "kwargs", "result", "started")
 
     def __init__(self, frame: Any, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
         super().__init__()
         self.frame = frame
         self.fn, self.args, self.kwargs = fn, tuple(args), dict(kwargs)
         self.born: int | None = None
-        self.started = False
+        self.started = self.finished = False
         self.result: Tracker | None = None
 
     def python_type(self) -> type:
@@ -540,12 +540,20 @@ class GeneratorTracker(IteratorTracker):
         return m.generator_next(self, m.const(None))  # type: ignore[attr-defined,no-any-return]
 
     def emit(self, em: Emitter) -> str:
-        if self.started:
+        suspended = self.frame.suspension() if self.started and not self.finished else None
+        if suspended is None and self.started and not self.finished:
             raise CannotEmit(self)
         parts = [em.value(self.fn), *(em.value(arg) for arg in self.args)]
         if self.kwargs:
             parts.append(f"**{{{', '.join(f'{name!r}: {em.value(value)}' for name, value in self.kwargs.items())}}}")
-        return em.assign("generator", f"{parts[0]}({', '.join(parts[1:])})", self)
+        name = em.assign("generator", f"{parts[0]}({', '.join(parts[1:])})", self)
+        if self.finished:
+            em.line(f"{name}.close()")
+        elif suspended is not None:
+            offset, slots, stack, delegates = suspended
+            texts = ["".join(f"{'UNBOUND' if value is None else em.value(value)}, " for value in values) for values in (slots, stack)]
+            em.line(f"suspend({name}, Resume({offset}, ({texts[0]}), ({texts[1]})), {delegates})")
+        return name
 
 
 class SteppedIterator(IteratorTracker):

@@ -1,0 +1,291 @@
+"""Generators that have started leave the region at a break, and generators from outside are looked into."""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import magneto
+
+XS = [torch.tensor([float(v), 1.0]) for v in (1, -2, 3, -4, 5, -6)]
+FUNCTIONS: list[Callable[..., Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    magneto.reset()
+    with magneto.config.patch(suppress_errors=False):
+        yield
+    magneto.reset()
+
+
+def leaving(fn: Callable[..., Any]) -> Callable[..., Any]:
+    FUNCTIONS.append(fn)
+    return fn
+
+
+@leaving
+def a_loop(xs):
+    def g(ys, k):
+        n = 0
+        for y in ys:
+            n += 1
+            got = yield y * k
+        yield n
+
+    t = torch.zeros(2)
+    for x in g(xs, 2):
+        t = t + x
+        magneto.graph_break()
+        t = t * 2
+    return t
+
+
+@leaving
+def a_generator_expression(xs):
+    t = torch.zeros(2)
+    for x in (x * i for i, x in enumerate(xs) if i != 2):
+        t = t + x
+        magneto.graph_break()
+        t = t * 2
+    return t
+
+
+@leaving
+def values_are_sent(xs):
+    def g():
+        total = 0
+        while True:
+            got = yield total
+            if got is None:
+                return "end"
+            total = total + got
+
+    it = g()
+    next(it)
+    t = it.send(xs[0])
+    magneto.graph_break()
+    t = t + it.send(xs[1])
+    try:
+        it.send(None)
+    except StopIteration as e:
+        return t, e.value
+
+
+@leaving
+def yield_from(xs):
+    def inner(ys):
+        r = 0
+        for y in ys:
+            got = yield y
+            r += 1
+        return r
+
+    def outer():
+        a = yield from inner(xs)
+        yield a
+        b = yield from [1, 2]
+        yield from inner(xs[:1])
+
+    t = torch.zeros(2)
+    for x in outer():
+        t = t + x
+        magneto.graph_break()
+        t = t * 2
+    return t
+
+
+@leaving
+def it_is_closed_when_nobody_needs_it(xs):
+    log = []
+
+    def g():
+        try:
+            for x in xs:
+                yield x
+        finally:
+            log.append("closed")
+
+    t = torch.zeros(2)
+    for x in g():
+        t = t + x
+        magneto.graph_break()
+        t = t * 2
+        if len(log) == 0 and t.sum() > 5:
+            break
+    magneto.graph_break()
+    return t, log
+
+
+@leaving
+def exceptions_are_thrown_in(xs):
+    log = []
+
+    def g():
+        for x in xs:
+            try:
+                yield x
+            except ValueError as e:
+                log.append(str(e))
+                yield x * 2
+
+    it = g()
+    t = next(it)
+    magneto.graph_break()
+    t = t + it.throw(ValueError("a"))
+    magneto.graph_break()
+    t = t + next(it)
+    t = t + it.throw(ValueError("b"))
+    it.close()
+    return t, log, list(it)
+
+
+@contextlib.contextmanager
+def cm(log):
+    log.append("in")
+    try:
+        yield 3
+    finally:
+        log.append("out")
+
+
+@leaving
+def context_managers(xs):
+    log = []
+    t = xs[0]
+    with cm(log) as n:
+        t = t * n
+        magneto.graph_break()
+        t = t + 1
+    with cm(log):
+        try:
+            with cm(log):
+                magneto.graph_break()
+                raise ValueError(1)
+        except ValueError as e:
+            magneto.graph_break()
+            log.append(str(e))
+    return t, log
+
+
+@leaving
+def finished_ones(xs):
+    def g():
+        yield xs[0]
+
+    it = g()
+    t = next(it) + 1
+    rest = list(it)
+    magneto.graph_break()
+    return t * 2, rest, list(it), it.gi_frame is None
+
+
+@leaving
+def one_that_has_not_started(xs):
+    def g():
+        yield from xs
+
+    it = g()
+    magneto.graph_break()
+    return list(it)
+
+
+@leaving
+def its_variables_are_cells(xs):
+    def g(scale):
+        def mul(v):
+            return v * scale
+
+        for x in xs:
+            scale = scale + 1
+            yield mul(x)
+
+    t = torch.zeros(2)
+    for x in g(1):
+        t = t + x
+        magneto.graph_break()
+        t = t * 2
+    return t
+
+
+@leaving
+def two_in_a_zip(xs):
+    def g(n):
+        for i in range(n):
+            yield i
+
+    t = torch.zeros(2)
+    for a, b in zip(g(5), g(3)):
+        t = t + xs[a] * b
+        magneto.graph_break()
+        t = t * 2
+    return t
+
+
+@leaving
+def one_inside_another(xs):
+    def g(n):
+        for i in range(n):
+            for j in h(i):
+                yield i + j
+
+    def h(n):
+        for i in range(n):
+            yield i
+            magneto.graph_break()
+
+    t = torch.zeros(2)
+    for a in g(4):
+        t = t + xs[a]
+        magneto.graph_break()
+        t = t * 2
+    return t
+
+
+@leaving
+def it_handles_an_exception(xs):
+    def g():
+        for x in xs:
+            try:
+                raise KeyError(1)
+            except KeyError:
+                yield x
+
+    t = torch.zeros(2)
+    for a in g():
+        t = t + a
+        magneto.graph_break()
+        t = t * 2
+    return t
+
+
+@leaving
+def returned_half_run(xs):
+    def g():
+        for x in xs:
+            yield x + 1
+
+    it = g()
+    return next(it), it
+
+
+def shown(value: Any) -> Any:
+    """Comparable text; generators are run to their end."""
+    if isinstance(value, (tuple, list, types.GeneratorType)):
+        return [shown(item) for item in value]
+    return str(value)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=[fn.__name__ for fn in FUNCTIONS])
+def test_generator(fn: Callable[..., Any]) -> None:
+    compiled = magneto.optimize("eager")(fn)
+    expected = shown(fn(list(XS)))
+    for _ in range(3):
+        assert shown(compiled(list(XS))) == expected

@@ -344,6 +344,26 @@ def test_presence_is_guarded_key_by_key():
     assert len(backend.graphs) == 2 + 1
 
 
+class Key:
+    pass
+
+
+ONE, TWO = Key(), Key()
+TABLE = {ONE: 1.0, TWO: 2.0, (ONE, TWO): 3.0}
+IDS, KNOWN = {id(ONE): 0.25, id(TWO): 0.125}, {id(TWO)}
+
+
+def test_look_up_of_other_objects():
+    """What an object is found under in an existing dictionary depends on which object it is."""
+
+    def fn(x, key):
+        return x * TABLE.get(key, 5.0) + (key in TABLE) + TABLE.get((key, TWO), 7.0) + IDS.get(id(key), 0.5) + (id(key) in KNOWN)
+
+    compiled = magneto.optimize("eager", nopython=True)(fn)
+    for key in (ONE, TWO, Key(), ONE):
+        assert torch.equal(compiled(X, key), fn(X, key))
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)

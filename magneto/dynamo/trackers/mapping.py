@@ -114,9 +114,16 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
     m.graph_break("B104", operation="use as a dictionary key", value=key.show())
 
 
-def _real_key(m: Machine, key: Tracker) -> Any:
-    token = key_token(m, key)
-    return token.of if type(token) is Identity else token
+def pinned(m: Machine, key: Tracker) -> Tracker:
+    """A key for a look-up among existing keys, which relies on which object it is: a row for each part that exists outside and hashes by identity."""
+    if isinstance(key, TupleTracker):
+        return TupleTracker([pinned(m, item) for item in key.items(m)], key.cls) if key.cls is tuple else key
+    of = getattr(key, "of", None) if not key.unknown and key.python_type() is int else None
+    if isinstance(of, Tracker):  # id() of a tracked value
+        return ConstTracker(id(pinned(m, of).obj)) if of.obj is not MISSING else key
+    if key.source is not None and not isinstance(key, ConstTracker) and not isinstance(key.source, Held) and key.obj is not MISSING:
+        m.guard(Kind.ID_IS, key.source, key.obj)
+    return key
 
 
 def real_key(token: Hashable) -> Any:
@@ -134,17 +141,6 @@ def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
     if isinstance(obj, collections.OrderedDict):
         return list(collections.OrderedDict.items(obj))
     return list(dict.items(obj))
-
-
-def _pin_keys(m: Machine, token: Hashable) -> None:
-    """Keys that hash by identity are guarded by identity."""
-    if type(token) is tuple:
-        for part in token:
-            _pin_keys(m, part)
-    elif type(token) is Identity:
-        key = m.wrapped.get(id(token.of))
-        if key is not None and key.source is not None and not isinstance(key.source, Held):
-            m.guard(Kind.ID_IS, key.source, token.of)
 
 
 class DictTracker(Tracker):
@@ -259,7 +255,7 @@ class DictTracker(Tracker):
 
     def get(self, m: Machine, key: Tracker) -> Tracker | None:
         """The value of a key, None when it is absent (guarded)."""
-        return self.get_token(m, key_token(m, key), key)
+        return self.get_token(m, self.token(m, key), key)
 
     def get_token(self, m: Machine, token: Hashable, key: Tracker | None = None) -> Tracker | None:
         self._searchable(m, token)
@@ -281,12 +277,15 @@ class DictTracker(Tracker):
         return entry  # type: ignore[return-value]
 
     def _searchable(self, m: Machine, token: Hashable) -> None:
-        """A key with methods of the program is found in dictionaries made inside the region only; in others an object that exists is looked up as itself."""
+        """A key with methods of the program is found in dictionaries made inside the region only."""
         if self.obj is MISSING:
             return
         if by_program(token):
             m.graph_break("B104", operation="look-up by methods of the program", value=self.show())
-        _pin_keys(m, token)
+
+    def token(self, m: Machine, key: Tracker) -> Hashable:
+        """The key's token, for a look-up here."""
+        return key_token(m, key if self.obj is MISSING else pinned(m, key))
 
     def _absent(self, m: Machine, token: Hashable, key: Tracker | None) -> None:
         if self._listed or self.obj is MISSING:
@@ -301,7 +300,7 @@ class DictTracker(Tracker):
 
     def has(self, m: Machine, key: Tracker) -> bool:
         """Whether a key is there; its value is not read."""
-        token = key_token(m, key)
+        token = self.token(m, key)
         self._searchable(m, token)
         if token in self.entries:
             entry = self.entries[token][1]
@@ -342,15 +341,15 @@ class DictTracker(Tracker):
 
     def _keep_order_of_finalisers(self, m: Machine, key: Tracker) -> None:
         """A value that may die here with a finaliser of its own must die now, not when the effects are replayed."""
-        found = self.entries.get(key_token(m, key))
-        old = found[1].obj if found is not None else MISSING if self._whole else dict.get(self.obj, _real_key(m, key), MISSING)
+        found = self.entries.get(self.token(m, key))
+        old = found[1].obj if found is not None else MISSING if self._whole else dict.get(self.obj, real_key(self.token(m, key)), MISSING)
         if old is not MISSING and hasattr(type(old), "__del__"):
             m.graph_break("B107", value=self.show(), reason="it drops an object that has a finaliser")
 
     def put_silently(self, m: Machine, key: Tracker, value: Tracker) -> None:
         """Set an entry whose effect the caller logs."""
         self.materialise()
-        token = key_token(m, key)
+        token = self.token(m, key)
         self._searchable(m, token)
         old = self.entries.get(token)
         self.entries[token] = (old[0] if old is not None else key, value)
@@ -359,7 +358,7 @@ class DictTracker(Tracker):
         """Remove a key that is present."""
         self._keep_order_of_finalisers(m, key)
         self.materialise()
-        del self.entries[key_token(m, key)]
+        del self.entries[self.token(m, key)]
         self.removals += 1
         if self.logged():
             self._effect(m, "del {0}[{1}]", "{2}.__delitem__({0}, {1})", key)
@@ -374,7 +373,7 @@ class DictTracker(Tracker):
     def reorder(self, m: Machine, key: Tracker, last: bool) -> None:
         """OrderedDict.move_to_end."""
         self.listed()
-        token = key_token(m, key)
+        token = self.token(m, key)
         pair = self.entries.pop(token)
         self.removals += 1
         if last:
@@ -484,6 +483,10 @@ class SetTracker(Tracker):
     def python_type(self) -> type:
         return self.cls
 
+    def token(self, m: Machine, item: Tracker) -> Hashable:
+        """The element's token, for a look-up here."""
+        return key_token(m, item if self.obj is MISSING else pinned(m, item))
+
     def known(self) -> None:
         """Somebody looked inside."""
         if self._machine is not None:
@@ -502,7 +505,7 @@ class SetTracker(Tracker):
     def insert(self, m: Machine, item: Tracker) -> None:
         """set.add, not logged."""
         self.known()
-        token = key_token(m, item)
+        token = self.token(m, item)
         self.entries.setdefault(token, item)
         real = self.own()
         if real is not None:
@@ -514,7 +517,7 @@ class SetTracker(Tracker):
 
     def drop(self, m: Machine, item: Tracker) -> None:
         """Remove an element that is there, not logged."""
-        del self.entries[key_token(m, item)]
+        del self.entries[self.token(m, item)]
         real, const = self.own(), item.try_const()
         if real is not None and const is not None:
             real.discard(const.value)
@@ -531,7 +534,7 @@ class SetTracker(Tracker):
 
     def has(self, m: Machine, item: Tracker) -> bool:
         self.known()
-        return key_token(m, item) in self.entries
+        return self.token(m, item) in self.entries
 
     def logged(self) -> bool:
         """Whether changes must be replayed: the set exists outside."""

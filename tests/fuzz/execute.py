@@ -132,6 +132,7 @@ class Copy:
         return [
             ("error", describe(error)),
             ("printed", printed.getvalue()),
+            ("warned", [str(w.message) for w in said if str(w.message).startswith("said: ")]),
             ("modes", self.modes.values),
             ("rng", hash(str(rng))),
             ("state", state),
@@ -153,7 +154,7 @@ def limited(seconds: float) -> Iterator[None]:
         raise TooLong
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, seconds)  # again and again: the program may swallow it
     try:
         yield
     finally:

@@ -122,6 +122,8 @@ class Generator:
                 "<a>.transpose(0, -1).sum(0)", "<a>.clamp(min=<F>)", "<a>.type_as(<T>)", "<a>.view_as(<a>)", "<a>[<a> > 0].sum()", "<a>.pow(2)",
                 "<a>.narrow(-1, 0, 2).sum()", "F.layer_norm(<a>, <a>.shape[-1:])", "<a>.cumsum(0)", "<a>.sort()[0]", "<a>.data", "<a>[None].squeeze(0)",
                 "<a>.requires_grad_()",
+                "(<a>.as_subclass(Tagged) * <F>).as_subclass(torch.Tensor)", "<a>.unique().sum()", "<a>.nonzero().sum()", "<a>.index_select(0, torch.tensor([0]))[0]", "<a>.split(2, -1)[-1].sum()", "<a>.flatten().unfold(0, 2, 2).sum()",
+                "torch.tensor(<a>.tolist()).sum()", "torch.as_tensor(<a>.detach().numpy() * 2)", "torch.einsum('...i->...', <a>)", "<a>.mT", "<a>.T", "<a>.real", "<a>.roll(1)", "<a>.index_fill(0, torch.tensor([0]), <F>)", "<a>.addcmul(<a>, <a>)", "<a>.lerp(<a>, 0.5)",
             )  # fmt: skip
         if r < 0.68:
             return self.fill(
@@ -130,6 +132,9 @@ class Generator:
                 "F.dropout(<T>, 0.5, <B>)", "torch.cat([<T>.reshape(-1), <T>.reshape(-1)])[:4]", "torch.stack([<T>, <T>]).sum(0)",
                 "torch.zeros(4, dtype=torch.get_default_dtype())", "F.linear(<T>, net.weight)", "torch.tensor(<L>).sum() * 1.0", "torch.randn_like(x)",
                 "torch.ones(<I> % 4 + 1).sum()", "torch.matmul(<T>, net.weight)", "x.new_ones(4)",
+                "torch.from_numpy(np.arange(4, dtype=np.float32)) * <T>", "np.add(<T>.detach().numpy(), <F>).sum() + torch.zeros(())", "torch.ones(x.shape + (<I> % 3 + 1,)).sum()", "nn.Parameter(torch.ones(4) * <I>)", "torch.empty_like(<T>).fill_(<F>)",
+                "torch.func.vmap(torch.sin)(<T>)", "torch.func.grad(lambda z: (z * <F>).sum())(<T>)", "torch.func.functional_call(net.layers[0], {'weight': net.weight, 'bias': net.bias}, (<T>,))", "checkpoint(torch.sin, <T>, use_reentrant=False)",
+                "torch.linspace(0, 1, <I> % 4 + 1).sum()", "torch.outer(<T>.reshape(-1)[:2], <T>.reshape(-1)[:4])[0]", "torch.bernoulli(torch.full((4,), 0.5))", "F.scaled_dot_product_attention(x[None], x[None], x[None])[0]",
             )  # fmt: skip
         return self.fill(
                 e,
@@ -138,7 +143,9 @@ class Generator:
             "sum(z.sum() for z in items)", "list(map(<C>, [<T>, <T>]))[<I> % 2]", "next(pieces(<T>))", "[*both(x)][<I> % 4]",
             "functools.partial(torch.add, <T>)(<T>)", "{'k': <T>}['k']", "(<T>, <T>)[<B>]", "copy.copy(<T>)",
             "Pair(<T>, <I>).left", "Point(<I>, <T>).y", "Frozen(t=<T>).t", "Slotted(<T>).a", "Box.make(<I>).t",
-            "dataclasses.replace(Frozen(), t=<T>).t", "getattr(<O>, 't')", "net.layers[<I> % 2](<T>)", *(f"{h}(<T>, <I>)" for h in self.helpers),
+            "dataclasses.replace(Frozen(), t=<T>).t", "getattr(<O>, 't')", "net.layers[<I> % 2](<T>)", "Doubled.apply(<T>, <I>)", "copy.deepcopy(<O>).t", "Output(t=<T>, n=<I>).t", "Output(a=<T>).to_tuple()[0]", "halved(<T>)", "halved(<T>, by=<I>)", "deep(<T>, <I> % 4)", "lib.widen(<T>)", "nested((<T>, [<T>]), torch.neg)[0]", "list(flat([<T>, {'k': (<T>,)}]))[1]", "G_CACHE.update(<T>, <T>)[0]", "G_CACHE.update(x, x, <I> % 2)[1]", "[k for k, _ in G_CACHE][0]",
+            "G_FIXED.update(x[:1])", "G_FIXED.buffer[G_FIXED.at - 1]", "G_STACK(<T>)", "G_STACK[<I> % 2](<T>)", "G_STACK(<T>, n=<I>)", "[m for m in net.modules()][-1](<T>)", "next(iter(net.state_dict().values()))[0]", "dict(net.named_parameters())['weight'][0]", "(<T>.grad if <T>.grad is not None else <T>)", "functools.partial(halved, by=<I>)(<T>)", "operator.itemgetter(0)([<T>])", "operator.methodcaller('sin')(<T>)",
+            *(f"{h}(<T>, <I>)" for h in self.helpers),
             *(f"{h}(<T>, n=<I>)" for h in self.helpers),
         )  # fmt: skip
 
@@ -152,6 +159,8 @@ class Generator:
             "sum(z for z in <L> if z > <I>)", "len(set(<L>))", "variadic(<I>, *<L>, c=<I>)", "variadic(<I>, b=<I>, z=<I>)",
             "sum(counter(<I> % 4))", "bisect.bisect([1, 3, 5], <I>)", "Color.BLUE.value", "min(<L>, default=0)", "<L>.count(<I>)",
             "(lambda z, w=1: z + w)(<I>)", "round(<F>)", "int(str(<I>))", "<O>.twice", "hash(<I>) % 7", "zlib.crc32(<S>.encode()) % 5",
+            "G_ADD(<I>) % 9", "memo(<I>)", "sized(<I>)", "sized(<L>)", "sized(<S>)", "G_CACHE.size", "G_CACHE.seen", "G_CACHE.level", "len(Cache)", "G_FIXED.end", "lib.factor", "Tagged.used", "halved.calls", "len(inspect.signature(variadic).parameters)", "len(<S>.encode())", "int((<I> + 2j).imag)", "sum(range(<I>)[::2])", "len({<I>, <I>} | set(<L>))", "torch.Size([<I>, 2]).numel()",
+            "(x.shape + (<I>,))[-1]", "bytes([1, 2, 3])[<I> % 3]", "len(typing.get_args(typing.Union[int, str]))", "[*range(5)][slice(<I> % 3, None)][0]", "len(G_CACHE.by_name[<S>])", "math.prod(<L>)", "int(np.prod(x.shape))", "operator.index(<I>)", "(lambda *z, **w: len(z) + len(w))(*<L>, **{'a': <I>})", "functools.reduce(lambda a, b: a * 2 + b, <L>, <I>)", "next((z for z in <L> if z > <I>), -1)", "pow(<I>, 2, 7)", "<I>.bit_length()",
         )  # fmt: skip
 
     def expr_F(self, e: Callable[[str], str], scope: Scope) -> str:
@@ -167,10 +176,11 @@ class Generator:
             "(<T>.dtype == torch.float32)", "callable(<C>)", "(<I> < <I> <= 4)", "<S>.startswith('a')", "(<O> is <O>)", "<T>.is_contiguous()",
             "(<T>.grad is None)", "<T>.is_leaf", "torch.is_autocast_enabled('cpu')", "(type(<O>) is Box)", "torch.are_deterministic_algorithms_enabled()", "(torch.get_num_threads() > 1)",
             "(<T>.device.type == 'cpu')", "(<T>.shape == <T>.shape)",
+            "(<I> in G_CACHE)", "issubclass(type(<O>), Box)", "(id(<O>) == id(box))", "('value' in dir(<O>))", "('t' in vars(<O>))", "isinstance(<I>, (int, float))", "(<T> in [])", "(<S> < 'b')", "{1, 2} <= set(<L>)", "(lib.factor > <I>)", "(<F> != <F>)", "torch.is_inference_mode_enabled()", "isinstance(Color.RED, enum.Enum)", "(<T>.shape[-1:] == (4,))", "(net._forward_hooks != {})",
         )  # fmt: skip
 
     def expr_S(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "f'{<I>}'", "(<S> + 'z')[:6]", "str(<B>)", "<S>.upper()", "'-'.join(map(str, <L>))[:9]", "type(<O>).__name__", "'%d' % <I>", "<S>[::-1]", "str(x.dtype)", "'{}'.format(<I>)", "Color(1).name", "f'{<F>:.2f}'")  # fmt: skip
+        return self.fill(e, "f'{<I>}'", "(<S> + 'z')[:6]", "str(<B>)", "<S>.upper()", "'-'.join(map(str, <L>))[:9]", "type(<O>).__name__", "'%d' % <I>", "<S>[::-1]", "str(x.dtype)", "'{}'.format(<I>)", "Color(1).name", "f'{<F>:.2f}'", "repr(<L>)", "f'{<S>!r:>8}'", "<S>.replace('a', <S>)[:9]", "','.join(sorted(<D>))", "str(Pair(<I>, 2))", "halved.__name__", "repr(Point(<I>))[:20]", "str(torch.float32)", "'%s|%s' % (<S>, <I>)", "<S>.encode().decode()")  # fmt: skip
 
     def expr_L(self, e: Callable[[str], str], scope: Scope) -> str:
         return self.fill(
@@ -179,16 +189,17 @@ class Generator:
             "[z + w for z in <L> for w in range(2) if z][:6]", "list(reversed(<L>))", "list(itertools.accumulate(<L>))", "[i for i, _ in enumerate(<L>)]",
             "list(map(lambda z: z % 3, <L>))", "list(filter(None, <L>))", "[z for pair in zip(<L>, <L>) for z in pair][:6]", "list(<L>)", "<L>.copy()", "[len(z) for z in <D>]",
             "list(itertools.islice(itertools.count(<I>), 3))", "sorted(set(<L>))", "list(counter(<I> % 3))", "Items(<L>)", "list(dict.fromkeys(<L>))", "list(collections.Counter(<L>).values())",
+            "[z for z, _ in itertools.groupby(<L>)]", "list(itertools.chain(<L>, (<I>,)))", "[a for a, b in itertools.zip_longest(<L>, [1])]", "[*itertools.takewhile(lambda z: z < 3, <L>)]", "list(bytes(3))", "[int(z) for z in x.shape]", "[y for z in <L> if (y := z % 3)]", "list(flat([<L>, {'a': <I>}]))", "np.arange(<I> % 4).tolist()", "sorted(<L>, reverse=True)", "list(collections.deque(<L>, maxlen=2))",
         )  # fmt: skip
 
     def expr_D(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "{<S>: <I>}", "dict(<D>, k=<I>)", "{**<D>, 'z': <I>}", "{str(z): z for z in <L>}", "Table(a=<I>)", "(<D> | {'m': 1})", "collections.OrderedDict(<D>)", "collections.defaultdict(int, <D>)", "dict(zip('abc', <L>))")  # fmt: skip
+        return self.fill(e, "{<S>: <I>}", "dict(<D>, k=<I>)", "{**<D>, 'z': <I>}", "{str(z): z for z in <L>}", "Table(a=<I>)", "(<D> | {'m': 1})", "collections.OrderedDict(<D>)", "collections.defaultdict(int, <D>)", "dict(zip('abc', <L>))", "Output(a=<I>)", "dict(sorted(<D>.items()))", "{k: v for k, v in <D>.items() if v}", "copy.deepcopy(<D>)", "collections.ChainMap(<D>, {'q': 1})", "dataclasses.asdict(Frozen(<I>))", "types.MappingProxyType(<D>).copy()")  # fmt: skip
 
     def expr_O(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "Box(<I>, <T>)", "Sub(<I>, <T>)", "Box.make(<I>)", "(<O> + <I>)", "<O>.push(<I>)", "copy.copy(<O>)", "(<O> if <B> else <O>)")  # fmt: skip
+        return self.fill(e, "Box(<I>, <T>)", "Sub(<I>, <T>)", "Box.make(<I>)", "(<O> + <I>)", "<O>.push(<I>)", "copy.copy(<O>)", "(<O> if <B> else <O>)", "copy.deepcopy(<O>)")  # fmt: skip
 
     def expr_C(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "(lambda z: z + <I>)", "functools.partial(torch.mul, <T>)", "adder(<T>)", "<O>.scale", "(lambda z, k=<F>: z * k)", "net", "nn.functional.silu", "net.layers[<I> % 2]")  # fmt: skip
+        return self.fill(e, "(lambda z: z + <I>)", "functools.partial(torch.mul, <T>)", "adder(<T>)", "<O>.scale", "(lambda z, k=<F>: z * k)", "net", "nn.functional.silu", "net.layers[<I> % 2]", "halved", "lib.widen", "G_ADD", "traced(torch.sin)", "functools.wraps(torch.cos)(lambda z: z - 1)", "operator.neg", "Doubled.apply", "G_STACK")  # fmt: skip
 
     # ---- statements ----
 
@@ -260,6 +271,10 @@ class Generator:
                     "print(<T>.shape)",
                     "repr(<O>.value)",
                     "random.shuffle([1, 2])",
+                    "LOG.warning('%s here', <I>)",
+                    "warnings.warn('said: ' + <S>)",
+                    "<T>.sum().item()",
+                    "sorted(globals())",
                 )
             ]
         if r < 0.86:
@@ -282,6 +297,9 @@ class Generator:
             "x.detach().add_(1)", "y.copy_(<T>)", "G_L.append(<I>)", "G_D['g'] = <I>", "<L>.append(<I>)", "<O>.value = <I> % 5", "Box.shared.append(<I> % 4)", "Box.kind = <S>",
             "setattr(box, 'dyn', <I>)", "y.fill_(<I>)", "torch.add(<T>, <T>, out=G_T)", "y.zero_()", "box.log.clear()", "items.reverse()", "items.pop()", "net.register_buffer('more', <T>)", "x.data.add_(1)",
             "net.weight.data.mul_(0.5)", "table.pop('k', None)", "vars(box)['viadict'] = <I>", "x.unsqueeze_(0)", "y.requires_grad_()", "y.detach_()", "x.data = <T>", "items.sort(key=lambda z: z.dim())",
+            "G_CACHE.update(<T>, x)", "G_CACHE.level = <I> * 30", "G_CACHE.by_name[<S>].append(<I>)", "G_CACHE.keys.clear()", "G_FIXED.update(x[:2])", "G_FIXED.at = <I>", "lib.factor = <I>", "Tagged.used += 1", "box.__dict__.update(extra=<I>)", "delattr(box, 'extra')", "x.view(-1)[::2].mul_(2)", "x[x > 0] = <F>", "x.t().add_(<I>)",
+            "x.chunk(2, -1)[0].zero_()", "x.select(0, 1).copy_(y)", "y.unsqueeze(0).add_(1)", "torch.nn.init.ones_(net.bias)", "net.layers[0].weight = net.weight", "net.bias.grad = None", "memo.cache_clear()", "random.seed(<I>)", "torch.manual_seed(<I>)", "items.insert(0, <T>)", "items.extend([<T>, <T>])", "items[:1] = [<T>]", "del items[-1]", "x.resize_(2, 4)", "x.swapaxes_(0, 1)", "net.to(torch.float64)", "net.zero_grad()",
+            "LOG.setLevel(<I> * 10)", "y.index_add_(0, torch.tensor([0]), y[:1])", "x.masked_fill_(x > 0, <F>)", "x.clamp_(max=<F>)", "G_STACK.append(nn.Tanh())", "setattr(net, 'extra', <T>)",
         )  # fmt: skip
 
     def unusual(self, e: Callable[[str], str], scope: Scope) -> list[str]:
@@ -305,6 +323,55 @@ class Generator:
             ["net.train(<B>)"],
             ["<=T> = torch.rand(4) * random.random()"],
             [f"{it} = Slotted(<I>)", f"{it}.b = <T>", f"<=T> = {it}.b * {it}.a", f"del {it}.b"],
+            ["import statistics", "<=F> = statistics.fmean([<F>, <I>])"],
+            ["from math import tau as f0", "<=F> = f0 * 2"],
+            [
+                "try:",
+                INDENT + "raise ExceptionGroup('g', [ValueError(<S>), KeyError(<I>)])",
+                "except* ValueError as group:",
+                INDENT + "box.log.append(len(group.exceptions))",
+                "except* KeyError:",
+                INDENT + "<=I> = 3",
+            ],
+            [
+                "with contextlib.ExitStack() as stack:",
+                INDENT + "stack.enter_context(Scope(box, <B>))",
+                INDENT + "stack.callback(box.push, <I>)",
+                INDENT + "<=T> = <T>",
+                INDENT + "fails(<I>)",
+            ],
+            ["with torch.autograd.profiler.record_function('part'):", INDENT + "<=T> = <T>"],
+            ["with torch.device('cpu'):", INDENT + "<=T> = torch.ones(4) * <I>"],
+            ["with warnings.catch_warnings():", INDENT + "warnings.simplefilter('ignore')", INDENT + "warnings.warn(<S>)"],
+            [f"{it} = averaging()", f"next({it})", f"{it}.send(<I>)", f"<=F> = {it}.send(<F>)", f"{it}.throw(ValueError)", f"{it}.close()"],
+            [f"{it} = torch.ones(4, requires_grad=True)", f"({it} * <T>).sum().backward()", f"<=T> = {it}.grad"],
+            ["@traced", f"def {it}(z, *rest, k=<I>):", INDENT + "return z + len(rest) * k", f"<=T> = {it}(<T>, 1, k=<I>)"],
+            [
+                f"class {it.title()}(nn.Module):",
+                INDENT + "def forward(self, z):",
+                INDENT * 2 + "return net(z) * 2",
+                f"<=T> = {it.title()}()(<T>)",
+            ],
+            [
+                f"{it} = net.layers[0].register_forward_pre_hook(lambda m, a: (a[0] + <I>,))",
+                "try:",
+                INDENT + "<=T> = net(<T>)",
+                "finally:",
+                INDENT + f"{it}.remove()",
+            ],
+            ["while True:", INDENT + "<=T> = <T>", INDENT + "if <B> or len(items) >= 0:", INDENT * 2 + "break"],
+            [
+                f"for {it} in range(3):",
+                INDENT + "try:",
+                INDENT * 2 + f"if {it} == 1: continue",
+                INDENT * 2 + "<=T> = <T>",
+                INDENT + "finally:",
+                INDENT * 2 + f"box.log.append({it})",
+            ],
+            ["box.t, box.value = <T>, <I>"],
+            [f"{it} = collections.Counter(<S>)", f"{it}.update('abc')", f"<=I> = {it}.most_common(1)[0][1]"],
+            [f"{it} = Cache(<I> % 3 + 1)", "for _i in range(3):", INDENT + f"{it}.update(<T>, x)", f"<=I> = {it}.seen"],
+            ["del box.extra"],
         ]
         if deletable and self.chance(0.1):
             name = self.rng.choice(deletable)
@@ -411,7 +478,8 @@ class Generator:
     def with_(self, scope: Scope, budget: int) -> list[str]:
         manager = self.pick(
             "torch.no_grad()", "torch.enable_grad()", "Scope(box)", "Scope(box, True)", f"managed(box, {self.rng.randrange(3)})", "contextlib.nullcontext()", "contextlib.suppress(Oops, ValueError)",
-            f"torch.set_grad_enabled({self.expr('B', scope)})", "torch.autocast('cpu', dtype=torch.bfloat16)", "contextlib.ExitStack()", "torch.no_grad(), Scope(box)", f"torch.autocast('cpu', enabled={self.expr('B', scope)})", "torch.inference_mode()",
+            f"torch.set_grad_enabled({self.expr('B', scope)})", "torch.autocast('cpu', dtype=torch.bfloat16)", "contextlib.ExitStack()", "torch.no_grad(), Scope(box)", f"torch.autocast('cpu', enabled={self.expr('B', scope)})", "torch.inference_mode()", "torch.autocast('cpu', dtype=torch.float16)",
+            "contextlib.redirect_stdout(__import__('io').StringIO())", "torch.random.fork_rng()", "torch.autograd.set_detect_anomaly(False)", "contextlib.closing(counter(3))", "Scope(box), managed(box, 1)",
         )  # fmt: skip
         if manager.startswith(("Scope", "managed")) and self.chance(0.5):
             manager += f" as {self.bind('I', self.name('I', scope), scope)}"
@@ -442,6 +510,12 @@ class Generator:
                 (self.expr("O", scope), ["Sub()", "Box(value=0)", "Box(value=z0)"]),
                 (self.expr("D", scope), ["{'a': 1}", "{'k': z0, **_r}", "{'a': z0}"]),
                 (self.expr("S", scope), ["'abc' | 'box'", "str(z0)"]),
+                (
+                    f"Point({self.expr('I', scope)}, {self.expr('T', scope)})",
+                    ["Point(0, _)", "Point(x=1 | 2 as z0)", "Point(y=torch.Tensor()) if flag"],
+                ),
+                (f"Pair({self.expr('I', scope)}, {self.expr('S', scope)})", ["(0, _)", "Pair(left=z0, right='abc')", "[1, str()]"]),
+                (f"[{self.expr('L', scope)}, {self.expr('D', scope)}]", ["[[z0, *_], {'a': 1}]", "[[], dict()]", "[list() as z0, _]"]),
             ]
         )
         lines = [f"match {subject}:"]
@@ -507,7 +581,7 @@ class Generator:
         return "\n".join(
             [
                 f"G_N = {self.rng.randrange(4)}", f"G_F = {self.rng.choice([0.5, 2.0, -1.0])}", f"G_FLAG = {self.rng.choice([True, False])}", "G_T = torch.linspace(0, 1, 4)", f"G_L = [3, 1, {self.rng.randrange(4)}]",
-                "G_D = {'a': 1, 'abc': 2}", "G_BOX = Box(2, torch.ones(4))", f"G_FN = {self.pick('torch.cos', 'adder(1)', 'lambda z: z * G_N', 'Box.plain')}", "net = Net()", "G_NET = net" if self.chance(0.5) else "G_NET = Net()",
+                "G_D = {'a': 1, 'abc': 2}", "G_ADD = adder(1)", "G_CACHE = Cache()", "G_FIXED = Fixed()", "G_STACK = Stack(nn.Linear(4, 4), nn.Tanh())", "G_BOX = Box(2, torch.ones(4))", f"G_FN = {self.pick('torch.cos', 'adder(1)', 'lambda z: z * G_N', 'Box.plain')}", "net = Net()", "G_HANDLE = net.register_forward_hook(lambda m, a, out: out * 2)" if self.chance(0.2) else "G_HANDLE = None", "G_NET = net" if self.chance(0.5) else "G_NET = Net()",
                 f"net.train({self.rng.choice([True, False])})", "x = torch.arange(12.0).reshape(3, 4) / 5 - 1", f"y = {self.pick('torch.ones(4)', 'x', 'x[1]', 'x.view(4, 3).t()', 'torch.linspace(-1, 1, 4)', 'x.t().contiguous().t()')}",
                 f"n = {self.rng.randrange(4)}", f"flag = {self.rng.choice([True, False])}", f"mode = {self.pick(repr('abc'), repr('both'), repr('cached'))}", f"box = {self.pick('Box', 'Sub')}({self.rng.randrange(4)}, {self.pick('torch.ones(4)', 'x', 'y')})",
                 f"items = [{self.pick('x', 'y', 'torch.ones(3, 4)')}, torch.zeros(4)]", f"table = {self.pick('{}', 'Table(b=2)', repr({'a': 1, 'k': 2}))}", *(["x.requires_grad_()"] if self.chance(0.15) else []),
@@ -527,6 +601,14 @@ class Generator:
             "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)", "torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)", "torch.use_deterministic_algorithms(True, warn_only=True)", "torch.set_num_threads(2)", "torch.set_autocast_enabled('cpu', True)", "torch.set_autocast_enabled('cpu', False)",
             "fails = lambda k: k", "shows = len", "apply = lambda f, *a, **k: f(*a, **k) * 2", "counter = lambda k: range(k)", "variadic.__defaults__ = (5,)", "variadic.__kwdefaults__ = {'c': 9}", "fails.__code__ = (lambda n: n * 3).__code__", "adder = lambda s: (lambda v: s)", "math = __import__('cmath')", "torch.manual_seed(5)", "len = lambda v: 3",
             "Scope.__exit__ = lambda self, *a: True", "Table.__missing__ = lambda self, k: 1", "Point.__init__ = lambda self, x, y=None: (setattr(self, 'x', 1), setattr(self, 'y', y), setattr(self, 'tags', []))[0]", "x.grad = torch.ones_like(x) if x.is_floating_point() else None", "x.add_(1) if not x.requires_grad else None", "x.some = 3", "x.data = torch.zeros(3, 4)",
+            "G_ADD.__closure__[0].cell_contents = 4", "G_ADD.__closure__[1].cell_contents = 6", "G_ADD(2)", "G_ADD = adder(2.5)", "G_FN.__closure__[0].cell_contents = 3", "G_HANDLE.remove()", "G_HANDLE = net.register_forward_hook(lambda m, a, out: -out)", "G_HANDLE = net.act.register_forward_pre_hook(lambda m, a: (a[0] - 1,))", "G_CACHE = Cache(2)", "G_CACHE.keys.append(x)", "G_CACHE.level = 3",
+            "G_CACHE.by_name['abc'].append(1)", "G_CACHE.__dict__['size'] = 1", "Cache.made = 50", "Cache.update = lambda self, k, v, layer=0: (v, k)", "G_FIXED = Fixed(3)", "G_FIXED.at = 0", "G_FIXED.buffer = torch.ones(6, 4)", "lib.factor = 5", "lib.factor = 0.5", "lib.widen = torch.neg", "lib.extra = 1", "Tagged.used = 0", "Tagged.__torch_function__ = torch._C._disabled_torch_function_impl",
+            "G_STACK = Stack(nn.Tanh(), nn.ReLU())", "G_STACK.add_module('last', nn.Sigmoid())", "del G_STACK[0]", "G_STACK[0] = nn.Identity()", "memo = lambda k: 2", "memo.cache_clear()", "sized.register(str, lambda v: 30)", "halved.calls = 100", "halved = traced(torch.neg)", "halved.__wrapped__ = None", "LOG.setLevel(40)", "LOG.disabled = True", "LOG.handlers.clear()", "Meta.__len__ = lambda cls: 8", "Checked.__get__ = lambda self, obj, owner=None: 11",
+            "Output.__getattr__ = lambda self, name: 3", "Doubled.backward = staticmethod(lambda ctx, g: (g * 5, None))", "Doubled.forward = staticmethod(lambda ctx, z, factor=2: z - factor)", "deep = lambda z, n: z - n", "nested = lambda tree, fn: tree", "torch.set_autocast_dtype('cpu', torch.float16)", "torch.set_autocast_dtype('cpu', torch.bfloat16)", "torch.use_deterministic_algorithms(False)", "torch.set_num_threads(1)", "random.seed(3)",
+            "net.layers[0].bias = None", "net.layers[0].weight = nn.Parameter(torch.ones(4, 4))", "net.layers[0].to(torch.bfloat16)", "net.half()", "net.bias.requires_grad_(not net.bias.requires_grad)", "net.layers.pop(-1)", "net.layers.insert(0, nn.Linear(4, 4))", "net.extra = nn.Linear(4, 4)", "net.register_buffer('steps', torch.ones(()))", "net.steps = torch.ones(2)", "net.cache['c'] = x", "net.cache.clear()", "net.load_state_dict(copy.deepcopy(net.state_dict()))", "net = copy.deepcopy(net)", "net.__class__ = type('Other', (Net,), {})", "net.register_forward_pre_hook(lambda m, a, k: (a, k), with_kwargs=True)",
+            "x = x.as_subclass(Tagged)", "x = torch.ones(3, 4).clone(memory_format=torch.contiguous_format)", "x = torch.ones(6, 4)[::2]", "x = torch.ones(12)[:].as_strided((3, 4), (4, 1))", "x = torch.ones(2, 3, 4)", "x = torch.zeros(0, 4)", "x = torch.ones(3, 4, dtype=torch.complex64)", "x = torch.ones(3, 4, dtype=torch.bool)", "y = x.view(-1)[:4]", "x.unsqueeze_(0)", "x.t_()", "x.resize_(4, 4)", "x.requires_grad_(False)", "del x.some", "y.requires_grad_()", "n = torch.tensor(2)", "n = np.int64(3)", "mode = None", "mode = b'abc'", "flag = None", "flag = torch.tensor(True)",
+            "box = None", "box = types.SimpleNamespace(value=1, t=x, log=[], twice=3, kind='s')", "box.log = collections.deque([1])", "box.value = 1.5", "del box.value", "Box.__len__ = lambda self: 0", "Box.__getattr__ = lambda self, name: 6", "Box.__setattr__ = lambda self, name, v: object.__setattr__(self, name, v)", "Box.value = property(lambda self: 5)", "Box.twice = 4", "del Sub.scale", "Sub.__bases__ = (Box,)", "items[0] = items[-1]", "items = [x, x]", "items = collections.deque([x, y])", "items[0] = items[0].double()", "table = collections.defaultdict(int, a=2)", "table = types.MappingProxyType({'a': 1})",
+            "table['a'] = 2", "table.pop('a', None)", "table = Output(a=1)", "helper0 = lambda z, n=1: z", "main.__defaults__ = None", "np.random.seed(0)", "Point.__match_args__ = ('y', 'x')", "Point.x = 3", "Pair.left = 5", "Color.RED._value_ = 9", "Frozen.x = 2", "Slotted.a = 4", "Slotted.extra = 1",
         )  # fmt: skip
 
     def case(self, seed: int, backend: str) -> Case:

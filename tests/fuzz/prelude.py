@@ -6,11 +6,24 @@ It is executed once per copy of the environment, so that classes and functions o
 from __future__ import annotations
 
 PRELUDE = """
-import bisect, collections, contextlib, copy, dataclasses, enum, functools, itertools, math, operator, random, zlib
+import bisect, collections, contextlib, copy, dataclasses, enum, functools, inspect, itertools, logging, math, operator, random, types, typing, warnings, zlib
+import numpy as np
 import torch
 from torch import nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 import magneto
+
+lib = types.ModuleType("lib")
+lib.factor = 2
+lib.widen = lambda z: z * lib.factor
+
+class Prints(logging.Handler):
+    def emit(self, record):
+        print(record.levelname, record.getMessage())
+
+LOG = logging.Logger("fuzz")
+LOG.addHandler(Prints())
 
 class Oops(Exception):
     def __init__(self, text, code=0):
@@ -179,4 +192,157 @@ def shows(text):
 
 def variadic(a, /, b=2, *rest, c=3, **more):
     return a * b + c + len(rest) + sum(more.values())
+
+class Checked:
+    def __set_name__(self, owner, name):
+        self.name = "_" + name
+    def __get__(self, obj, owner=None):
+        return self if obj is None else getattr(obj, self.name, 0)
+    def __set__(self, obj, value):
+        if value > 99:
+            raise ValueError(f"{self.name[1:]} too large")
+        setattr(obj, self.name, value)
+
+class Meta(type):
+    made = 0
+    def __call__(cls, *args, **kwargs):
+        obj = super().__call__(*args, **kwargs)
+        cls.made += 1
+        return obj
+    def __len__(cls):
+        return cls.made
+
+class Cache(metaclass=Meta):
+    # Keys and values by layer, like a language model's.
+    level = Checked()
+    def __init__(self, limit=4):
+        self.keys, self.values, self.seen, self.limit = [], [], 0, limit
+        self.by_name = collections.defaultdict(list)
+    def update(self, key, value, layer=0):
+        if len(self.keys) <= layer:
+            self.keys.append(key)
+            self.values.append(value)
+        else:
+            self.keys[layer] = torch.cat([self.keys[layer], key], dim=0)[-self.limit:]
+            self.values[layer] = torch.cat([self.values[layer], value], dim=0)[-self.limit:]
+        if layer == 0:
+            self.seen += key.shape[0]
+        return self.keys[layer], self.values[layer]
+    @functools.cached_property
+    def size(self):
+        return self.limit * 2
+    def __iter__(self):
+        for key, value in zip(self.keys, self.values):
+            yield key, value
+    def __contains__(self, layer):
+        return layer < len(self.keys)
+
+class Fixed:
+    # A cache of fixed size, written in place.
+    def __init__(self, rows=6, width=4):
+        self.buffer = torch.zeros(rows, width)
+        self.at = 0
+    def update(self, rows):
+        n = rows.shape[0]
+        self.buffer[self.at : self.at + n] = rows
+        self.at += n
+        return self.buffer[: self.at]
+    def __getattribute__(self, name):
+        if name == "end":
+            return object.__getattribute__(self, "at") - 1
+        return object.__getattribute__(self, name)
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, min(value, 6) if name == "at" else value)
+
+class Output(collections.OrderedDict):
+    # Fields as items and as attributes.
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name)
+    def __setattr__(self, name, value):
+        self[name] = value
+    def to_tuple(self):
+        return tuple(self[k] for k in self)
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z, factor=2):
+        ctx.factor = factor
+        ctx.save_for_backward(z)
+        return z * factor
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor + 0 * ctx.saved_tensors[0], None
+
+class Tagged(torch.Tensor):
+    used = 0
+    @classmethod
+    def __torch_function__(cls, func, kinds, args=(), kwargs=None):
+        cls.used += 1
+        return super().__torch_function__(func, kinds, args, kwargs or {})
+
+class Stack(nn.Sequential):
+    def forward(self, z, n=1):
+        for layer in self:
+            z = layer(z) * n
+        return z
+
+def traced(fn):
+    @functools.wraps(fn)
+    def wrapper(*args, **kwargs):
+        wrapper.calls += 1
+        return fn(*args, **kwargs)
+    wrapper.calls = 0
+    return wrapper
+
+@traced
+def halved(z, *, by=2):
+    return z / by
+
+@functools.lru_cache(maxsize=4)
+def memo(n):
+    return n * 3 + 1
+
+@functools.singledispatch
+def sized(value):
+    return 1
+
+@sized.register
+def _(value: int):
+    return value + 10
+
+@sized.register(list)
+def _(value):
+    return len(value) + 20
+
+def deep(z, n):
+    return z if n <= 0 else deep(z + n, n - 1)
+
+def nested(tree, fn):
+    if isinstance(tree, torch.Tensor):
+        return fn(tree)
+    if isinstance(tree, dict):
+        return {k: nested(v, fn) for k, v in tree.items()}
+    return type(tree)(nested(v, fn) for v in tree)
+
+def flat(tree):
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from flat(item)
+    elif isinstance(tree, dict):
+        yield from flat(list(tree.values()))
+    else:
+        yield tree
+
+def averaging():
+    total, n = 0, 0
+    while True:
+        try:
+            value = yield (total / n if n else None)
+        except ValueError:
+            total, n = 0, 0
+        else:
+            total, n = total + value, n + 1
 """

@@ -3,21 +3,25 @@
     python -m tests.fuzz.run --minutes 20 --seed 0 --jobs 1
 
 Cases run in forked children, so that a crash or a hang is one more kind of failure. Each failure is made small and written, as a program that
-runs alone, to `--out`; failures alike (same message, numbers aside) are made small once.
+runs alone, to `--out`; failures alike (same message, numbers aside) are made small once. Times are processor time, so that a busy machine changes
+nothing. `--record FILE` keeps account of the runs: one entry for each Python, commit and first seed; `--again` runs the failures recorded there again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
+import json
 import os
 import pickle
 import platform
 import re
 import select
 import signal
+import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,8 @@ from tests.fuzz.grammar import Case, case_of
 from tests.fuzz.shrink import shrink
 
 BATCH = 20
-SECONDS_PER_CASE = 240.0
+SECONDS_PER_CASE = 60.0  # of the processor, in user mode
+SECONDS_IN_SILENCE = 1800.0  # of the clock
 
 REPRODUCTION = '''"""{found}"""
 import torch; torch.set_num_threads(1)
@@ -46,7 +51,7 @@ print(run_case(Case({seed}, PROGRAM, SETUP, {steps!r}, {backend!r})))
 
 
 def forked(work: Any, seconds: float) -> Any:
-    """What work(send) sent, in a child: a list of objects; ends with ("died", how) when the child did not finish."""
+    """What work(send) sent, in a child with `seconds` from one object to the next: a list; ends with ("died", how) when the child did not finish."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -55,9 +60,12 @@ def forked(work: Any, seconds: float) -> Any:
         try:
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 2)
+            signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
             with os.fdopen(writing, "wb") as out:
 
                 def send(value: Any) -> None:
+                    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
                     data = pickle.dumps(value)
                     out.write(len(data).to_bytes(4, "big") + data)
                     out.flush()
@@ -67,13 +75,13 @@ def forked(work: Any, seconds: float) -> Any:
         finally:
             os._exit(status)
     os.close(writing)
-    return _received(reading, pid, seconds)
+    return _received(reading, pid)
 
 
-def _received(reading: int, pid: int, seconds: float) -> list[Any]:
+def _received(reading: int, pid: int) -> list[Any]:
     data, values = b"", []
     while True:
-        ready, _, _ = select.select([reading], [], [], seconds)
+        ready, _, _ = select.select([reading], [], [], SECONDS_IN_SILENCE)
         if not ready:
             os.kill(pid, signal.SIGKILL)
             break
@@ -142,31 +150,100 @@ def report(seed: int, found: str, out: Path) -> None:
     print(f"--- seed {seed}: {path}\n{body}", flush=True)
 
 
-def fuzz(seed: int, minutes: float, out: Path) -> int:
+@dataclasses.dataclass
+class Record:
+    """The account of the runs, in a file that several runners may share."""
+
+    path: Path | None
+    first: int
+    commit: str
+
+    def write(self, next_seed: int, total: Counts, failures: dict[int, str]) -> None:
+        entry = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "commit": self.commit,
+            "seeds": [self.first, next_seed],
+            "programs": total.cases,
+            "calls": total.calls,
+            "minutes": round(minutes_of_processor(), 2),
+            "events": dict(total.events),
+            "raised": dict(total.raised),
+            "failures": {str(seed): found[:300] for seed, found in failures.items()},
+        }
+        key = f"{platform.python_version()} {self.commit} {self.first}"
+        change(self.path, lambda entries: entries.update({key: entry}))
+
+
+def change(path: Path | None, edit: Callable[[dict[str, Any]], None]) -> None:
+    if path is None:
+        return
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        entries = json.loads(file.read() or "{}")
+        edit(entries)
+        file.truncate(0)
+        file.write(json.dumps(entries, indent=1) + "\n")
+
+
+def minutes_of_processor() -> float:
+    """Of this process and its children so far."""
+    return sum(os.times()[:4]) / 60
+
+
+def commit_of(tree: Path) -> str:
+    """The commit whose code runs: of the repository, or as a copy of it says in a file `commit`."""
+    if (tree / "commit").exists():
+        return (tree / "commit").read_text().strip()
+    return subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
+def again(path: Path) -> int:
+    """Failures recorded for this Python that still fail; the others are marked with the commit at which they passed."""
+    commit, still = commit_of(Path.cwd()), 0
+    for entry in json.loads(path.read_text()).values():
+        if entry["python"] != platform.python_version():
+            continue
+        for seed, found in entry["failures"].items():
+            now = verdict(case_of(int(seed)))
+            print(f"seed {seed}: {found.splitlines()[0]}: {(now or 'passes').splitlines()[0]}", flush=True)
+            if now is None:
+                key = f"{entry['python']} {entry['commit']} {entry['seeds'][0]}"
+                change(path, lambda entries, key=key, seed=seed: entries[key].setdefault("passed_since", {}).update({seed: commit}))
+            still += now is not None
+    return still
+
+
+def fuzz(seed: int, minutes: float, out: Path, record: Path | None) -> int:
     """Number of failures. Time spent on making them small counts as well."""
-    end, kinds, total, failed = time.time() + 60 * minutes, set(), Counts(), 0
-    while time.time() < end:
+    account = Record(record, seed, commit_of(Path.cwd()))
+    kinds, total, failed = set(), Counts(), {}
+    while minutes_of_processor() < minutes:
         failures, counts, seed = batch(seed, BATCH)
         total.add(counts)
         for failing, found in failures:
             print(f"seed {failing}: {found[:160]}", flush=True)
-            failed += 1
+            failed[failing] = found
             if kind_of(found) not in kinds:
                 kinds.add(kind_of(found))
                 report(failing, found, out)
+        account.write(seed, total, failed)
     print(
-        f"python {platform.python_version()}, torch {torch.__version__}, {minutes} minutes, next seed {seed}, {failed} failures\n{total}",
+        f"python {platform.python_version()}, torch {torch.__version__}, {minutes} minutes, next seed {seed}, {len(failed)} failures\n{total}",
         flush=True,
     )
-    return failed
+    return len(failed)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--minutes", type=float, default=1.0, help="of processor time")
     parser.add_argument("--seed", type=int, default=0, help="first seed; job k starts at seed + k * 1000000")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("fuzz_failures"))
+    parser.add_argument("--record", type=Path, help="keep account of the run in this JSON file")
+    parser.add_argument("--again", action="store_true", help="run the failures of --record again")
     parser.add_argument("--case", type=int, help="run one seed here and print its program")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -174,9 +251,11 @@ def main() -> None:
         case = case_of(options.case)
         print(case.program, case.setup, *case.steps, run_case(case), sep="\n")
         return
+    if options.again:
+        sys.exit(again(options.record) > 0)
     options.out.mkdir(exist_ok=True)
     children = [pid for k in range(1, options.jobs) if (pid := _job(options, k))]
-    failed = fuzz(options.seed, options.minutes, options.out)
+    failed = fuzz(options.seed, options.minutes, options.out, options.record)
     failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in children)
     sys.exit(failed > 0)
 
@@ -184,7 +263,7 @@ def main() -> None:
 def _job(options: argparse.Namespace, k: int) -> int:
     pid = os.fork()
     if pid == 0:
-        os._exit(min(1, fuzz(options.seed + k * 1_000_000, options.minutes, options.out)))
+        os._exit(min(1, fuzz(options.seed + k * 1_000_000, options.minutes, options.out, options.record)))
     return pid
 
 

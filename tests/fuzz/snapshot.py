@@ -8,6 +8,7 @@ import functools
 import types
 from typing import Any
 
+import numpy as np
 import torch
 
 ATOMS = (
@@ -61,7 +62,7 @@ class Walker:
             parts = [self.of(item) for item in obj]
         elif isinstance(obj, (set, frozenset)):
             parts = sorted(map(repr, obj))
-        elif isinstance(obj, (str, int, float)):
+        elif isinstance(obj, (str, int, float, np.ndarray, np.generic)):
             parts = [repr(obj)]
         elif isinstance(obj, BaseException):
             parts = [self.of(obj.args)]

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 _COPY: Any = copy.copy
 _DEEPCOPY: Any = copy.deepcopy
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """copy.copy of a plain tensor: the same memory, and a version counter of its own, at 1 (the copy is made by `set_`)."""
+    data = tensor.data
+    if not data.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((data,), (1,))
+    return data
+
+
 _SHARED = (ConstTracker, FunctionTracker, BuiltinTracker, ClassTracker)
 
 
@@ -33,7 +43,7 @@ def copy_(m: Machine, x: Tracker) -> Any:
     if isinstance(x, _SHARED):
         return x
     if isinstance(x, TensorTracker):
-        return _plain_tensor(m, x) and m.node("detach", [x], {}, method=True)
+        return _plain_tensor(m, x) and m.node(copied, [x], {})
     return m.call(FunctionTracker.existing(m, _COPY, Held("copy", _COPY)), [x], {})
 
 

@@ -21,19 +21,21 @@ def atomic(gm: fx.GraphModule) -> Callable[..., Any]:
 
     def run(*inputs: Any) -> Any:
         with torch.no_grad():
-            saved = [(inputs[k], inputs[k].clone(), inputs[k].grad_fn) for k in written]
+            saved = [(t, t.clone(), t.grad_fn, None if t.is_inference() else t._version) for t in map(inputs.__getitem__, written)]
         try:
             return forward(*inputs)
         except Exception as error:
             with torch.no_grad():
-                for tensor, _before, grad_fn in saved:
+                for tensor, _before, grad_fn, _version in saved:
                     if tensor.grad_fn is not grad_fn:
                         error.magneto_applied = True  # type: ignore[attr-defined]
                         break
                 else:
-                    for tensor, before, _ in saved:
+                    for tensor, before, _, version in saved:
                         if before.shape == tensor.shape and not torch.equal(before, tensor):
                             tensor.copy_(before)
+                        if version is not None:
+                            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
             raise
 
     return run

@@ -121,7 +121,7 @@ class Copy:
         ours = [w for w in said if issubclass(w.category, magneto.base.errors.MagnetoWarning)]
         self.error = error
         self.warned = [str(w.message) for w in ours]
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
             state = snapshot(
                 self.namespace,
                 {name for name in self.fixed if id(self.namespace.get(name)) == self.first[name]},

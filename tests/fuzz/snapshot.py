@@ -125,7 +125,7 @@ class Walker:
             facts += [version, type(t.grad_fn).__name__]
         fields = [(name, self.of(value)) for name, value in t.__dict__.items()]
         grad = self.of(t.grad) if t.is_leaf else None
-        return facts, Values(t.detach().clone(), self.tolerance), fields, grad
+        return facts, Values(t.detach().clone().as_subclass(torch.Tensor), self.tolerance), fields, grad
 
 
 class Values:

@@ -36,6 +36,28 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         "def main(x):\n    x.detach_()\n    return x + 1",
         (CALL, "x = x.t()", CALL, "x = x.clone()", CALL),
     ),
+    "copies of a tensor count their versions from 1, a deep copy begins where the tensor does": (
+        "def main(x):\n    items[0] = copy.copy(x.sum())\n    box.t = copy.deepcopy(x[1])\n    return copy.deepcopy(x)",
+        (CALL, CALL, "x = x.t()", CALL),
+    ),
+    "the length of a class comes from its metaclass": ("def main(x):\n    return x * len(Cache)", (CALL, CALL, "Cache.made = 5", CALL)),
+    "to explain a miss calls nothing of the program's": (
+        "def main(x):\n    n + 1\n    return items[0] + 1",
+        ("items[0] = items[0].as_subclass(Tagged)", CALL, CALL, "items[0] = items[0].t()", CALL),
+    ),
+    "where an input begins in its storage is not guarded": (
+        "def main(x):\n    return x[1:].storage_offset(), x.clone()[1:].storage_offset()",
+        ("x = x[:2]", CALL, "x = torch.ones(4, 4)[2:]", CALL),
+    ),
+    "T of a number is another tensor": ("def main(x):\n    t = x.sum()\n    return t, t.T", (CALL, CALL)),
+    "the truth of a constant tensor raises at its own line": (
+        "def main(x):\n    left = 1\n    x = x + 1\n    while left > 0 and torch.arange(4) * x.is_leaf:\n        left -= 1\n    return x",
+        (CALL, CALL),
+    ),
+    "an error in a graph takes versions back with the values": (
+        "def main(x):\n    net.weight.data.mul_(0.5)\n    net.steps.add_(1)\n    x.add_(1)\n    x.detach().add_(x.view(7))",
+        (CALL, CALL),
+    ),
 }
 
 

@@ -121,10 +121,11 @@ def describe_tensor(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__qualname__}"
     try:
-        plain = is_plain(value, value.is_inference())
-        row = TensorRow(
-            type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_inference()
-        )
+        with torch._C.DisableTorchFunctionSubclass():  # to look is not to call
+            plain = is_plain(value, value.is_inference())
+            row = TensorRow(
+                type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_inference()
+            )
     except (RuntimeError, NotImplementedError):
         return f"{type(value).__name__} {str(value.layout).removeprefix('torch.')}"
     return show_tensor(row) + ("" if plain else ", with a conj or neg bit, a sparse layout or a subclass's dispatch")

@@ -166,7 +166,8 @@ def view_of(m: Machine, base: TensorTracker, part: Part) -> TensorTracker:
             ):
                 found = None
     if found is None:
-        found = m.node(torch.as_strided, [base, list(part.shape), list(part.strides), meta.storage_offset + part.offset], {})
+        begin = [m.apply(torch.Tensor.storage_offset, base).read() + part.offset] if part.offset else []
+        found = m.node(torch.as_strided, [base, list(part.shape), list(part.strides), *begin], {})
     assert isinstance(found, TensorTracker)
     return found
 

@@ -610,7 +610,7 @@ def len_(m: Machine, v: Tracker) -> Any:
         return size_at(m, v, 0)
     if isinstance(v, ConstTracker):
         return fold(m, len, (v,), {})
-    if isinstance(v, ObjectTracker):
+    if isinstance(v, (ObjectTracker, ClassTracker)):
         method = find_special(m, v, "__len__")
         if method is not None:
             result = m.call(method, [], {})
@@ -618,9 +618,7 @@ def len_(m: Machine, v: Tracker) -> Any:
             if const is None or type(const.value) is not int or const.value < 0:
                 m.graph_break("B104", operation="len()", value=v.show())
             return result
-        m.raise_exception(TypeError(f"object of type '{v.cls.__name__}' has no len()"))
-    if isinstance(v, ClassTracker) and hasattr(v.python_type(), "__len__"):
-        return m.const(len(v.obj))
+        m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()"))
     if not hasattr(v.python_type(), "__len__"):
         m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()"))
     return NotImplemented

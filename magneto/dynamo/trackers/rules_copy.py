@@ -19,6 +19,7 @@ from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.graph.layout import preserved_strides
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -33,6 +34,13 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     if not data.is_inference():
         torch._C._autograd._unsafe_set_version_counter((data,), (1,))
     return data
+
+
+def deepcopied(tensor: torch.Tensor) -> torch.Tensor:
+    """copy.deepcopy of a plain tensor, which copies the whole storage: the copy begins where the tensor does. Its version counter starts at 1 as well."""
+    if tensor.storage_offset() and not torch._C._len_torch_dispatch_stack():
+        return copy.deepcopy(tensor)
+    return copied(tensor.clone())
 
 
 _SHARED = (ConstTracker, FunctionTracker, BuiltinTracker, ClassTracker)
@@ -74,7 +82,9 @@ def deepcopy_tensor(m: Machine, v: TensorTracker, memo: Tracker) -> Any:
         sources = [tensor.source for tensor in copied if tensor.source is not None]
         if len(sources) > 1:
             m.guard(Kind.DISTINCT, sources[0], tuple(sources[1:]))
-    return m.node(torch.clone, [v], {})
+    if v.source is None and v.meta.storage_offset or preserved_strides(v.meta.shape, v.meta.strides) != v.meta.strides:
+        m.graph_break("B104", operation="copy.deepcopy", value=f"{v.show()}, a part of a larger tensor")
+    return m.node(deepcopied, [v], {})
 
 
 def _class_of(m: Machine, v: Tracker) -> Tracker:

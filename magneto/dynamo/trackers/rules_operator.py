@@ -509,7 +509,7 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
         return bool(const.value)
     if isinstance(v, TensorTracker):
         value = m.known(v)
-        return None if value is None else bool(value)
+        return None if value is None or value.numel() != 1 else bool(value)
     if isinstance(v, (HostNumber, SizeTracker)) or (isinstance(v, ArrayTracker) and v.number):
         return None
     if isinstance(v, ArrayTracker) and v.real is not None:

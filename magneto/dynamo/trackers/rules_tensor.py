@@ -75,6 +75,14 @@ def is_contiguous(m: Machine, v: TensorTracker, memory_format: Tracker | None = 
     return m.const(real.is_contiguous(memory_format=wanted))
 
 
+@method("storage_offset")
+def storage_offset(m: Machine, v: TensorTracker) -> Tracker:
+    """Guards do not look at where an input begins in its storage."""
+    if any(tensor.source is not None for tensor in v.memory or [v]):
+        m.graph_break("B103", attribute="storage_offset", value=v.show())
+    return m.const(v.meta.storage_offset)
+
+
 METHODS: dict[str, Callable[[TensorMeta], Any]] = {
     "dim": lambda t: t.ndim,
     "ndimension": lambda t: t.ndim,
@@ -86,7 +94,6 @@ METHODS: dict[str, Callable[[TensorMeta], Any]] = {
     "is_neg": lambda t: False,
     "is_coalesced": lambda t: False,
     "has_names": lambda t: False,
-    "storage_offset": lambda t: t.storage_offset,
     "get_device": lambda t: -1 if t.device.type == "cpu" else t.device.index,
     "dense_dim": lambda t: t.ndim,
     "sparse_dim": lambda t: 0,

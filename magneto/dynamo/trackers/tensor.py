@@ -288,11 +288,8 @@ def _grad(m: Machine, v: TensorTracker) -> Tracker | None:
     return m.wrap(v.obj.grad, Attr(v.source, "grad"))
 
 
-def _transposed(m: Machine, v: TensorTracker) -> Tracker:
-    n = v.meta.ndim
-    if n == 2:
-        return m.node("t", [v], {}, method=True)
-    return m.node("permute", [v, *range(n - 1, -1, -1)], {}, method=True) if n else v
+def _read(name: str) -> Callable[[Machine, TensorTracker], Tracker]:
+    return lambda m, v: m.node(getattr, [v, name], {})
 
 
 def _by_torch(fn: Callable[..., Any]) -> Callable[[Machine, TensorTracker], Tracker]:
@@ -300,11 +297,13 @@ def _by_torch(fn: Callable[..., Any]) -> Callable[[Machine, TensorTracker], Trac
 
 
 _GRAPH_ATTRS: dict[str, Callable[[Any, TensorTracker], Tracker]] = {
-    "T": _transposed,
+    "T": lambda m, v: (
+        m.node("t", [v], {}, method=True) if len(v.meta.shape) == 2 else _read("T")(m, v)
+    ),  # others are deprecated: torch warns
     "mT": lambda m, v: m.node("transpose", [v, -2, -1], {}, method=True),
-    "H": lambda m, v: m.node("adjoint", [v], {}, method=True),
+    "H": _read("H"),
     "mH": lambda m, v: m.node("adjoint", [v], {}, method=True),
     "real": lambda m, v: m.node(torch.real, [v], {}) if v.meta.dtype.is_complex else v,
     "imag": _by_torch(torch.imag),
-    "data": lambda m, v: m.node(getattr, [v, "data"], {}),  # unlike `detach`, with a version counter of its own
+    "data": _read("data"),  # unlike `detach`, with a version counter of its own
 }

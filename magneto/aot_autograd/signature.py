@@ -56,6 +56,29 @@ class Mutation:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """None of the inputs `written` may share memory with another of `inputs`, which reach over `spans` bytes each."""
+
+    inputs: tuple[int, ...]
+    spans: tuple[int, ...]
+    written: frozenset[int]
+
+    def holds(self, starts: tuple[int, ...]) -> bool:
+        """Whether they are apart, `starts` being the inputs' first bytes."""
+        reach = reach_written = 0
+        for start, index, span in sorted(zip(starts, self.inputs, self.spans, strict=True)):
+            if not span:
+                continue
+            writes = index in self.written
+            if start < (reach if writes else reach_written):
+                return False
+            reach = max(reach, start + span)
+            if writes:
+                reach_written = max(reach_written, start + span)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """The functional graph takes `n_inputs` inputs of the caller and then `n_constants` constants, and returns `n_results` tensors.
 
@@ -72,7 +95,7 @@ class Signature:
     single: bool = False
     training: bool = False
     effects: bool = True
-    overlap_checks: tuple[tuple[int, int, int, int], ...] = ()  # (written input, its bytes, other input, its bytes)
+    apart: Apart | None = None
     spent: tuple[int, ...] = ()
 
     @property

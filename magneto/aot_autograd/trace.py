@@ -17,7 +17,7 @@ from torch import fx
 from magneto.aot_autograd.mode import FunctionalMode, hollow
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.results import Collector
-from magneto.aot_autograd.signature import Mutation, Signature
+from magneto.aot_autograd.signature import Apart, Mutation, Signature
 from magneto.aot_autograd.storage import View
 from magneto.graph.meta import TensorMeta
 
@@ -196,7 +196,7 @@ def describe(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: An
         outputs,
         mutations,
         single,
-        overlap_checks=_overlap_checks(tracing, mutations, parameters),
+        apart=_apart(tracing, mutations, parameters),
     )
 
 
@@ -219,23 +219,20 @@ def drop_dead(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _overlap_checks(tracing: Tracing, mutations: tuple[Mutation, ...], parameters: set[int]) -> tuple[tuple[int, int, int, int], ...]:
-    """Pairs of inputs that must not share memory. Checked now for this call's inputs, and at run time for those that are not parameters."""
-    checks = []
-    spans = {i: _span(t) for i, t in enumerate((*tracing.inputs, *tracing.attributes)) if isinstance(t, torch.Tensor)}
-    for mutation in mutations:
-        start, end = spans[mutation.index]
-        for other, (other_start, other_end) in spans.items():
-            if other == mutation.index:
-                continue
-            if start < other_end and other_start < end:
-                raise Refusal("inputs that share memory are written")
-            in_reach = mutation.index < len(tracing.inputs) and other < len(tracing.inputs)
-            if in_reach and not (mutation.index in parameters and other in parameters) and mutation.index not in parameters:
-                pair = (mutation.index, end - start, other, other_end - other_start)
-                if (pair[2], pair[3], pair[0], pair[1]) not in checks:
-                    checks.append(pair)
-    return tuple(checks)
+def _apart(tracing: Tracing, mutations: tuple[Mutation, ...], parameters: set[int]) -> Apart | None:
+    """What must not share memory: a written input with another. Checked now for this call's inputs, and at run time for those that are not parameters."""
+    tensors = {i: t for i, t in enumerate((*tracing.inputs, *tracing.attributes)) if isinstance(t, torch.Tensor)}
+    spans = {i: _span(t) for i, t in tensors.items()}
+    written = {mutation.index for mutation in mutations}
+    everything = Apart(tuple(spans), tuple(end - start for start, end in spans.values()), frozenset(written))
+    if not everything.holds(tuple(start for start, _ in spans.values())):
+        raise Refusal("inputs that share memory are written")
+    n = len(tracing.inputs)
+    inside = [i for i in spans if i < n]
+    free = frozenset(i for i in written if i < n and i not in parameters)
+    if not free or len(inside) < 2:
+        return None
+    return Apart(tuple(inside), tuple(spans[i][1] - spans[i][0] for i in inside), free)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

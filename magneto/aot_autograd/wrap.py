@@ -58,7 +58,7 @@ class Writer:
         s = self.signature
         arguments = [f"a{i}" for i in range(s.n_inputs)]
         self.lines = [f"def wrapper({', '.join(arguments)}):"]
-        self.overlap_checks()
+        self.memory_check()
         passed = ", ".join([*arguments, *(f"c{i}" for i in range(s.n_constants))])
         if s.n_results:
             self.add(f"{''.join(f'r{i}, ' for i in range(s.n_results))}= graph({passed})")
@@ -71,17 +71,17 @@ class Writer:
     def add(self, line: str) -> None:
         self.lines.append("    " + line)
 
-    def overlap_checks(self) -> None:
-        """A written input that shares memory with another input is not what was compiled: that call runs in eager."""
-        checks = self.signature.overlap_checks
-        if not checks:
+    def memory_check(self) -> None:
+        """A written input that shares memory with another input is not what was compiled: that call runs in eager. Inputs that lie where they lay are apart."""
+        apart = self.signature.apart
+        if apart is None:
             return
-        used = sorted({i for check in checks for i in (check[0], check[2])})
-        for i in used:
-            self.add(f"p{i} = a{i}.data_ptr()")
-        overlap = " or ".join(f"-{span_b} < p{b} - p{a} < {span_a}" for a, span_a, b, span_b in checks)
-        self.add(f"if {overlap}:")
-        self.add(f"    return fallback({', '.join(f'a{i}' for i in range(self.signature.n_inputs))})")
+        self.namespace.update(apart=apart.holds, seen=[()])
+        self.add(f"where = ({''.join(f'a{i}.data_ptr(), ' for i in apart.inputs)})")
+        self.add("if where != seen[0]:")
+        self.add("    if not apart(where):")
+        self.add(f"        return fallback({', '.join(f'a{i}' for i in range(self.signature.n_inputs))})")
+        self.add("    seen[0] = where")
 
     def write_backs(self) -> None:
         """Several plain write-backs of one kind become one call."""

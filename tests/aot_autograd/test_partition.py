@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from magneto.aot_autograd.mincut import min_cut
+from magneto.aot_autograd.signature import Apart
 from magneto.aot_autograd.trace import trace
 from magneto.aot_autograd.wrap import Writer
 from tests.aot_autograd.capture import capture
@@ -51,16 +52,29 @@ def test_wrapper_reads_well() -> None:
     signature = trace(gm, [torch.randn(2, 3), torch.randn(2, 3)]).signature
     assert Writer(signature).text()[0] == (
         "def wrapper(a0, a1):\n"
-        "    p0 = a0.data_ptr()\n"
-        "    p1 = a1.data_ptr()\n"
-        "    if -24 < p1 - p0 < 24:\n"
-        "        return fallback(a0, a1)\n"
+        "    where = (a0.data_ptr(), a1.data_ptr(), )\n"
+        "    if where != seen[0]:\n"
+        "        if not apart(where):\n"
+        "            return fallback(a0, a1)\n"
+        "        seen[0] = where\n"
         "    r0, r1, = graph(a0, a1)\n"
         "    a0.copy_(r1)\n"
         "    v0 = r0.select(0, 0)\n"
         "    v1 = a0.t()\n"
         "    return (r0, v0, v1, None, )\n"
     )
+
+
+def test_memory_that_is_shared() -> None:
+    """Against every pair of inputs of which one is written."""
+    r = random.Random(0)
+    for _ in range(300):
+        n = r.randrange(2, 6)
+        starts, spans = tuple(r.randrange(12) for _ in range(n)), tuple(r.randrange(5) for _ in range(n))
+        written = frozenset(i for i in range(n) if r.random() < 0.4)
+        taken = [set(range(start, start + span)) for start, span in zip(starts, spans, strict=True)]
+        shares = any(i in written and taken[i] & taken[j] for i in range(n) for j in range(n) if i != j)
+        assert Apart(tuple(range(n)), spans, written).holds(starts) is not shares
 
 
 def test_nothing_to_do_is_no_wrapper() -> None:

@@ -15,6 +15,8 @@ from tests.python.programs import Program, Programs, X, check
 programs = Programs()
 A = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
 HELD = np.arange(4, dtype=np.float32)
+SIZES = np.array([1, 2, 3])
+SCALES = np.array([[0.5, 0.25], [1.0, 2.0]])
 
 
 @programs.add()
@@ -252,6 +254,28 @@ def errors_of_known_arrays(x):
         return x + 1, text, str(error)
 
 
+@programs.add()
+def numbers_of_existing_arrays(x):
+    total = 0
+    for i in SIZES:
+        if i > 1:
+            total += i
+            x = x + float(i)
+    names = {1: "a", 2: "b"}
+    return (
+        (x[SIZES[0]], x[: SIZES[1]], range(SIZES[2]), [1, 2, 3, 4][SIZES[0]], x * SCALES[0, 1], x.reshape(SIZES[2], -1)),
+        (total, SIZES.tolist(), SIZES.sum().item(), int(SIZES.max()), SIZES[0] == 1, names[int(SIZES[1])], 2 in SIZES, (SIZES > 0).all()),
+        (torch.zeros(tuple(SIZES)), np.zeros(SIZES[0]), x.sum(dim=int(SIZES[0] - 1)), torch.tensor(SIZES), torch.full((2,), SCALES[0, 0])),
+        (torch.arange(SIZES[2]), x.repeat(*SIZES[:2]), x * SCALES[0, 0]),
+    )
+
+
+@programs.add()
+def numbers_of_data(x):
+    a = x.numpy()
+    return x * a.max(), x + a[0, 0], x > a.mean(), x / np.float64(3)
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program):
     check(program)
@@ -376,3 +400,36 @@ def test_arguments_are_written_by_compiled_graphs(backend):
     compiled = magneto.optimize(backend)(arguments_are_written)
     for _ in range(2):
         same(arguments_are_written, compiled, A, X)
+
+
+def test_contents_of_existing_arrays_are_guarded_where_they_are_asked():
+    table = np.array([1, 2, 3])
+
+    def fn(x, start):
+        return x[: table[1]] * 2, x + torch.from_numpy(table)[0], x[:, int(start[0]) :]
+
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(fn)
+    for first, second, start in ((1, 2, 0), (1, 2, 0), (1, 1, 0), (5, 2, 1), (1, 3, 2)):
+        table[:2] = first, second
+        assert_equal(compiled(X, np.array([start])), fn(X, np.array([start])))
+    before = len(backend.graphs)
+    for first, second, start in ((7, 2, 1), (8, 3, 2), (9, 2, 1)):  # they change: nobody guards them any more
+        table[:2] = first, second
+        assert_equal(compiled(X, np.array([start])), fn(X, np.array([start])))
+    assert len(backend.graphs) == before
+
+
+def test_numbers_of_an_array_that_is_written():
+    def fn(x, a):
+        before = x[: a[0]]
+        x.add_(1)
+        a += 1
+        return before, x[: a[0]], a
+
+    compiled = magneto.optimize(Capturing())(fn)
+    for _ in range(2):
+        same(fn, compiled, X, np.array([1, 2]))
+    x = torch.tensor([1, 2, 0])
+    y = torch.tensor([1, 2, 0])
+    assert_equal(compiled(x, x.numpy()), fn(y, y.numpy()))

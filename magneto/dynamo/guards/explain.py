@@ -43,6 +43,10 @@ def changed_numbers(guards: GuardSet, state: Any) -> set[Source]:
     frame = state if isinstance(state, reading.Frame) else _frame_of(state)
     found = set()
     for row in guards:
+        if row.kind is Kind.RELATION and ".tobytes()" in row.payload and row.source is not None:  # an array guarded by its contents
+            with contextlib.suppress(reading.Absent, reading.Unreadable):
+                if not reading.relation(row.payload)(reading.read(row.source, frame)):
+                    found.add(row.source)
         if row.kind is not Kind.EQUALS or type(row.payload) not in (int, float) or row.source is None:
             continue
         with contextlib.suppress(reading.Absent, reading.Unreadable):

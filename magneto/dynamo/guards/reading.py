@@ -332,7 +332,7 @@ def relation(condition: str) -> Callable[[Any], bool]:
 
     def check(value: Any) -> bool:
         try:
-            return type(value) in (int, float) and holds(value) is True
+            return (type(value) in (int, float) or type(value).__name__ == "ndarray") and holds(value) is True
         except (ArithmeticError, ValueError):
             return False
 

@@ -7,6 +7,7 @@ nothing in it depends on an input's numbers or on random ones, run for real.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -21,11 +22,14 @@ METADATA_ONLY = frozenset("zeros_like ones_like full_like new_zeros new_ones new
 UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_".split())
 
 
-def known_value(graph: fx.Graph, node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> torch.Tensor | None:
-    """The tensor that `node` stands for at this point of the program; None when it depends on data. `kept`: nodes that write, draw or switch modes."""
+def known_value(
+    graph: fx.Graph, node: fx.Node, kept: set[fx.Node], random: set[fx.Node]
+) -> tuple[torch.Tensor | None, AbstractSet[fx.Node]]:
+    """The tensor that `node` stands for at this point of the program, and what it comes from; None when it depends on data. `kept`: nodes that write,
+    draw or switch modes."""
     needed: set[fx.Node] = set()
     if not _gather(node, needed):
-        return None
+        return None, needed
     writes = [k for k in kept if k.op in ("call_function", "call_method")]
     changed = True
     while changed:  # a write into memory that the value is a view of belongs to it
@@ -37,11 +41,9 @@ def known_value(graph: fx.Graph, node: fx.Node, kept: set[fx.Node], random: set[
             complete = _gather(write, sources)
             if sources & needed:
                 if not complete or not _gather(write, needed):
-                    return None
+                    return None, needed
                 changed = True
-    if needed & random:
-        return None
-    return _run(graph, needed, node)
+    return (None if needed & random else _run(graph, needed, node)), needed
 
 
 def _gather(node: fx.Node, needed: set[fx.Node]) -> bool:
@@ -91,7 +93,7 @@ def _run(graph: fx.Graph, needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")  # a warning is the program's to see
             for node in graph.nodes:
-                if node in needed:
+                if node in needed and node.op != "placeholder":
                     args, kwargs = fx.map_arg(node.args, load), fx.map_arg(node.kwargs, load)
                     if node.op == "call_method":
                         values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -99,5 +101,5 @@ def _run(graph: fx.Graph, needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor
                         values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:
         return None
-    found = values[wanted]
+    found = load(wanted)
     return found if isinstance(found, torch.Tensor) else None

@@ -61,6 +61,7 @@ class Recorder:
         self.sizes = Sizes()
         self._present: dict[fx.Node, TensorMeta | UnknownNumber] = {}  # what is known of a node's tensor now: writes in place change it
         self._numbers: dict[Any, trackers.NumberInput] = {}
+        self._guarded_by_contents: dict[fx.Node, trackers.ArrayMemory] = {}
         self._modes_guarded = False
         self._last_placeholder: fx.Node | None = None
         self._names: set[str] = set()
@@ -78,6 +79,9 @@ class Recorder:
         node = self.placeholder(name, tracker.meta)
         if made and tracker.constant is not None:  # type: ignore[attr-defined]
             node.meta["constant"] = tracker.constant  # type: ignore[attr-defined]
+        if isinstance(tracker, trackers.ArrayMemory) and (contents := tracker.contents(self.machine)) is not None:
+            node.meta["constant"] = contents
+            self._guarded_by_contents[node] = tracker
         self.inputs.append((node, tracker))
         tracker.node = node
         return node
@@ -225,7 +229,13 @@ class Recorder:
             or any(n.op == "call_function" and n.target in _AUTOCAST for n in self.keep)
         ):
             return None
-        return known_value(self.graph, tracker.node, self.keep, self.random_nodes)
+        value, needed = known_value(self.graph, tracker.node, self.keep, self.random_nodes)
+        outside = [self._guarded_by_contents[node] for node in needed if node in self._guarded_by_contents]
+        if value is None or (outside and self.mutated_inputs()):
+            return None
+        for array in outside:
+            array.guard_contents(self.machine)
+        return value
 
     def guard_modes(self) -> None:
         """What an operation depends on besides its operands: grad mode, autocast ... guarded once per region."""

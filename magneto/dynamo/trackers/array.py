@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Held, Source
+from magneto.dynamo.guards.source import Attr, Held, Local, Source, Stack
 from magneto.dynamo.trackers.array_memory import MAX_BYTES, KnownMemory, owner_of, snapshot
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, Const, Tracker
 from magneto.dynamo.trackers.constant import is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
@@ -22,6 +22,10 @@ from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
+
+
+MAX_GUARDED = 1 << 10
+"""Bytes of an array whose contents may be guarded."""
 
 
 def numpy_module() -> Any:
@@ -54,7 +58,7 @@ class ArrayTracker(Tracker):
     """`number`: a numpy scalar such as np.float32(1), whose value is data. `memory`: of an array that the region has made; its numbers are known
     (`real`) until a tensor shares them."""
 
-    __slots__ = ("_real", "_tensor", "memory", "number", "obj", "read_only")
+    __slots__ = ("_real", "_tensor", "machine", "memory", "number", "obj", "read_only")
     unknown = True
 
     def __init__(
@@ -62,6 +66,7 @@ class ArrayTracker(Tracker):
     ) -> None:
         super().__init__(source)
         self.read_only = read_only
+        self.machine: Machine | None = None
         self._tensor = tensor
         self.number = number
         self.obj = MISSING if obj is ... else obj
@@ -104,6 +109,13 @@ class ArrayTracker(Tracker):
     def same(self, other: ArrayTracker) -> bool:
         """Whether both stand for the same array of numbers."""
         return self is other or (self._tensor is not None and self._tensor is other._tensor and self.number is other.number)
+
+    def try_const(self) -> Const | None:
+        """A number that comes from constants, or from small arrays whose contents are then guarded."""
+        if not self.number or self.source is not None or self.tensor.node is None or self.machine is None:
+            return None
+        value = self.machine.known(self.tensor)
+        return None if value is None else Const(value.numpy()[()])
 
     def python_type(self) -> type:
         numpy = numpy_module()
@@ -205,6 +217,20 @@ class ArrayMemory(TensorTracker):
     """An existing array's memory as a tensor: `torch.from_numpy(array)`."""
 
     __slots__ = ()
+
+    def contents(self, m: Machine) -> torch.Tensor | None:
+        """The numbers of a small array that the region finds at its start, where a guard on them is likely to hold again: not for what the frame has
+        computed itself, nor for arrays that have changed before."""
+        assert self.source is not None
+        root: Source = self.source
+        while (base := root.base()) is not None:
+            root = base
+        computed = isinstance(root, (Local, Stack)) and m.state.offset != 0  # type: ignore[attr-defined]
+        return None if computed or self.obj.nbytes > MAX_GUARDED or self.source in m.changing else self.obj
+
+    def guard_contents(self, m: Machine) -> None:
+        data = repr(self.obj.numpy().tobytes()).replace("{", "{{").replace("}", "}}")
+        m.guard(Kind.RELATION, self.source, f"{{}}.tobytes() == {data}")
 
     def graph_input(self, em: Emitter) -> str:
         assert self.source is not None

@@ -109,6 +109,11 @@ def record_expression(
     try:
         outcome = foresee(expression, [(meta, array.number) for meta, array in zip(metas, arrays, strict=True) if meta is not None])
     except DataDependent as problem:
+        settled = [
+            m.const(const.value) if isinstance(arg, ArrayTracker) and (const := arg.try_const()) is not None else arg for arg in args
+        ]
+        if any(new is not old for new, old in zip(settled, args, strict=True)):
+            return record_expression(m, template, settled, kwargs, key)
         m.graph_break("B011", name=expression, reason=str(problem))
     except UnsupportedFake as problem:
         m.graph_break("B013", name=expression, reason=problem.reason)
@@ -160,7 +165,9 @@ def _item(m: Machine, arrays: list[ArrayTracker], part: Part, fresh: SequenceTra
         assert fresh is not None
         tensor = fresh.item(m, index)
         assert isinstance(tensor, TensorTracker)
-        return ArrayTracker(tensor, part.number)
+        made = ArrayTracker(tensor, part.number)
+        made.machine = m
+        return made
     owner = arrays[part.view_of]
     return owner if part.same else ArrayTracker(view_of(m, owner.tensor, part), read_only=part.read_only or owner.read_only)
 
@@ -292,8 +299,27 @@ def _operand(v: Tracker) -> bool:
     return not isinstance(v, TensorTracker)
 
 
+def _number_beside(m: Machine, fn: Any, tensor: TensorTracker, number: ArrayTracker) -> Any:
+    """A tensor and a number of numpy, which torch takes for the number it holds: a constant, or a tensor without dimensions where that means the same."""
+    const = number.try_const()
+    if const is not None:
+        return m.apply(fn, tensor, m.const(const.value.item()))
+    dtype, own = tensor.meta.dtype, number.tensor.meta.dtype
+    wide = dtype.is_floating_point or (own in (torch.int64, torch.int32) and not dtype.is_complex and dtype is not torch.bool)
+    if not tensor.meta.ndim or not wide or own not in (torch.int64, torch.int32, torch.float64, torch.float32):
+        return NotImplemented
+    return m.apply(fn, tensor, number.tensor) if fn in _BESIDE else NotImplemented
+
+
+_BESIDE = (operator.add, operator.sub, operator.mul, operator.truediv, *(fn for fn, _, _ in COMPARISONS.values()))
+
+
 def _operator(fn: Any, symbol: str) -> None:
     def body(m: Machine, a: Tracker, b: Tracker) -> Any:
+        if isinstance(a, TensorTracker) and isinstance(b, ArrayTracker) and b.number:
+            found = _number_beside(m, fn, a, b)
+            if found is not NotImplemented:
+                return found
         if not (_operand(a) and _operand(b)):
             m.graph_break("B104", operation=symbol, value=f"a tensor and a {(a if isinstance(a, ArrayTracker) else b).show()}")
         found = record_expression(m, f"({{}}) {symbol} ({{}})", [a, b])

@@ -107,7 +107,7 @@ def lower(m: Machine, v: Tracker) -> Any:
         return {lower(m, key): lower(m, value) for key, value in v.pairs(m)}
     const = v.try_const()
     if const is not None:
-        return const.value
+        return plain_number(const.value)
     if isinstance(v, ClassTracker):
         return v.obj
     if payload_of(v) is not v:

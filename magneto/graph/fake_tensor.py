@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
 from magneto.graph.layout import RuleError
-from magneto.graph.meta import TensorMeta
+from magneto.graph.meta import CONJ, NEG, TensorMeta
 from magneto.graph.opinfo import OpInfo, op_info
 from magneto.graph.promotion import can_cast
 from magneto.graph.rules_dynamic import RULES as DYNAMIC_RULES
@@ -60,6 +60,9 @@ def make_fake(meta: TensorMeta, root: torch.Tensor | None = None) -> FakeTensor:
     )
     fake.meta = meta
     fake._root = root
+    if meta.lazy:
+        torch._C._set_conj(fake, bool(meta.lazy & CONJ))  # type: ignore[attr-defined]
+        torch._C._set_neg(fake, bool(meta.lazy & NEG))  # type: ignore[attr-defined]
     return fake
 
 
@@ -150,8 +153,6 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         info = op_info(func)
-        if info.name in _LAZY:
-            raise UnsupportedFake(info.name, "its result is a lazily conjugated or negated view, which metadata does not tell")
         metas = [_to_meta(value) for value in args]
         meta_kwargs = {key: _to_meta(value) for key, value in kwargs.items()} if kwargs else kwargs
         counting = DYNAMIC_RULES.get(info.name) if self.counts is not None else None
@@ -203,13 +204,16 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if relation is None:
                 return make_fake(answer)
             owner = _argument(args, kwargs, relation[1])
-            return owner if relation[0] == "self" else make_fake(answer, root_of(owner))
+            return owner if relation[0] == "self" else make_fake(_lazy(info, owner, answer), root_of(owner))
         if len(info.returns) == 1:
             relation = info.returns[0]
             if relation is not None and relation[0] == "self":
                 return _argument(args, kwargs, relation[1])
             root = None if relation is None else root_of(_argument(args, kwargs, relation[1]))
             if isinstance(answer, (list, tuple)):
+                if relation is not None:
+                    owner = _argument(args, kwargs, relation[1])
+                    answer = [_lazy(info, owner, item) for item in answer]
                 return [make_fake(item, root) for item in answer]
             return answer
         if not info.returns:
@@ -240,7 +244,15 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 FakeMode.__torch_dispatch__ = FakeMode.dispatch  # type: ignore[assignment,method-assign]
 
 
-_LAZY = frozenset({"aten._conj.default", "aten._neg_view.default"})
+_LAZY = {"aten._conj.default": CONJ, "aten._neg_view.default": NEG}
+
+
+def _lazy(info: OpInfo, owner: torch.Tensor, meta: TensorMeta) -> TensorMeta:
+    """The view's metadata: it is put off what is put off for the tensor that it is a view of."""
+    lazy = _meta(owner).lazy ^ _LAZY.get(info.name, 0)
+    return meta.with_(lazy=lazy) if lazy != meta.lazy else meta
+
+
 _ATTENTION = "aten._scaled_dot_product"
 
 

@@ -154,8 +154,6 @@ def _describe(name: str, result: Any, device: torch.device) -> Any:
     if isinstance(result, torch.Tensor):
         if result.layout is not torch.strided:
             raise UnsupportedFake(name, f"its result has layout {result.layout}")
-        if result.is_neg():
-            raise UnsupportedFake(name, "its result is a lazily negated view")
         meta = TensorMeta.of(result)
         return meta if meta.device == device else meta.with_(device=device)
     if isinstance(result, (list, tuple)):

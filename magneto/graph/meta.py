@@ -11,6 +11,7 @@ import torch
 from magneto.graph import layout
 
 CPU = torch.device("cpu")
+CONJ, NEG = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class TensorMeta:
     """Metadata of a strided tensor. Shapes, strides and the storage offset count elements.
 
     `is_leaf` is False for a tensor that autograd computed: it may be written in place where a leaf that requires grad may not.
+    `lazy`: CONJ and NEG, operations that torch has put off and whoever reads the memory does.
     """
 
     shape: tuple[int, ...]
@@ -27,6 +29,7 @@ class TensorMeta:
     requires_grad: bool = False
     storage_offset: int = 0
     is_leaf: bool = True
+    lazy: int = 0
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorMeta:
@@ -39,6 +42,7 @@ class TensorMeta:
             tensor.requires_grad,
             int(tensor.storage_offset()),
             tensor.grad_fn is None,
+            CONJ * tensor.is_conj() + NEG * tensor.is_neg(),
         )
 
     @staticmethod
@@ -86,6 +90,7 @@ class TensorMeta:
             get("requires_grad", self.requires_grad),
             get("storage_offset", self.storage_offset),
             get("is_leaf", self.is_leaf),
+            get("lazy", self.lazy),
         )
 
     def storage_size(self) -> int:

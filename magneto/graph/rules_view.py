@@ -242,7 +242,7 @@ def _unfold(meta: TensorMeta, dimension: int, size: int, step: int) -> TensorMet
     return view_of(meta, (*shape, size), (*strides, meta.strides[dim]))
 
 
-@rule("alias.default", "detach.default", "lift_fresh.default", "_conj.default", "view_as.default")
+@rule("alias.default", "detach.default", "lift_fresh.default", "_conj.default", "_neg_view.default", "view_as.default")
 def _alias(meta: TensorMeta, *rest: Any) -> TensorMeta:
     if rest:
         return _view(meta, rest[0].shape)

@@ -126,10 +126,11 @@ def describe_tensor(value: Any) -> str:
         return f"a {type(value).__qualname__}"
     try:
         with torch._C.DisableTorchFunctionSubclass():  # to look is not to call
-            plain = is_plain(value, value.is_inference())
+            lazy = value.is_conj() + 2 * value.is_neg()
+            plain = is_plain(value, value.is_inference(), lazy)
             row = TensorRow(
-                type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_inference()
+                type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_inference(), lazy
             )
     except (RuntimeError, NotImplementedError):
         return f"{type(value).__name__} {str(value.layout).removeprefix('torch.')}"
-    return show_tensor(row) + ("" if plain else ", with a conj or neg bit, a sparse layout or a subclass's dispatch")
+    return show_tensor(row) + ("" if plain else ", with a sparse layout or a subclass's dispatch")

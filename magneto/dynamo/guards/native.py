@@ -161,7 +161,7 @@ class Builder:
         if code is None:
             return
         dtype_key, (device_type, device_index), ambiguous = code
-        keys = tensors.plain_keys(row.device, row.inference) if api.keys else None
+        keys = tensors.plain_keys(row.device, row.inference, row.lazy) if api.keys else None
         grad = -1 if row.requires_grad is None else int(row.requires_grad)
         strides = None if row.strides is None else tuple(row.strides)
         ambiguous_dtype, told = row.dtype if ambiguous else None, tensors.told_by_words(row.device)

@@ -18,7 +18,7 @@ class Kind(Enum):
     TYPE_IS = "payload: type; type(value) is payload"
     ID_IS = "payload: object held strongly; value is payload"
     EQUALS = "payload: constant; same type and equal, nested tuples/frozensets compared element by element, floats by bit pattern"
-    TENSOR = "payload: TensorRow; exact type, dtype, device, shape, strides, requires_grad, plain (strided, no conj/neg bit...), inference or not"
+    TENSOR = "payload: TensorRow; exact type, dtype, device, shape, strides, requires_grad, plain (strided, conj/neg bits as then...), inference or not"
     LENGTH = "payload: int; len of an exact list, tuple, dict, set, deque"
     KEYS = "payload: tuple of keys in order; keys of an exact dict (or OrderedDict), or elements of a set, are these"
     KEY_ABSENT = "payload: key; the dict does not hold it"
@@ -36,7 +36,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """Expected metadata; a None entry in shape or strides is dynamic; requires_grad None is not looked at; `inference`: made under inference mode."""
+    """Expected metadata; a None entry in shape or strides is dynamic; requires_grad None is not looked at; `inference`: made under inference mode; `lazy`: conj and neg bits."""
 
     cls: type
     dtype: Any
@@ -45,6 +45,7 @@ class TensorRow:
     strides: tuple[int | None, ...] | None
     requires_grad: bool | None
     inference: bool = False
+    lazy: int = 0
 
 
 class Weak:

@@ -172,12 +172,15 @@ def told_by_words(device: torch.device) -> bool:
 
 
 @functools.cache
-def plain_keys(device: torch.device, inference: bool) -> int:
-    """Dispatch key set of an ordinary dense tensor on that device."""
+def plain_keys(device: torch.device, inference: bool, lazy: int = 0) -> int:
+    """Dispatch key set of an ordinary dense tensor on that device (`lazy`: TensorMeta.lazy)."""
     import torch
 
     with torch.inference_mode(inference):
-        return int(torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr())
+        sample = torch.empty(0, device=device, dtype=torch.complex64 if lazy else torch.float32)
+        sample = sample.conj() if lazy & 1 else sample
+        sample = torch._neg_view(sample) if lazy & 2 else sample
+        return int(torch._C._dispatch_keys(sample).raw_repr())
 
 
 @functools.cache
@@ -195,13 +198,13 @@ def dlpack_code(dtype: torch.dtype, device: torch.device) -> tuple[int, tuple[in
     return key, place, code in (0, 1) and bits == AMBIGUOUS_BITS
 
 
-def is_plain(tensor: Any, inference: bool) -> bool:
+def is_plain(tensor: Any, inference: bool, lazy: int = 0) -> bool:
     """An ordinary dense tensor: what a captured graph was made for. Asked in Python; natively it is one comparison of key sets."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return False
-    if tensor.is_conj() or tensor.is_neg() or tensor.is_inference() is not inference or tensor._is_zerotensor():
+    if tensor.is_conj() + 2 * tensor.is_neg() != lazy or tensor.is_inference() is not inference or tensor._is_zerotensor():
         return False
     keys = torch._C._dispatch_keys(tensor)
     return not any(keys.has(key) for key in _strange_keys())
@@ -227,7 +230,7 @@ def tensor_holds(row: Any, value: Any) -> bool:
 
 
 def _fits(row: Any, value: Any) -> bool:
-    if not is_plain(value, row.inference):
+    if not is_plain(value, row.inference, row.lazy):
         return False
     if value.dtype is not row.dtype or value.device != row.device or not _sizes_hold(row.shape, value.shape):
         return False

@@ -22,7 +22,7 @@ def show_tensor(row: Any) -> str:
         text += f", strides ({', '.join('?' if stride is None else str(stride) for stride in row.strides)})"
     if row.requires_grad is not None:
         text += f", requires_grad {row.requires_grad}"
-    return text + (", inference" if row.inference else "")
+    return text + (", inference" if row.inference else "") + ("", ", conj", ", neg", ", conj, neg")[row.lazy]
 
 
 def _between(x: str, low: int | None, high: int | None) -> str:

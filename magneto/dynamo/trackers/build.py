@@ -120,12 +120,13 @@ def wrap_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
 
 def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
     cls = type(obj)
-    plain = obj.layout is torch.strided and not obj.is_conj() and not obj.is_neg() and not obj.is_quantized
+    plain = obj.layout is torch.strided and not obj.is_quantized
     if not plain or obj.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(obj):
         _typed(m, obj, source)
         return OpaqueTracker(obj, source, m)
     meta = TensorMeta.of(obj)
-    m.guard(Kind.TENSOR, source, TensorRow(cls, meta.dtype, meta.device, meta.shape, meta.strides, meta.requires_grad, obj.is_inference()))
+    row = TensorRow(cls, meta.dtype, meta.device, meta.shape, meta.strides, meta.requires_grad, obj.is_inference(), meta.lazy)
+    m.guard(Kind.TENSOR, source, row)
     m.recorder.inference_tensors |= obj.is_inference()  # type: ignore[attr-defined]
     return TensorTracker(meta, cls, None, source, obj)
 

@@ -206,8 +206,8 @@ class ItemsIterator(IteratorTracker):
         return self.items[self.index - 1]
 
     def emit(self, em: Emitter) -> str:
-        rest = self.items[self.index :]
-        return em.assign("it", f"iter([{', '.join(em.value(item) for item in rest)}])", self)
+        rest = "".join(f"{em.value(item)}, " for item in self.items[self.index :])
+        return em.assign("it", f"iter(({rest}))" if self.kind is type(iter(())) else f"iter([{rest}])", self)
 
 
 class RangeIterator(IteratorTracker):

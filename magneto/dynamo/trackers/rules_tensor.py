@@ -12,12 +12,13 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.iterator import ItemsIterator
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_tensor_state import LEGACY
 from magneto.dynamo.trackers.size import size_at, sizes_of
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import TENSOR_BASE
-from magneto.graph.meta import TensorMeta
+from magneto.graph.meta import CONJ, NEG, TensorMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -90,8 +91,8 @@ METHODS: dict[str, Callable[[TensorMeta], Any]] = {
     "is_floating_point": lambda t: t.dtype.is_floating_point,
     "is_complex": lambda t: t.dtype.is_complex,
     "is_signed": lambda t: t.dtype.is_signed,
-    "is_conj": lambda t: False,
-    "is_neg": lambda t: False,
+    "is_conj": lambda t: bool(t.lazy & CONJ),
+    "is_neg": lambda t: bool(t.lazy & NEG),
     "is_coalesced": lambda t: False,
     "has_names": lambda t: False,
     "get_device": lambda t: -1 if t.device.type == "cpu" else t.device.index,
@@ -117,7 +118,7 @@ def tensor_len(m: Machine, v: TensorTracker) -> Any:
 
 @rule(torch.Tensor.__iter__, TensorTracker)
 def tensor_iter(m: Machine, v: TensorTracker) -> Any:
-    return m.apply(iter, v)
+    return ItemsIterator(m.iterate(v))
 
 
 @rule(torch.Tensor.__hash__, TensorTracker)
@@ -165,7 +166,9 @@ def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
 
     @rule(raw, TensorTracker)
     def body(m: Machine, v: Tracker, *args: Tracker) -> Any:
-        if swap and isinstance(args[0], TensorTracker):  # called by name: the operator would not come here, and divides otherwise
+        if swap and (
+            len(args) != 1 or isinstance(args[0], TensorTracker)
+        ):  # called by name: the operator would not come here, and divides otherwise
             return NotImplemented
         return m.apply(fn, args[0], v) if swap else m.apply(fn, v, *args)
 

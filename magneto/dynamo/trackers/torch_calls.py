@@ -39,7 +39,7 @@ PYTHON_METHODS = frozenset(
 
 DATA_DEPENDENT = frozenset(
     "equal allclose is_nonzero item tolist numpy "
-    "__bool__ __int__ __float__ __index__ __complex__ __contains__ is_set_to isin_ data_ptr storage untyped_storage numpy_T __array__ __dlpack__ "
+    "__bool__ __int__ __float__ __index__ __complex__ __contains__ is_set_to isin_ data_ptr const_data_ptr storage untyped_storage numpy_T __array__ __dlpack__ "
     "__dlpack_device__ __reduce_ex__ __deepcopy__ register_hook register_post_accumulate_grad_hook retain_grad cpu_ share_memory_ is_shared "
     "set_ resize_ resize_as_ apply_ map_ map2_ pin_memory is_pinned to_sparse to_dense _values _indices coalesce tensor_split_ "
     "record_stream to_mkldnn as_subclass __setstate__ module_load".split()
@@ -48,8 +48,9 @@ DATA_DEPENDENT = frozenset(
 
 NOT_OPERATIONS = frozenset(
     "manual_seed seed initial_seed get_rng_state fork_rng set_rng_state save load compile set_num_threads set_num_interop_threads set_default_dtype set_default_device "
-    "set_flush_denormal from_file from_numpy frombuffer _assert_async get_num_threads get_num_interop_threads".split()
+    "set_flush_denormal from_file from_numpy frombuffer _assert_async get_num_threads get_num_interop_threads init_num_threads clear_autocast_cache autocast_increment_nesting autocast_decrement_nesting".split()
 )
+_SETTERS = ("set_", "_set_")
 
 _PYTHON_TENSOR_METHODS = {fn: name for name, fn in torch.Tensor.__dict__.items() if isinstance(fn, types.FunctionType)}
 
@@ -222,7 +223,7 @@ def call_torch(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
     name = _name(fn)
     if name in DATA_DEPENDENT:
         m.graph_break("B102", operation=f"torch.{name}")
-    if name in NOT_OPERATIONS:
+    if name in NOT_OPERATIONS or (name.startswith(_SETTERS) and isinstance(fn, types.BuiltinFunctionType)):
         m.graph_break("B101", callee=name, reason="it changes torch's state")
     if not isinstance(fn, types.FunctionType):
         return record(m, fn, args, kwargs)

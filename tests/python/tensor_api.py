@@ -361,7 +361,7 @@ def digits(numbers: torch.Tensor) -> str:
         return digits(torch.view_as_real(numbers))
     if not numbers.dtype.is_floating_point:
         return repr(numbers.tolist())
-    return " ".join(f"{number:.4g}" for number in numbers.double().flatten().tolist())
+    return " ".join(f"{0.0 if abs(number) < 1e-5 else number:.4g}" for number in numbers.double().flatten().tolist())
 
 
 def describe(result: Any, args: list[Any]) -> Any:

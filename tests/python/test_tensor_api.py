@@ -37,7 +37,7 @@ BREAKS = {
     r"depends on data": "the shape or a number of the result is in the data",
     r"value of a tensor needed": "a number, an address, a storage: or the tensor becomes another one",
     r"layout torch\.sparse": "sparse results",
-    r"attribute '(grad_dtype|name|output_nr|retains_grad|volatile)'": "bookkeeping of autograd",
+    r"attribute '(grad_dtype|name|output_nr|retains_grad|volatile|storage_offset)'": "bookkeeping of autograd; where in its storage an input begins is not guarded",
     r"it changes torch's state|reads or sets the state of the random stream": "not an operation",
     r"mutation of class LOBPCG": "sets an attribute of a class of torch",
     r"_has_torch_function|layout torch\.\w+|_mkldnn|mkldnn": "questions and layouts of torch's own",

@@ -11,6 +11,7 @@ from types import CodeType
 
 import torch
 
+from magneto.base.errors import GraphBreak
 from magneto.dynamo.bytecode.decode import Decoded, Instruction
 from magneto.dynamo.trackers.base import Tracker
 
@@ -41,13 +42,31 @@ class Assumption:
     expected: bool
     place: Place
     count: int
+    reason: GraphBreak
 
 
-def assume(condition: object, expected: bool, place: Place, random: torch.Tensor | None = None) -> None:
-    """Region code calls this. `random`: state of the generator before the graph."""
+class Written:
+    """Copies of tensors that a graph writes."""
+
+    __slots__ = ("tensors",)
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.tensors = [(tensor, tensor.clone()) for tensor in tensors]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, before in self.tensors:
+                tensor.copy_(before)
+
+
+def assume(condition: object, expected: bool, place: Place, random: torch.Tensor | None = None, written: Written | None = None) -> None:
+    """Region code calls this. `random`: state of the generator before the graph; `written`: the graph's inputs that it writes."""
     if bool(condition) is not expected:
         if random is not None:
             torch.set_rng_state(random)
+        if written is not None:
+            written.put_back()
         raise Refuted(place)
 
 

@@ -414,9 +414,10 @@ class SymbolicMachine:
             self._undecided(value)
         place = Place(frame.code, jump.offset)
         condition = trackers.number_of(self, value, "bool()", bool) if isinstance(value, trackers.TensorTracker) else value
-        if place in self.refuted or condition is None or self.recorder.mutated_inputs():
+        if place in self.refuted or condition is None:
             self._undecided(value)
-        self.assumptions.append(Assumption(condition, expected, place, self.count))
+        reason = GraphBreak("B012", self.user_stack(), value=value.show())
+        self.assumptions.append(Assumption(condition, expected, place, self.count, reason))
         return expected
 
     def _undecided(self, value: Tracker) -> NoReturn:

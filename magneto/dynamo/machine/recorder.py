@@ -86,10 +86,6 @@ class Recorder:
         tracker.node = node
         return node
 
-    def mutated_inputs(self) -> bool:
-        """Whether the graph has written a tensor that it was given."""
-        return any(tracker in self.mutated for _, tracker in self.inputs)
-
     def placeholder(self, name: str, meta: TensorMeta) -> fx.Node:
         """A placeholder behind the last one."""
         anchor = self._last_placeholder

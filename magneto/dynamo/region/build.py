@@ -22,7 +22,7 @@ from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.guards.text import holds_later
-from magneto.dynamo.machine.assume import assume
+from magneto.dynamo.machine.assume import Written, assume
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.lifetime import looks_at_the_heap
 from magneto.dynamo.machine.machine import SymbolicMachine
@@ -62,7 +62,7 @@ _BASE = {
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
 }
-_RESERVED = {"r", "e", "s", "graph", "before", "modes", "streams", "Streams", "random", "random_state", "assume"}
+_RESERVED = {"r", "e", "s", "graph", "before", "modes", "streams", "Streams", "random", "random_state", "assume", "written", "Written"}
 
 
 @dataclass(slots=True)
@@ -175,15 +175,20 @@ class _Builder:
         assumptions, recorder, em = self.machine.assumptions, self.machine.recorder, self.em
         if not assumptions:
             return []
-        if recorder.mutated_inputs():
+        written = [tracker for _, tracker in recorder.inputs if tracker in recorder.mutated]
+        if not all(map(_can_be_put_back, written)) or sum(tracker.meta.nbytes for tracker in written) > MAX_COPIED:
             first = assumptions[0]
-            raise Restart(first.count, GraphBreak("B012", self.machine.user_stack(), value=first.condition.show()), False)
+            raise Restart(first.count, first.reason, False)
         self.namespace["assume"] = assume
         random = ""
         if recorder.random_nodes:
             em.early_lines.append("random = random_state()")
             self.namespace["random_state"] = torch.get_rng_state
             random = ", random"
+        if written:
+            em.early_lines.append(f"written = Written({', '.join(self._input(tracker) for tracker in written)})")
+            self.namespace["Written"] = Written
+            random += ", written=written"
         effects, em.lines = em.lines, []
         for found in assumptions:
             place = em.const(found.place, "place")
@@ -393,6 +398,14 @@ def _resume_offset(frame: SymFrame) -> int:
     while first and instructions[first - 1].op in ("KW_NAMES", "PRECALL") and instruction.op in ("CALL", "PRECALL"):
         first -= 1
     return instructions[first].offset
+
+
+MAX_COPIED = 1 << 20  # bytes that a region copies in each call, for the case that a check fails
+
+
+def _can_be_put_back(tracker: Tracker) -> bool:
+    """Whether a write to an input can be taken back: autograd has recorded nothing of it."""
+    return type(tracker) is trackers.TensorTracker and not tracker.meta.requires_grad
 
 
 def _asks_a_tensor(frame: SymFrame) -> bool:

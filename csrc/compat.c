@@ -247,8 +247,8 @@ mg_frame_raise_at(mg_frame *f, int unit)
 #endif
 }
 
-PyObject *
-mg_frame_return(PyThreadState *ts, mg_frame *f, PyObject *value)
+void
+mg_frame_return_next(mg_frame *f)
 {
     int base = mg_frame_code(f)->co_nlocalsplus;
     while (f->stacktop > base) {
@@ -256,15 +256,27 @@ mg_frame_return(PyThreadState *ts, mg_frame *f, PyObject *value)
         Py_XDECREF(dropped);
     }
 #if MG_BEFORE_3_12
-    return value;
+    static _Py_CODEUNIT stub[2];
+    memset(stub, 0, sizeof(stub));
+    ((unsigned char *)stub)[0] = ((unsigned char *)stub)[2] = RETURN_VALUE;
 #else
     static _Py_CODEUNIT stub[2] = {{.op.code = RETURN_VALUE}, {.op.code = RETURN_VALUE}};
-    f->localsplus[f->stacktop++] = value;
+#endif
 #if MG_BEFORE_3_13
     f->prev_instr = stub; /* executes stub[1] */
 #else
     f->instr_ptr = stub;
 #endif
+}
+
+PyObject *
+mg_frame_return(PyThreadState *ts, mg_frame *f, PyObject *value)
+{
+    mg_frame_return_next(f);
+#if MG_BEFORE_3_12
+    return value;
+#else
+    f->localsplus[f->stacktop++] = value;
     return mg_interpret(ts, f, 0);
 #endif
 }

@@ -129,6 +129,9 @@ int mg_frame_catch(PyThreadState *ts, mg_frame *f, PyObject *exc, int unit);
  * RETURN_VALUE that stands in an instruction stub of our own. */
 PyObject *mg_frame_return(PyThreadState *ts, mg_frame *f, PyObject *value);
 
+/* Drops the stack of a frame; the next instruction is a RETURN_VALUE of our own. */
+void mg_frame_return_next(mg_frame *f);
+
 /* From 3.12 on each run of the interpreter function also counts against a C recursion limit, which is meant for recursion that
  * is not bounded otherwise. A frame that comes through our hook would have been inlined into its caller's run without us, so
  * its units are handed back: programs reach the same depth as without us. (The C stack is watched by eval_frame.c.) */

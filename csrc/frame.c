@@ -1,5 +1,6 @@
 /* Writing states into frames, and the clones whose frames take them. */
 #include "frame.h"
+#include "guards.h"
 
 #if MG_SUPPORTED
 
@@ -165,7 +166,62 @@ error:
 
 /* ---- generators ---- */
 
-/* suspend(generator, resume, delegates): a generator that has not started then stands at the yield (`delegates`: of a `yield from`) before `resume`, as if it
+int
+mg_generator_part(PyObject *op, int part, PyObject **out)
+{
+    PyGenObject *generator = (PyGenObject *)op;
+    mg_frame *f = (mg_frame *)generator->gi_iframe;
+    PyObject *handled = generator->gi_exc_state.exc_value, *found = NULL;
+    *out = NULL;
+    if (generator->gi_frame_state == FRAME_EXECUTING || (handled != NULL && handled != Py_None)) {
+        return -1;
+    }
+    if (generator->gi_frame_state > FRAME_EXECUTING) {
+        return 0;
+    }
+    switch (part) {
+    case MG_GEN_OFFSET:
+    case MG_GEN_DEPTH:
+        *out = PyLong_FromLong(part == MG_GEN_OFFSET ? mg_frame_suspended_at(f) : f->stacktop - mg_frame_code(f)->co_nlocalsplus);
+        PyErr_Clear();
+        return *out != NULL ? 1 : -1;
+    case MG_GEN_FUNCTION:
+        found = (PyObject *)mg_frame_function(f);
+        break;
+    case MG_GEN_CODE:
+        found = (PyObject *)mg_frame_code(f);
+        break;
+    default:
+        found = part >= 0 && part < f->stacktop ? f->localsplus[part] : NULL;
+    }
+    *out = Py_XNewRef(found);
+    return found != NULL;
+}
+
+/* finish(generator): it then stands as if it had returned, without running on. */
+static PyObject *
+finish(PyObject *Py_UNUSED(module), PyObject *op)
+{
+    PyGenObject *generator = (PyGenObject *)op;
+    if (!PyGen_CheckExact(op) || generator->gi_frame_state == FRAME_EXECUTING) {
+        PyErr_SetString(PyExc_SystemError, "finish: not a generator that stands");
+        return NULL;
+    }
+    if (generator->gi_frame_state < FRAME_EXECUTING) {
+        mg_frame *f = (mg_frame *)generator->gi_iframe;
+        mg_frame_return_next(f);
+        generator->gi_frame_state = FRAME_SUSPENDED;
+        PyObject *result = Py_TYPE(op)->tp_iternext(op); /* executes the one RETURN_VALUE */
+        Py_XDECREF(result);
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_StopIteration)) {
+            return NULL;
+        }
+        PyErr_Clear();
+    }
+    Py_RETURN_NONE;
+}
+
+/* suspend(generator, resume, delegates): a generator that does not run then stands at the yield (`delegates`: of a `yield from`) before `resume`, as if it
  * had run so far. */
 static PyObject *
 suspend(PyObject *Py_UNUSED(module), PyObject *args)
@@ -177,10 +233,10 @@ suspend(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     mg_frame *f = (mg_frame *)generator->gi_iframe;
-    PyCodeObject *code = generator->gi_frame_state == FRAME_CREATED ? mg_frame_code(f) : NULL;
+    PyCodeObject *code = generator->gi_frame_state < FRAME_EXECUTING ? mg_frame_code(f) : NULL;
     int unit = resume->offset / 2;
     if (code == NULL || unit < 1 || unit >= (int)Py_SIZE(code)) {
-        PyErr_SetString(PyExc_SystemError, "suspend: the generator has started, or has no such place");
+        PyErr_SetString(PyExc_SystemError, "suspend: the generator runs, or has no such place");
         return NULL;
     }
     if (mg_frame_commit(f, resume, 1) < 0) {
@@ -252,6 +308,13 @@ clone_code(PyObject *Py_UNUSED(module), PyObject *arg)
 
 #else
 
+int
+mg_generator_part(PyObject *Py_UNUSED(op), int Py_UNUSED(part), PyObject **out)
+{
+    *out = NULL;
+    return -1;
+}
+
 static PyObject *
 clone_code(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(arg))
 {
@@ -263,7 +326,8 @@ clone_code(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(arg))
 
 static PyMethodDef frame_functions[] = {
 #if MG_SUPPORTED
-    {"suspend", suspend, METH_VARARGS, "suspend(generator, resume, delegates=False)\n\nA generator that has not started then stands where `resume` says."},
+    {"suspend", suspend, METH_VARARGS, "suspend(generator, resume, delegates=False)\n\nA generator that does not run then stands where `resume` says."},
+    {"finish", finish, METH_O, "finish(generator)\n\nA generator that does not run then stands as if it had returned."},
 #endif
     {"clone_code", clone_code, METH_O, "clone_code(code)\n\nThe code without arguments (cached): materialise() runs functions over it."},
     {NULL, NULL, 0, NULL},

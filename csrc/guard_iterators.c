@@ -193,6 +193,9 @@ int
 mg_iterator_part(PyObject *it, int part, PyObject **out)
 {
     PyObject *found = NULL;
+    if (PyGen_CheckExact(it)) {
+        return mg_generator_part(it, part, out);
+    }
     switch (kind_of(it)) {
     case FORWARD:
     case BACKWARD:

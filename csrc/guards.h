@@ -69,6 +69,9 @@ int mg_guard_values_init(PyObject *module);
 int mg_iterator_part(PyObject *it, int part, PyObject **out);
 int mg_iterator_peek(PyObject *it, Py_ssize_t ahead, int part, PyObject **out);
 int mg_guard_iterators_init(PyObject *module);
+/* frame.c, of generators that are not running: slots and stack by number (locals first), below 0: */
+enum { MG_GEN_OFFSET = -1, MG_GEN_FUNCTION = -2, MG_GEN_CODE = -3, MG_GEN_DEPTH = -4 }; /* where it goes on (0: finished) ... size of its stack */
+int mg_generator_part(PyObject *generator, int part, PyObject **out);
 
 /* guard_tensor.c */
 mg_tensor_row *mg_tensor_row_new(PyObject *payload);

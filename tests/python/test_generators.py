@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import magneto
+from tests.compare import Capturing
 
 XS = [torch.tensor([float(v), 1.0]) for v in (1, -2, 3, -4, 5, -6)]
 FUNCTIONS: list[Callable[..., Any]] = []
@@ -276,6 +277,64 @@ def returned_half_run(xs):
     return next(it), it
 
 
+@leaving
+def dropped_by_an_exception(xs):
+    log = []
+
+    def g():
+        try:
+            yield from xs
+        finally:
+            log.append("closed")
+
+    t = torch.zeros(2)
+    try:
+        for x in g():
+            t = t + x
+            magneto.graph_break()
+            raise ValueError(len(log))
+    except ValueError as error:
+        log.append(str(error))
+        t = t * (len(log) + 1)
+    return t, log
+
+
+@leaving
+def stepped_by_hand(xs):
+    def g(n):
+        while n:
+            n = n - 1
+            yield xs[n]
+
+    it, other = g(3), g(2)
+    t = next(it) + next(other)
+    magneto.graph_break()
+    t = t * next(it) + next(other, 0)
+    magneto.graph_break()
+    t = t * next(it) + next(other, 0)
+    magneto.graph_break()
+    return t, next(it, "end"), list(other), it.gi_frame is None
+
+
+@leaving
+def given_and_taken(xs):
+    def g(scale):
+        try:
+            for x in xs:
+                scale = (yield x * scale) or scale
+        except GeneratorExit:
+            return
+
+    it = g(2)
+    magneto.graph_break()
+    t = it.send(None)
+    magneto.graph_break()
+    t = t + it.send(5)
+    it.close()
+    magneto.graph_break()
+    return t, list(it)
+
+
 def shown(value: Any) -> Any:
     """Comparable text; generators are run to their end."""
     if isinstance(value, (tuple, list, types.GeneratorType)):
@@ -289,3 +348,52 @@ def test_generator(fn: Callable[..., Any]) -> None:
     expected = shown(fn(list(XS)))
     for _ in range(3):
         assert shown(compiled(list(XS))) == expected
+
+
+def test_a_loop_over_a_generator_breaks_once_a_decision() -> None:
+    def items(xs, scale):
+        for i, x in enumerate(xs):
+            if i != 1:
+                yield i, x * scale
+
+    def f(xs, scale):
+        total = torch.zeros(2)
+        for i, x in items(xs, scale):
+            if x.sum() > 0:
+                total = total + x
+            else:
+                total = total - 2 * x
+        return total
+
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(f)
+    for xs in (XS, [x * 3 for x in XS]):
+        assert torch.equal(compiled(xs, 2.0), f(xs, 2.0))
+    assert magneto.stats()["breaks"] <= 4
+    first = len(backend.graphs)
+    assert torch.equal(compiled(XS, 2.0), f(XS, 2.0))
+    assert len(backend.graphs) == first
+
+
+def test_a_generator_given_as_an_argument_is_stepped() -> None:
+    def f(it, x):
+        return x * next(it) + next(it, 0)
+
+    def numbers(n):
+        try:
+            for i in range(n):
+                yield i
+        finally:
+            LOG.append(n)
+
+    compiled = magneto.optimize("eager", nopython=True)(f)
+    ours, plain = numbers(7), numbers(7)
+    for _ in range(4):
+        assert torch.equal(compiled(ours, XS[0]), f(plain, XS[0]))
+    assert LOG == [7, 7]
+    with pytest.raises(StopIteration):
+        magneto.optimize("eager")(f)(ours, XS[0])
+    LOG.clear()
+
+
+LOG: list[int] = []

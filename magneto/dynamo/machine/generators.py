@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from magneto import _C
+from magneto.base.errors import GraphBreak
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION
+from magneto.dynamo.bytecode.liveness import live_slots
+from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Part
 from magneto.dynamo.machine.closing import closing_runs_code
-from magneto.dynamo.machine.frame import SymFrame
+from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.signals import CapturedRaise
 from magneto.dynamo.trackers.base import Tracker
 
@@ -52,6 +57,8 @@ class GeneratorRun:
     def _run(self, thrown: CapturedRaise | None) -> Tracker | None:
         self.started = self.finished = True
         self.tracker.started = self.tracker.finished = True
+        if isinstance(self.tracker, trackers.ExistingGenerator):
+            self.machine.effect(trackers.PUT, self.tracker, trackers.GeneratorState(self.tracker))
         self.frame.yielded = False
         try:
             value = self.machine.run(self.frame, thrown)
@@ -78,7 +85,7 @@ class GeneratorRun:
         receiver = self._delegate()
         if receiver is None:
             return self._run(_raised(m, exc))
-        inner = m.generators[id(receiver)]
+        inner = m.generator_run(receiver)
         if issubclass(exc.python_type(), GeneratorExit):
             inner.close()
             return self._run(_raised(m, exc))
@@ -135,3 +142,54 @@ def _raised(m: SymbolicMachine, exc: Tracker) -> CapturedRaise:
         m.raise_exception(exc)
     except CapturedRaise as raised:
         return raised
+
+
+_OFFSET, _FUNCTION, _CODE, _DEPTH = -1, -2, -3, -4  # parts of a generator, as in csrc/guards.h
+
+
+def open_generator(m: SymbolicMachine, tracker: trackers.ExistingGenerator) -> GeneratorRun:
+    """A generator from outside: its function, the place where it stands, its variables and its stack, under guards."""
+    obj, source = tracker.obj, tracker.source
+    assert source is not None
+    tracker.born = m.frames[-1].count
+    try:
+        offset = _C.iterator_part(obj, _OFFSET)
+    except LookupError:
+        m.guard(Kind.ABSENT, Part(source, _OFFSET), None)
+        tracker.started = tracker.finished = True
+        return GeneratorRun(m, m.frames[-1], tracker, started=True, finished=True)
+    except TypeError:  # it is running, or handles an exception
+        m.graph_break("B110", value=tracker.show())
+    code = _C.iterator_part(obj, _CODE)
+    fn = m.wrap(_C.iterator_part(obj, _FUNCTION), Part(source, _FUNCTION))
+    if not isinstance(fn, trackers.FunctionTracker) or fn.code is not code:
+        m.graph_break("B110", value=tracker.show())
+    m.guard(Kind.ID_IS, Part(source, _CODE), code)
+    m.guard(Kind.EQUALS, Part(source, _OFFSET), offset)
+    frame = SymFrame(code, [], fn.globals, fn.globals_source, function=fn)
+
+    def held(part: int) -> Tracker | None:
+        try:
+            return m.wrap(_C.iterator_part(obj, part), Part(source, part))
+        except LookupError:
+            m.guard(Kind.ABSENT, Part(source, part), None)
+            return None
+
+    live, n_slots = live_slots(code, offset), len(frame.decoded.slots)
+    frame.locals = [held(slot) if slot in live else None for slot in range(n_slots)]
+    frame.stack = [held(part) or NULL for part in range(n_slots, n_slots + _C.iterator_part(obj, _DEPTH))]
+    tracker.entry, tracker.frame = list(frame.locals), frame
+    frame.jump(offset)
+    created = frame.pc > 0 and frame.decoded.instructions[frame.pc - 1].op == "RETURN_GENERATOR"
+    frame.current = frame.decoded.instructions[frame.pc - 1]  # (the yield)
+    frame.pc += created  # (the POP_TOP behind RETURN_GENERATOR)
+    tracker.started = not created
+    return GeneratorRun(m, frame, tracker, started=not created)
+
+
+def owes(m: SymbolicMachine, generator: trackers.ExistingGenerator) -> bool:
+    """Whether closing a generator from outside runs code of the program (or that cannot be known)."""
+    try:
+        return m.generator_run(generator).pending()
+    except GraphBreak:
+        return True

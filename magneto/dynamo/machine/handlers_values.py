@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import itertools
 import operator
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,7 @@ def nothing(m: M, f: SymFrame, i: Instruction) -> None:
 @opcodes("value --", "POP_TOP", "END_FOR")
 def pop_top(m: M, f: SymFrame, i: Instruction) -> None:
     value = f.pop()
-    existing = isinstance(value.source, Stack) and not isinstance(value, trackers.ConstTracker)
-    if existing and isinstance(value.obj, types.GeneratorType):
+    if isinstance(value, trackers.ExistingGenerator) and isinstance(value.source, Stack) and m.generator_run(value).pending():
         m.graph_break("B110", value=value.show())  # dropping it closes it: its `finally` runs here, not at the region's end
     if i.op == "END_FOR" and VERSION == (3, 12):
         f.pop()

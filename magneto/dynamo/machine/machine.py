@@ -27,7 +27,7 @@ from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.assume import Assumption, Place, branch_of, survives
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
-from magneto.dynamo.machine.generators import GeneratorRun
+from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
 from magneto.dynamo.machine.lifetime import sole_holders
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
@@ -115,7 +115,7 @@ class SymbolicMachine:
     def check_generators(self, leaves: Callable[[Tracker], bool]) -> None:
         """A generator that nobody holds when the region ends would be closed: capture breaks where it was made, if that runs code."""
         for run in self.generators.values():
-            if run.pending() and run.tracker.born not in self.forced and not leaves(run.tracker):
+            if run.pending() and run.tracker.source is None and run.tracker.born not in self.forced and not leaves(run.tracker):
                 assert run.tracker.born is not None
                 raise Restart(run.tracker.born, GraphBreak("B022", self.user_stack(), value=run.tracker.show()), False)
 
@@ -203,7 +203,10 @@ class SymbolicMachine:
         handler = frame.decoded.handler_at(instruction.offset)
         if handler is None:
             return False
+        dropped = [value for value in frame.stack[handler.depth :] if isinstance(value, trackers.ExistingGenerator)]
         del frame.stack[handler.depth :]
+        if any(owes(self, generator) for generator in dropped):
+            self.end_behind(GraphBreak("B120", self.user_stack(), value=dropped[0].show()))
         if handler.lasti:
             frame.push(self.const(instruction.offset // 2))
         frame.push(raised.value)
@@ -380,7 +383,15 @@ class SymbolicMachine:
 
     def generator_next(self, generator: trackers.GeneratorTracker, send: Tracker | None = None) -> Tracker | None:
         """Run a generator up to its next yield; None when it returned (its `result` is then set)."""
-        return self.generators[id(generator)].next(send)
+        return self.generator_run(generator).next(send)
+
+    def generator_run(self, generator: trackers.GeneratorTracker) -> GeneratorRun:
+        """The state of a generator; one from outside is looked into."""
+        found = self.generators.get(id(generator))
+        if found is None:
+            assert isinstance(generator, trackers.ExistingGenerator)
+            found = self.generators[id(generator)] = open_generator(self, generator)
+        return found
 
     def super_args(self) -> tuple[Tracker | None, Tracker | None]:
         """(`__class__`, first argument) of the current frame, for `super()`; None for what is not there."""

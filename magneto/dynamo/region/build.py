@@ -51,6 +51,7 @@ _BASE = {
     "END": runtime.END,
     "advance": _C.iterator_advance,
     "suspend": getattr(_C, "suspend", None),
+    "put": runtime.put,
     "as_tensor": as_tensor,
     "typed": typed,
     **NUMBER_NAMES,

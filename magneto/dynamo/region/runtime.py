@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.trackers.draw import put_back, state_of
 
 END = type("End", (), {"__repr__": lambda self: "<end of iteration>"})()
@@ -28,6 +29,14 @@ def clean(error: BaseException) -> BaseException:
 
 
 _HERE = globals()
+
+
+def put(generator: Any, state: tuple[Any, bool] | None) -> None:
+    """A generator that the region has looked into, where the program has got with it. None: it has returned."""
+    if state is None:
+        _C.finish(generator)
+    else:
+        _C.suspend(generator, *state)
 
 
 def delegate(value: Any) -> Any:

@@ -46,10 +46,11 @@ from magneto.dynamo.trackers.context import GradModeTracker, context_methods
 from magneto.dynamo.trackers.dispatch import apply
 from magneto.dynamo.trackers.draw import HostCall, put_back
 from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
+from magneto.dynamo.trackers.existing_iterator import PUT
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker, number_of
-from magneto.dynamo.trackers.iterator import GeneratorTracker, each, iterate, next_or_none
+from magneto.dynamo.trackers.iterator import ExistingGenerator, GeneratorState, GeneratorTracker, each, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
 from magneto.dynamo.trackers.made_class import forget_prototypes
@@ -104,6 +105,7 @@ RULES = (
 
 __all__ = [
     "MISSING",
+    "PUT",
     "RULES",
     "ArrayMemory",
     "BoundMethodTracker",
@@ -117,7 +119,9 @@ __all__ = [
     "DictTracker",
     "DictViewTracker",
     "ExceptionTracker",
+    "ExistingGenerator",
     "FunctionTracker",
+    "GeneratorState",
     "GeneratorTracker",
     "GradModeTracker",
     "HostCall",

@@ -26,7 +26,7 @@ from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTrac
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.exception import wrap_exception
-from magneto.dynamo.trackers.existing_iterator import ITERATORS, wrap_iterator
+from magneto.dynamo.trackers.existing_iterator import ITERATORS, wrap_generator, wrap_iterator
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker, has_class_rows
@@ -453,7 +453,7 @@ BUILDERS: dict[type, Builder] = {
     types.ModuleType: wrap_py_module,
     types.MappingProxyType: wrap_mappingproxy,
     **dict.fromkeys(ITERATORS, wrap_iterator),
-    types.GeneratorType: wrap_opaque,
+    types.GeneratorType: wrap_generator,
     weakref.ReferenceType: wrap_weakref,
     weakref.ProxyType: wrap_opaque,
     weakref.CallableProxyType: wrap_opaque,

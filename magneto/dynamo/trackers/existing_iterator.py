@@ -6,6 +6,7 @@ like those it was made for. Each step is logged as an effect; the region steps t
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,14 @@ from magneto.dynamo.guards.source import Part, Peek, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
-from magneto.dynamo.trackers.iterator import FilterIterator, IteratorTracker, MapIterator, ZipIterator, next_or_none
+from magneto.dynamo.trackers.iterator import ExistingGenerator, FilterIterator, IteratorTracker, MapIterator, ZipIterator, next_or_none
 from magneto.dynamo.trackers.object import instance_dict
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
 ADVANCE = "advance({0}, 1)"
+PUT = "put({0}, {1})"  # a generator where it stands at the region's end
 _ITEMS: type = type(iter({}.items()))
 _SETS: type = type(iter(set()))
 
@@ -91,7 +93,7 @@ class ExistingIterator(IteratorTracker):
         self.effects += len(new)
         if not isinstance(self.container, (list, dict, set)):
             return False
-        return any(text is not ADVANCE and any(self._concerns(operand) for operand in operands) for text, operands in new)
+        return any(text not in (ADVANCE, PUT) and any(self._concerns(operand) for operand in operands) for text, operands in new)
 
     def _concerns(self, operand: Tracker) -> bool:
         if isinstance(operand, ConstTracker) or operand.obj is MISSING:
@@ -198,6 +200,11 @@ _INSIDE: dict[type, Callable[[Machine, ExistingComposite], IteratorTracker]] = {
 }
 
 
+def wrap_generator(m: Machine, obj: types.GeneratorType[Any, Any, Any], source: Source) -> Tracker:
+    m.guard(Kind.TYPE_IS, source, types.GeneratorType)
+    return ExistingGenerator(obj, source)
+
+
 def wrap_iterator(m: Machine, obj: Any, source: Source) -> Tracker:
     m.guard(Kind.TYPE_IS, source, type(obj))
     return ExistingIterator(obj, source) if type(obj) not in _INSIDE else ExistingComposite(obj, source)
@@ -208,7 +215,10 @@ ITERATORS: tuple[type, ...] = (*(type(iter(values)) for values in _SAMPLES), typ
 
 
 def merged(effects: list[tuple[str, tuple[Tracker, ...]]]) -> list[tuple[str, tuple[Tracker, ...]]]:
-    """The effects of a region with the steps of one iterator, between two effects of other kinds, as one. (Steps of different iterators do not concern each other.)"""
+    """The effects of a region with the steps of one iterator, between two effects of other kinds, as one. (Steps of different iterators do not concern each other.)
+    A generator is put where it stands once."""
+    last = {id(operands[0]): index for index, (text, operands) in enumerate(effects) if text == PUT}
+    effects = [effect for index, effect in enumerate(effects) if effect[0] != PUT or last[id(effect[1][0])] == index]
     found: list[tuple[str, tuple[Tracker, ...]]] = []
     steps: dict[int, int] = {}  # iterator -> where its steps stand in `found`
     counts: dict[int, int] = {}

@@ -18,6 +18,7 @@ from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
+    from magneto.dynamo.guards.source import Source
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
 
@@ -525,7 +526,7 @@ class GeneratorTracker(IteratorTracker):
 
     __slots__ = ("args", "born", "finished", "fn", "frame", "kwargs", "result", "started")
 
-    def __init__(self, frame: Any, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
+    def __init__(self, frame: Any, fn: Tracker | None, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
         super().__init__()
         self.frame = frame
         self.fn, self.args, self.kwargs = fn, tuple(args), dict(kwargs)
@@ -543,6 +544,7 @@ class GeneratorTracker(IteratorTracker):
         suspended = self.frame.suspension() if self.started and not self.finished else None
         if suspended is None and self.started and not self.finished:
             raise CannotEmit(self)
+        assert self.fn is not None
         parts = [em.value(self.fn), *(em.value(arg) for arg in self.args)]
         if self.kwargs:
             parts.append(f"**{{{', '.join(f'{name!r}: {em.value(value)}' for name, value in self.kwargs.items())}}}")
@@ -554,6 +556,51 @@ class GeneratorTracker(IteratorTracker):
             texts = ["".join(f"{'UNBOUND' if value is None else em.value(value)}, " for value in values) for values in (slots, stack)]
             em.line(f"suspend({name}, Resume({offset}, ({texts[0]}), ({texts[1]})), {delegates})")
         return name
+
+
+class ExistingGenerator(GeneratorTracker):
+    """A generator from outside. Its frame is looked into when it is first stepped; the region puts the real one where it then stands."""
+
+    __slots__ = ("entry", "obj")
+
+    def __init__(self, obj: types.GeneratorType[Any, Any, Any], source: Source) -> None:
+        super().__init__(None, None, (), {})
+        self.obj, self.source = obj, source
+        self.entry: list[Tracker | None] = []
+
+    def emit(self, em: Emitter) -> str:
+        assert self.source is not None
+        return em.source(self.source)
+
+    def show(self) -> str:
+        return f"generator object {self.source.text() if self.source else ''}"
+
+
+class GeneratorState(Tracker):
+    """Operand of the effect PUT: where an existing generator stands when the region ends."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: ExistingGenerator) -> None:
+        super().__init__()
+        self.of = of
+
+    def emit(self, em: Emitter) -> str:
+        if self.of.finished:
+            return "None"
+        suspended = self.of.frame.suspension()
+        if suspended is None:
+            raise CannotEmit(self.of)
+        offset, slots, stack, delegates = suspended
+        parts = ["UNBOUND" if value is None else em.value(value) for value in slots]
+        for slot, value in enumerate(self.of.frame.locals):
+            if value is self.of.entry[slot]:
+                parts[slot] = "KEEP"
+        texts = ["".join(f"{part}, " for part in group) for group in (parts, [em.value(value) for value in stack])]
+        return em.assign("state", f"(Resume({offset}, ({texts[0]}), ({texts[1]})), {delegates})", self)
+
+    def show(self) -> str:
+        return f"state of {self.of.show()}"
 
 
 class SteppedIterator(IteratorTracker):

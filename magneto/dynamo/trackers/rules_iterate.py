@@ -437,7 +437,7 @@ def generator_send(m: Machine, v: GeneratorTracker, value: Tracker) -> Any:
 
 @rule(types.GeneratorType.close, GeneratorTracker)
 def generator_close(m: Machine, v: GeneratorTracker) -> Any:
-    return m.generators[id(v)].close()  # type: ignore[attr-defined]
+    return m.generator_run(v).close()  # type: ignore[attr-defined]
 
 
 @rule(types.GeneratorType.throw, GeneratorTracker, Tracker)
@@ -452,7 +452,7 @@ def generator_throw(m: Machine, v: GeneratorTracker, kind: Tracker, *rest: Track
             exc = m.call(kind, [] if const is not None and const.value is None else [value], {})
     if len(rest) > 1 and (const := rest[1].try_const()) is None:
         m.apply(BaseException.with_traceback, exc, rest[1])
-    item = m.generators[id(v)].throw(exc)  # type: ignore[attr-defined]
+    item = m.generator_run(v).throw(exc)  # type: ignore[attr-defined]
     if item is None:
         m.raise_exception(ExceptionTracker(StopIteration, [v.result] if v.result is not None and _something(v.result) else []))
     return item

@@ -183,6 +183,7 @@ def _lost(how: str) -> dict[str, Any]:
 def run_jobs(waiting: list[Job], only: str = "", processes: int = 2, report: bool = False) -> None:
     """Run all jobs, some at a time."""
     selector = selectors.DefaultSelector()
+    language_worker.warm_up()
     for job in waiting:
         job.restore()
     waiting = [job for job in reversed(waiting) if not job.finished]

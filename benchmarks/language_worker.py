@@ -145,6 +145,12 @@ class Verdicts(unittest.TestResult):
         self.details.append(detail)
 
 
+def warm_up() -> None:
+    """Load, before any child is forked, what the first capture of a process loads."""
+    magneto.optimize("eager")(lambda: [str(n) for n in range(2)])()
+    magneto.reset()
+
+
 def flatten(suite: Any) -> Iterator[unittest.TestCase]:
     for item in suite:
         if isinstance(item, unittest.TestSuite):

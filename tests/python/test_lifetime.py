@@ -53,6 +53,49 @@ def a_callback_runs_when_the_list_is_cleared():
     return log, kept()
 
 
+class Finalised:
+    def __del__(self):
+        FINALISED.append("dead")
+
+
+FINALISED: list[str] = []
+
+
+@program
+def a_finaliser_runs_in_a_handler():
+    FINALISED.clear()
+    thing = Finalised()
+    try:
+        try:
+            Finalised.missing  # noqa: B018
+        except AttributeError:
+            FINALISED.append("handled")
+            del thing
+            FINALISED.append("behind")
+            raise TypeError from None
+    except TypeError as error:
+        return list(FINALISED), type(error.__context__)
+
+
+def _raised_here():
+    try:
+        raise TypeError
+    except TypeError as error:
+        return type(error.__context__)
+
+
+@program
+def the_context_is_what_a_caller_handles():
+    try:
+        raise KeyError
+    except KeyError:
+        magneto.graph_break()
+        try:
+            raise ValueError
+        except ValueError as error:
+            return type(error.__context__), _raised_here()
+
+
 @program
 def a_reference_made_in_a_callee_dies_with_the_variable():
     thing = Thing()

@@ -60,6 +60,8 @@ class GeneratorRun:
         if isinstance(self.tracker, trackers.ExistingGenerator):
             self.machine.effect(trackers.PUT, self.tracker, trackers.GeneratorState(self.tracker))
         self.frame.yielded = False
+        if thrown is not None:
+            self._chain(thrown.value)
         try:
             value = self.machine.run(self.frame, thrown)
         except CapturedRaise as raised:
@@ -73,6 +75,14 @@ class GeneratorRun:
             return value
         self.tracker.result = value
         return None
+
+    def _chain(self, exc: Tracker) -> None:
+        """What the generator itself handles is the context of an exception that is thrown into it."""
+        handled = self.frame.handling.value
+        if isinstance(handled, trackers.ExceptionTracker) and isinstance(exc, trackers.ExceptionTracker) and handled is not exc:
+            if exc.source is not None:
+                self.machine.graph_break("B107", value=exc.show(), reason="its context is set")
+            exc.context = handled
 
     def throw(self, exc: Tracker) -> Tracker | None:
         """`generator.throw`: the next value, or None when it returned."""

@@ -277,7 +277,9 @@ class SymbolicMachine:
             if value.born is None:
                 value.born = self.count
             context = self._innermost_handled()
-            if context is not value and not isinstance(context, trackers.OutsideException):
+            if context is self.outside:
+                context = self._handled_by_this_frame() or context
+            if context is not value and not (value.context is not None and isinstance(context, trackers.OutsideException)):
                 value.context = context
         raise CapturedRaise(value, getattr(value, "born", None) or self.count, real)
 
@@ -295,9 +297,17 @@ class SymbolicMachine:
         found = self._innermost_handled()
         if not isinstance(found, trackers.OutsideException):
             return found or self.const(None)
+        return (self._handled_by_this_frame() if found is self.outside else None) or self.handled_by_callers()
+
+    def _handled_by_this_frame(self) -> Tracker | None:
+        """The exception that a handler of the entry frame had begun to handle before the region."""
         for index, obj in enumerate(self.state.stack):
-            if found is self.outside and obj is self._handled_outside and obj is not None:  # by a handler of this very frame
+            if obj is self._handled_outside and obj is not None:
                 return self.wrap(obj, Stack(index))
+        return None
+
+    def handled_by_callers(self) -> Tracker:
+        """What `sys.exception()` gave before the function was called."""
         if self._handled_outside is not None:
             self.graph_break("B101", callee="sys.exception", reason="the exception is handled by a caller of the function")
         self.guard(Kind.STATE, None, ("sys.exception", sys.exception, (), None))

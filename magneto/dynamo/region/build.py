@@ -289,7 +289,8 @@ class _Builder:
         looked_at = self._looked_at()
         if looked_at and len(frames) > 1:
             raise Restart(frames[0].count, self.ending.reason, False)
-        behind = self.ending.reason is not None and self.ending.reason.id == "B120"
+        advanced = len(frames) > 1 or _resume_offset(innermost) != self.machine.state.offset
+        behind = advanced and self.ending.reason is not None and self.ending.reason.id == "B120"
         formless = not behind and (self.ending.interpret or not has_form(innermost, instruction))
         if formless or behind or handling[-1] or looked_at or self._keeps_alive() or self._called_from_elsewhere():
             self._resume_at(innermost, locals_text[-1], f"{', interpret=True' if formless else ''}{handling[-1]}")

@@ -76,6 +76,8 @@ class ExceptionTracker(ObjectTracker):
         if name == "__cause__":
             return self.cause or ConstTracker(None)
         if name == "__context__":
+            if isinstance(self.context, OutsideException):
+                return m.handled_by_callers()  # type: ignore[attr-defined,no-any-return]
             return self.context or ConstTracker(None)
         if name == "__suppress_context__":
             return ConstTracker(self.cause is not None)
@@ -154,7 +156,7 @@ class ExceptionTracker(ObjectTracker):
         written: dict[str, Any] = dict(self.slots)
         if self._attrs is not None:
             written.update({key: value for key, (_, value) in self._attrs.entries.items()})  # type: ignore[misc]
-        if self.context is not None:
+        if self.context is not None and not isinstance(self.context, OutsideException):
             written["__context__"] = self.context
         if self.cause is not None:
             written["__cause__"] = self.cause

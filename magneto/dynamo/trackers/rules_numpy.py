@@ -431,13 +431,13 @@ def as_tensor(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
 
 @_before(torch.tensor, ArrayTracker)
 def copied(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
-    """A contiguous copy. (Numbers: as an array without dimensions; torch.tensor(np.float64(1)) is float64.)"""
+    """A copy. (Numbers: as an array without dimensions; torch.tensor(np.float64(1)) is float64.)"""
     if not set(kwargs) <= {"dtype", "device"}:
         return NotImplemented
     read = v.to_read()
     if read is None:
         return NotImplemented
-    made = m.node("clone", [read], {"memory_format": torch.contiguous_format}, method=True)
+    made = m.node("clone", [read], {}, method=True)
     return m.apply(torch.Tensor.to, made, **kwargs) if kwargs else made
 
 

@@ -238,7 +238,7 @@ ROWS: tuple[ErrorEntry, ...] = (
         "W011",
         "recompile limit ({limit}) reached for {code} ({file}:{line}), further variants run in eager; last miss: {reason}",
         "",
-        "Make the value that keeps changing a tensor or a constant; MAGNETO_RECOMPILE_LIMIT raises the limit.",
+        "MAGNETO_RECOMPILE_LIMIT raises the limit.",
     ),
     ErrorEntry("W012", "backend {backend} failed, the graph runs in eager: {error}", "", "nopython=True raises the backend's own error."),
     # ---- W1xx: graphs -------------------------------------------------------------------------------------------------

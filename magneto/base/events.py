@@ -6,7 +6,8 @@ event nobody listens to costs one append to a bounded queue. Fields hold plain d
 - `compile`: function, file, line, offset, seconds, graphs -- one region was made
 - `graph`: name, operations, function, file, line -- one graph went to a backend
 - `break`: id, reason, hint, stack, function -- why a region ends early; stack is ((file, line, function), ...), innermost last
-- `recompile`: function, file, line, reason, variants -- no compiled variant fitted; reason is the first guard that failed
+- `recompile`: function, file, line, reason, variants -- no compiled variant fitted; reason is the first guard that failed, told apart as expression,
+  expected, actual, user_line
 - `kernel`: name, source, graph -- one distinct kernel of a graph
 - `fallback`: what (or graph), reason -- something runs in eager instead
 - `warning`: id, message, fields -- `warn_once`, also when not said again

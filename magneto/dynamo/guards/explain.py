@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from magneto.dynamo.guards import reading
-from magneto.dynamo.guards.rows import GuardSet, Kind, Row, Weak, show_value
+from magneto.dynamo.guards.rows import GuardSet, Kind, Row, TensorRow, Weak, show_value
 from magneto.dynamo.guards.source import Source
-from magneto.dynamo.guards.text import HOLD, check_function, show_row, show_tensor
+from magneto.dynamo.guards.tensors import is_plain
+from magneto.dynamo.guards.text import HOLD, check_function, show_tensor
+from magneto.dynamo.guards.wording import expected, expression, tensors_differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +30,40 @@ class Miss:
     def __str__(self) -> str:
         if self.row is None:
             return "all rows hold"
-        line = f" ({self.row.user_line})" if self.row.user_line else ""
-        return f"{self.expected}, but {self.actual}{line}"
+        places = [place for place in (self.row.user_line, self.row.inside and f"read in {self.row.inside}") if place]
+        return f"{self.expected}, but {self.actual}" + (f" ({', '.join(places)})" if places else "")
+
+    def fields(self) -> dict[str, str]:
+        """For events: the expression that is guarded, what was expected of it, what it is, the user's line that read it."""
+        source = self.row.source if self.row is not None else None
+        return {
+            "expression": expression(source) if source is not None else "",
+            "expected": self.expected,
+            "actual": self.actual,
+            "user_line": self.row.user_line if self.row is not None else "",
+        }
 
 
-def explain_miss(guards: GuardSet, state: Any) -> Miss:
-    """The first row that fails for a FrameState (or a reading.Frame)."""
+def explain_miss(guards: GuardSet, state: Any, found: int = HOLD) -> Miss:
+    """The first row that fails for a FrameState (or a reading.Frame). `found`: what the native check found, which remembers how classes were."""
     frame = state if isinstance(state, reading.Frame) else _frame_of(state)
     index = check_function(guards)(frame)
+    if 0 <= found < len(guards.rows) and guards.rows[found].kind is Kind.TYPE_VERSION and (index == HOLD or found < index):
+        index = found
     if index == HOLD:
         return Miss(None, HOLD, "", "")
     row = guards.rows[index]
-    return Miss(row, index, show_row(row), _actual(row, frame))
+    return Miss(row, index, *_told(row, frame))
+
+
+def keeps_failing(misses: Sequence[Miss]) -> tuple[Row, int] | None:
+    """Of the misses of several variants: a row that fails in most of them, and in how many."""
+    rows = [miss.row for miss in misses if miss.row is not None]
+    counts = Counter((row.kind, row.source) for row in rows)
+    if not counts:
+        return None
+    worst, count = counts.most_common(1)[0]
+    return next(row for row in rows if (row.kind, row.source) == worst), count
 
 
 def changed_numbers(guards: GuardSet, state: Any) -> set[Source]:
@@ -79,18 +107,25 @@ def _frame_of(state: Any) -> reading.Frame:
     return reading.Frame.of_state(state, _C.UNBOUND)
 
 
-def _actual(row: Row, frame: reading.Frame) -> str:
+def _told(row: Row, frame: reading.Frame) -> tuple[str, str]:
+    """(what the row expects, what is there)."""
+    wanted = expected(row)
     if row.kind is Kind.STATE:
         _, read, args, _ = row.payload
-        return f"it is {show_value(read(*args))}"
+        return wanted, f"it is {show_value(read(*args))}"
     assert row.source is not None
     try:
         value = reading.read(row.source, frame)
     except reading.Absent:
-        return "there is no such value"
+        return wanted, "there is no such value"
     except reading.Unreadable:
-        return "it cannot be read"
-    return _describe(row, value)
+        return wanted, "it cannot be read"
+    if row.kind is Kind.TENSOR and isinstance(found := tensor_row(value), TensorRow):
+        different = tensors_differ(row.payload, found)
+        if different:
+            name = expression(row.source)
+            return f"{name} has {' and '.join(want for want, _ in different)}", f"it has {' and '.join(got for _, got in different)}"
+    return wanted, _describe(row, value)
 
 
 def _describe(row: Row, value: Any) -> str:
@@ -115,22 +150,23 @@ def _describe(row: Row, value: Any) -> str:
     return f"it is {show_value(value)}"
 
 
+def tensor_row(value: Any) -> TensorRow | None:
+    """The row that this tensor would get; None for what has none."""
+    with torch._C.DisableTorchFunctionSubclass(), contextlib.suppress(RuntimeError, NotImplementedError):  # to look is not to call
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return None
+        facts = (type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad)
+        return TensorRow(*facts, value.is_inference(), value.is_conj() + 2 * value.is_neg())
+    return None
+
+
 def describe_tensor(value: Any) -> str:
     """A tensor in the words of a TENSOR row."""
-    import torch
-
-    from magneto.dynamo.guards.rows import TensorRow
-    from magneto.dynamo.guards.tensors import is_plain
-
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__qualname__}"
-    try:
-        with torch._C.DisableTorchFunctionSubclass():  # to look is not to call
-            lazy = value.is_conj() + 2 * value.is_neg()
-            plain = is_plain(value, value.is_inference(), lazy)
-            row = TensorRow(
-                type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_inference(), lazy
-            )
-    except (RuntimeError, NotImplementedError):
-        return f"{type(value).__name__} {str(value.layout).removeprefix('torch.')}"
+    row = tensor_row(value)
+    with torch._C.DisableTorchFunctionSubclass():
+        if row is None:
+            return f"{type(value).__name__} {str(value.layout).removeprefix('torch.')}"
+        plain = is_plain(value, row.inference, row.lazy)
     return show_tensor(row) + ("" if plain else ", with a sparse layout or a subclass's dispatch")

@@ -63,7 +63,7 @@ class Weak:
 
 def show_value(obj: Any) -> str:
     """A short description that runs no user code and makes no long text (of tensors, models)."""
-    if type(obj) in _SHOWN:
+    if type(obj) in _SHOWN or (type(obj).__module__ == "torch" and type(obj).__name__ in ("dtype", "device", "layout", "memory_format")):
         text = repr(obj)
         return text if len(text) <= 80 else text[:77] + "..."
     name = obj.__qualname__ if isinstance(obj, (type, types.FunctionType)) else obj.__name__ if isinstance(obj, _NAMED) else None
@@ -76,12 +76,13 @@ _NAMED = (types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorTyp
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One guard. `user_line` ("file:line") says which line of the program made it necessary."""
+    """One guard. `user_line` ("file:line") says which line of the program made it necessary, `inside` which line of torch that it called."""
 
     kind: Kind
     source: Source | None
     payload: Any
     user_line: str = ""
+    inside: str = ""
 
     def key(self) -> tuple[Any, ...]:
         """Identity of the row for deduplication (payloads that are unhashable or mutable count by identity)."""

@@ -8,6 +8,7 @@ deterministic, so instruction counts identify instructions.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from magneto.graph import SizeUnknown, TensorMeta
 MAX_INSTRUCTIONS = 2_000_000
 MAX_IDLE = 30_000  # instructions without any tensor operation
 MAX_DEPTH = 60
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _GENERATOR, _COROUTINE = 0x20, 0x80 | 0x200
 
 
@@ -335,7 +337,7 @@ class SymbolicMachine:
         return trackers.from_value(self, value)
 
     def guard(self, kind: Kind, source: Source | None, payload: Any) -> None:
-        self.guards.add(Row(kind, source, payload, self.user_line()))
+        self.guards.add(Row(kind, source, payload, *self.read_at()))
 
     def user_stack(self) -> tuple[tuple[str, int, str], ...]:
         return tuple(frame.where() for frame in self.frames)
@@ -345,6 +347,14 @@ class SymbolicMachine:
             return f"{self.state.code.co_filename}:{self.state.code.co_firstlineno}"
         file, line, _ = self.frames[-1].where()
         return f"{file}:{line}"
+
+    def read_at(self) -> tuple[str, str]:
+        """The innermost line of the program that is not torch's, and the line of torch that it has reached ("" for none)."""
+        frame = next((frame for frame in reversed(self.frames) if not frame.code.co_filename.startswith(_TORCH)), None)
+        if frame is None or frame is self.frames[-1]:
+            return self.user_line(), ""
+        file, line, _ = frame.where()
+        return f"{file}:{line}", self.user_line()
 
     # -- behaviour
 

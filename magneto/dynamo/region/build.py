@@ -268,7 +268,7 @@ class _Builder:
 
     def _distinct(self, values: Sequence[Tracker]) -> None:
         sources = [tracker.source for tracker in values]
-        self.machine.guards.add(Row(Kind.DISTINCT, sources[0], tuple(sources[1:]), self.machine.user_line()))
+        self.machine.guards.add(Row(Kind.DISTINCT, sources[0], tuple(sources[1:]), *self.machine.read_at()))
 
     # -- ends
 

@@ -26,9 +26,10 @@ from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging
 from magneto.dynamo import marks
 from magneto.dynamo.bytecode.decode import slot_names
-from magneto.dynamo.guards.explain import changed_modules, changed_numbers, explain_miss
+from magneto.dynamo.guards.explain import Miss, changed_modules, changed_numbers, explain_miss, keeps_failing
 from magneto.dynamo.guards.native import build_program
 from magneto.dynamo.guards.source import Local, Source
+from magneto.dynamo.guards.wording import remedy, subject
 from magneto.dynamo.machine.assume import Place, Refuted
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Forced, Restart
@@ -185,20 +186,24 @@ def _is_plain(info: Any) -> bool:
     return bool(info) and info["gm"] is None and info["reason"] is None
 
 
+def _explained(region: Any, state: Any) -> Miss:
+    return explain_miss(region.info["guards"], state, getattr(region.guards, "failed_row", -1))
+
+
 def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
     code = state.code
     if len(missed) >= PLAIN_LIMIT and all(_is_plain(region.info) for region in missed):
         return False
-    reason = explain_miss(missed[0].info["guards"], state) if missed[0].info else None
+    reason = _explained(missed[0], state) if missed[0].info else None
+    where = {"file": code.co_filename, "line": code.co_firstlineno}
     if len(missed) >= config.recompile_limit:
-        warn_once(
-            "W011", code=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, limit=config.recompile_limit, reason=str(reason)
-        )
+        worst = keeps_failing([_explained(region, state) for region in missed if region.info])
+        often = f"; {subject(worst[0])} differs from {worst[1]} of {len(missed)} variants. {remedy(worst[0])}" if worst is not None else ""
+        warn_once("W011", code=code.co_qualname, **where, limit=config.recompile_limit, reason=f"{reason}{often}")
         return False
-    events.emit(
-        "recompile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, reason=str(reason), variants=len(missed)
-    )
-    log(1, lambda: f"recompile of {code.co_qualname} at {state.offset}: {reason}")
+    told = reason.fields() if reason is not None else {}
+    events.emit("recompile", function=code.co_qualname, **where, reason=str(reason), variants=len(missed), **told)
+    log(1, lambda: f"recompile of {code.co_qualname} ({code.co_filename}:{code.co_firstlineno}): {reason}")
     if missed[0].info:
         guards = missed[0].info["guards"]
         changed = changed_modules(guards, state) | (changed_numbers(guards, state) if context.dynamic is not False else set())

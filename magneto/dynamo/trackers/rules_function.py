@@ -174,7 +174,7 @@ def _backward(m: Machine, body: Any, klass: ClassTracker, context: ContextTracke
         before.add(row)
     for row in read:
         fixed = (
-            row.kind in _FIXED or isinstance(row.source, Held) or row.user_line.startswith(_TORCH)
+            row.kind in _FIXED or isinstance(row.source, Held) or (row.inside or row.user_line).startswith(_TORCH)
         )  # the latter: parameters of decorators
         if fixed:
             continue

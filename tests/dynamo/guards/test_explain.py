@@ -44,15 +44,15 @@ def miss(row, *locals):
 
 
 def test_explanations():
-    assert miss((Kind.EQUALS, N, 3, "app.py:9"), None, 4) == "L['n'] == 3, but it is 4 (app.py:9)"
-    assert miss((Kind.EQUALS, N, 3), None, 4.0) == "type(L['n']) is int, but it is a float (app.py:1)"
-    assert miss((Kind.LENGTH, X, 2), [1], 4) == "len(L['x']) == 2, but the length is 1"
-    assert miss((Kind.KEYS, X, ("a",)), {"b": 1}, 4) == "list(L['x']) == ['a'], but the keys are ('b',)"
-    assert miss((Kind.KEY_ABSENT, X, "b"), {"b": 1}, 4) == "'b' not in L['x'], but it is there"
-    assert miss((Kind.EQUALS, Item(X, "c"), 1), {"b": 1}, 4) == "L['x']['c'] == 1, but there is no such value"
-    assert miss((Kind.EQUALS, Item(X, "c"), 1), UNBOUND, 4) == "L['x']['c'] == 1, but it cannot be read"
-    expected = "L['x']: Tensor float32[2, ?] on cpu, strides (3, 1), requires_grad False, but got "
-    assert miss((Kind.TENSOR, X, ROW), torch.ones(2, 4), 4) == expected + "Tensor float32[2, 4] on cpu, strides (4, 1), requires_grad False"
+    assert miss((Kind.EQUALS, N, 3, "app.py:9"), None, 4) == "n == 3, but it is 4 (app.py:9)"
+    assert miss((Kind.EQUALS, N, 3), None, 4.0) == "type(n) is int, but it is a float (app.py:1)"
+    assert miss((Kind.LENGTH, X, 2), [1], 4) == "len(x) == 2, but the length is 1"
+    assert miss((Kind.KEYS, X, ("a",)), {"b": 1}, 4) == "list(x) == ['a'], but the keys are ('b',)"
+    assert miss((Kind.KEY_ABSENT, X, "b"), {"b": 1}, 4) == "'b' not in x, but it is there"
+    assert miss((Kind.EQUALS, Item(X, "c"), 1), {"b": 1}, 4) == "x['c'] == 1, but there is no such value"
+    assert miss((Kind.EQUALS, Item(X, "c"), 1), UNBOUND, 4) == "x['c'] == 1, but it cannot be read"
+    assert miss((Kind.TENSOR, X, ROW), torch.ones(2, 4), 4) == "x has strides (3, 1), but it has strides (4, 1)"
+    expected = "x: Tensor float32[2, ?] on cpu, strides (3, 1), requires_grad False, but got "
     assert miss((Kind.TENSOR, X, ROW), 3, 4) == expected + "a int"
     assert "conj or neg" in miss((Kind.TENSOR, X, ROW), torch._neg_view(torch.ones(2, 3)), 4)
     assert "sparse" in miss((Kind.TENSOR, X, ROW), torch.ones(2, 3).to_sparse(), 4)

@@ -166,7 +166,8 @@ def view_of(m: Machine, base: TensorTracker, part: Part) -> TensorTracker:
             ):
                 found = None
     if found is None:
-        begin = [m.apply(torch.Tensor.storage_offset, base).read() + part.offset] if part.offset else []
+        begins = m.apply(torch.Tensor.storage_offset, base).try_const() if part.offset else None
+        begin = [] if begins is None else [begins.value + part.offset]
         found = m.node(torch.as_strided, [base, list(part.shape), list(part.strides), *begin], {})
     assert isinstance(found, TensorTracker)
     return found

@@ -505,6 +505,10 @@ class SymbolicMachine:
         """A break at the current instruction, when the state before it is no longer at hand: capture starts again."""
         raise Restart(self.frames[-1].count, GraphBreak("B101", self.user_stack(), callee=callee, reason=reason), False)
 
+    def restart_knowing(self) -> NoReturn:
+        """Capture starts again, knowing something more; nothing breaks for it."""
+        raise Restart(min([0, *self.forced]) - 1, None, False)
+
     def speculate(self, name: str, *, grad_mode: bool, transformed: bool = False) -> Speculation:
         """A context in which bodies are captured apart from the region's graph (`speculate.py`)."""
         return Speculation(self, name, grad_mode=grad_mode, transformed=transformed)

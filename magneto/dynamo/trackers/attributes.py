@@ -19,7 +19,7 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import FUNCTION_SLOTS, BoundMethodTracker, BuiltinTracker, FunctionTracker, PartialTracker
-from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
+from magneto.dynamo.trackers.klass import ClassTracker, Data, find_in_type, held, written_attr
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, payload_of
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
     """What the raw class attribute gives on the instance."""
     kind = type(raw)
     label = f"{cls.__name__}.{name}"
+    if kind is Data:
+        return written_attr(m, cls, name)
     if kind is types.FunctionType:
         return BoundMethodTracker(held(m, raw, label), v)
     if kind is staticmethod:
@@ -176,6 +178,11 @@ _CALLING = ("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 """Attributes of a function that decide how it is called."""
 
 
+_GENERIC_SETTERS = tuple(
+    getattr(cls, name) for cls in (object, BaseException, types.SimpleNamespace) for name in ("__setattr__", "__delattr__")
+)
+
+
 def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
     """`v.name = value`, or `del v.name` for None."""
     if isinstance(v, FunctionTracker) and v.source is None and value is not None and name not in _CALLING:
@@ -186,6 +193,11 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
         if name in ("__name__", "__qualname__") and (const := value.try_const()) is not None:
             setattr(v, name.strip("_"), const.value)
         return
+    if isinstance(v, FunctionTracker) and v.source is not None and value is not None and not (name in _CALLING or name in FUNCTION_SLOTS):
+        if name.isidentifier():
+            v.namespace.put_silently(m, ConstTracker(name), value)
+            m.effect(f"{{0}}.{name} = {{1}}", v, value)
+            return
     if v.special_set(m, name, value):
         return
     if isinstance(v, PartialTracker) and v.source is None and value is not None and name.isidentifier():
@@ -206,7 +218,7 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
     hook = find_in_type(m, cls, method)
     if v.hooked_set(m, hook, name, value):
         return
-    if hook in (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__):
+    if hook in _GENERIC_SETTERS:
         generic_set(m, v, name, value)
     else:
         bound = find_special(m, v, method)

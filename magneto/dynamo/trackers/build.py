@@ -352,7 +352,18 @@ _VALUES: dict[type, Callable[[Any], Any]] = {
     complex: lambda obj: complex.__pos__(obj),
 }
 """Immutable types that programs subclass, and the plain value of an instance."""
-_OBJECT_BASES = (object, dict, list, tuple, set, frozenset, *_VALUES, collections.OrderedDict, collections.defaultdict)
+_OBJECT_BASES = (
+    object,
+    types.SimpleNamespace,
+    dict,
+    list,
+    tuple,
+    set,
+    frozenset,
+    *_VALUES,
+    collections.OrderedDict,
+    collections.defaultdict,
+)
 
 
 def _laid_out_by_c(cls: type) -> bool:

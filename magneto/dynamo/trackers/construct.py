@@ -134,7 +134,7 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
         made.payload = m.apply(base, *args, **kwargs)
         if not isinstance(made.payload, ConstTracker):
             m.graph_break("B101", callee=cls.__qualname__, reason="its value is not constant")
-    elif new is not object.__new__:
+    elif new is not object.__new__ and base is not types.SimpleNamespace:
         m.graph_break("B101", callee=cls.__qualname__, reason="its __new__ is C code")
     return made
 

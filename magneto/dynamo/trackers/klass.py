@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import functools
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, Source
+from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_constant
 from magneto.dynamo.trackers.dispatch import TABLE
@@ -21,10 +22,51 @@ _HEAP_TYPE = 1 << 9
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
 
 
+WRITTEN: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
+"""Data attributes of classes that functions write: they are read one by one, and the rest of these classes is guarded by its contents."""
+
+
+class Data:
+    """What `find_in_type` gives for a written attribute; its value is in `written_attr`."""
+
+
+_DATA = Data()
+
+
+def contents(cls: type) -> list[Any]:
+    """What a class holds beside its written attributes."""
+    return [(base, [(key, id(value)) for key, value in vars(base).items() if key not in WRITTEN.get(base, ())]) for base in heap_bases(cls)]
+
+
+def heap_bases(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE]
+
+
+def written_attr(m: Machine, cls: type, name: str) -> Tracker | None:
+    """The value of a written attribute as the program now finds it; None: not there."""
+    overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
+    for base in cls.__mro__:
+        found = overlay.get((id(base), name))
+        if found is not None:
+            return found
+        if (id(base), name) in overlay:
+            continue
+        source = Held(base.__name__, base)
+        if name in vars(base):
+            if _binds(type(vars(base)[name])):
+                m.graph_break("B103", attribute=name, value=f"class {cls.__qualname__}")
+            return m.wrap(vars(base)[name], Item(InstanceDict(source), name))
+        if name in WRITTEN.get(base, ()):
+            m.guard(Kind.KEY_ABSENT, InstanceDict(source), name)
+    return None
+
+
 def find_in_type(m: Machine, cls: type, name: str) -> Any:
     """The raw class attribute along the MRO, or MISSING. Classes that can be modified get a TYPE_VERSION row."""
     if cls.__flags__ & _HEAP_TYPE:
         guard_class(m, cls)
+        if WRITTEN and any(name in WRITTEN.get(base, ()) for base in cls.__mro__):
+            return MISSING if written_attr(m, cls, name) is None else _DATA
     for base in cls.__mro__:
         if name in base.__dict__:
             return base.__dict__[name]
@@ -41,6 +83,9 @@ def guard_class(m: Machine, cls: type) -> None:
     seen = m.__dict__.setdefault("_guarded_classes", set())
     if cls not in seen:
         seen.add(cls)
+        if WRITTEN and any(base in WRITTEN for base in cls.__mro__):
+            m.guard(Kind.STATE, None, (f"contents of {cls.__name__}", contents, (cls,), contents(cls)))
+            return
         m.guard(Kind.TYPE_VERSION, Held(cls.__name__, cls), cls)
 
 
@@ -69,6 +114,8 @@ class ClassTracker(Tracker):
             return ConstTracker(getattr(cls, name))
         if name == "__dict__":
             guard_class(m, cls)
+            if any(owner == id(cls) for owner, _ in m.overlay):  # type: ignore[attr-defined]
+                m.graph_break("B103", attribute=name, value=self.show())
         if name == "__class__":
             return ClassTracker(type(cls))
         if isinstance(cls, enum.EnumType) and name in cls.__members__:
@@ -94,11 +141,37 @@ class ClassTracker(Tracker):
         """Set an attribute of a class made in the region."""
         raise NotImplementedError
 
+    def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
+        """A class attribute that is data: counters, caches, settings."""
+        cls = self.obj
+        meta: Any = type(cls)
+        plain = meta.__setattr__ is type.__setattr__ and meta.__delattr__ is type.__delattr__
+        old = vars(cls).get(name)
+        if id(cls) in m.made or not plain or name.startswith("__") or not name.isidentifier():  # type: ignore[attr-defined]
+            return False
+        if not cls.__flags__ & _HEAP_TYPE or _binds(type(old)) or (value is not None and _binds(value.python_type())):
+            return False
+        if cls.__module__.partition(".")[0] == "torch" or hasattr(type(cls), name):
+            return False
+        if name not in WRITTEN.get(cls, ()):
+            WRITTEN.setdefault(cls, set()).add(name)
+            m.restart_knowing()  # type: ignore[attr-defined]
+        if value is None and (self.obj.__dict__.get(name, MISSING) is MISSING and m.overlay.get((id(cls), name)) is None):  # type: ignore[attr-defined]
+            return False
+        m.overlay[(id(cls), name)] = value  # type: ignore[attr-defined]
+        m.effect(f"{{0}}.{name} = {{1}}" if value is not None else f"del {{0}}.{name}", self, *([] if value is None else [value]))
+        return True
+
     def emit(self, em: Emitter) -> str:
         return em.const(self.obj, self.obj.__name__)
 
     def show(self) -> str:
         return f"class {self.obj.__qualname__}"
+
+
+def _binds(kind: type) -> bool:
+    """Whether values of this type are descriptors."""
+    return any(hasattr(kind, name) for name in ("__get__", "__set__", "__delete__", "__set_name__"))
 
 
 def has_class_rows(raw: Any) -> bool:
@@ -109,6 +182,8 @@ def has_class_rows(raw: Any) -> bool:
 def class_attr(m: Machine, owner: ClassTracker, raw: Any, name: str) -> Tracker:
     """What `owner.name` gives for the raw attribute found along the MRO."""
     cls: type = owner.obj
+    if raw is _DATA and (found := written_attr(m, cls, name)) is not None:
+        return found
     label = f"{cls.__name__}.{name}"
     kind = type(raw)
     if kind is staticmethod:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import operator
 import types
+import weakref
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
@@ -33,6 +35,13 @@ class Identity:
         return id(self.of)
 
 
+@dataclass(frozen=True, slots=True)
+class Referent:
+    """Token of a weak reference: while its object lives, it hashes and compares as that (`of`: its token)."""
+
+    of: Hashable
+
+
 class ByProgram:
     """Token of a key that hashes and compares by methods of the program."""
 
@@ -58,6 +67,8 @@ class ByProgram:
 
 def by_program(token: Hashable) -> bool:
     """Whether a look-up of the token may run code of the program."""
+    if type(token) is Referent:
+        return by_program(token.of)
     return type(token) is ByProgram or (type(token) is tuple and any(map(by_program, token)))
 
 
@@ -75,6 +86,8 @@ def object_token(obj: Any) -> Hashable:
         return token
     if type(obj) is tuple:
         return tuple(object_token(item) for item in obj)
+    if type(obj) is weakref.ReferenceType and (referent := obj()) is not None:
+        return Referent(object_token(referent))
     return Identity(obj)
 
 
@@ -106,7 +119,9 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
         return ByProgram(m, key)
     referent = getattr(key, "referent", None)
     if referent is not None:  # weak references compare as what they refer to
-        return ("ref", key_token(m, referent))
+        return Referent(key_token(m, referent))
+    if type(key.obj) is weakref.ReferenceType:
+        return object_token(key.obj)
     if hashes_by_identity(cls) or isinstance(key.obj, type):
         return Identity(key.obj if key.obj is not MISSING else key)
     if key.obj is not MISSING and type(key.obj).__hash__ is not None and not isinstance(type(key.obj).__hash__, types.FunctionType):
@@ -118,6 +133,10 @@ def pinned(m: Machine, key: Tracker) -> Tracker:
     """A key for a look-up among existing keys, which relies on which object it is: a row for each part that exists outside and hashes by identity."""
     if isinstance(key, TupleTracker):
         return TupleTracker([pinned(m, item) for item in key.items(m)], key.cls) if key.cls is tuple else key
+    referent = getattr(key, "referent", None)
+    if isinstance(referent, Tracker):
+        pinned(m, referent)
+        return key
     of = getattr(key, "of", None) if not key.unknown and key.python_type() is int else None
     if isinstance(of, Tracker):  # id() of a tracked value
         return ConstTracker(id(pinned(m, of).obj)) if of.obj is not MISSING else key
@@ -130,6 +149,9 @@ def real_key(token: Hashable) -> Any:
     """The key itself, as far as it exists outside of the region; else MISSING, which is in no dictionary."""
     if type(token) is Identity:
         return MISSING if isinstance(token.of, Tracker) else token.of
+    if type(token) is Referent:
+        of = real_key(token.of)
+        return MISSING if of is MISSING else weakref.ref(of)
     if type(token) is tuple:
         parts = tuple(real_key(item) for item in token)
         return MISSING if any(part is MISSING for part in parts) else parts

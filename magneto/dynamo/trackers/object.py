@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,8 @@ class ObjectTracker(Tracker):
             new = em.const(payload.cls.__new__, f"new_{payload.cls.__name__}")
             return em.assign("obj", f"{new}({cls}, {em.value(payload)})", self)
         if payload is None:
-            return em.assign("obj", f"{em.const(object.__new__, 'new_object')}({cls})", self)
+            empty: Any = types.SimpleNamespace.__new__ if issubclass(self.cls, types.SimpleNamespace) else object.__new__
+            return em.assign("obj", f"{em.const(empty, 'new_object')}({cls})", self)
         if isinstance(payload, ConstTracker):
             base = type(payload.value)
             return em.assign("obj", f"{base.__name__}.__new__({cls}, {em.value(payload)})", self)

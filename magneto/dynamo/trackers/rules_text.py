@@ -104,6 +104,10 @@ def _object_text(m: Machine, v: Tracker, fn: Any) -> str:
             made = v.cls.__new__(v.cls, *(value.value for value in values if value is not None))
             made.args = tuple(value.value for value in values if value is not None)
             return BaseException.__repr__(made) if fn is repr else str(fn(made))
+    if isinstance(v, ObjectTracker) and find_in_type(m, v.cls, "__repr__") is types.SimpleNamespace.__repr__:
+        attrs = v.attrs(m)
+        parts = [f"{text_of(m, key, str)}={text_of(m, value, repr)}" for key, value in attrs.pairs(m)] if attrs is not None else []
+        return f"{'namespace' if v.cls is types.SimpleNamespace else v.cls.__name__}({', '.join(parts)})"
     inner = payload_of(v)
     if inner is not v:
         if isinstance(inner, ConstTracker):

@@ -227,7 +227,7 @@ class Recorder:
             return None
         value, needed = known_value(self.graph, tracker.node, self.keep, self.random_nodes)
         outside = [self._guarded_by_contents[node] for node in needed if node in self._guarded_by_contents]
-        if value is None or (outside and self.mutated_inputs()):
+        if value is None or (outside and any(one in self.mutated for _, one in self.inputs)):
             return None
         for array in outside:
             array.guard_contents(self.machine)

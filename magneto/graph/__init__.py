@@ -7,10 +7,11 @@ from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta, map_metas
 from magneto.graph.rules import META_RULES, propagate
 from magneto.graph.show import show
-from magneto.graph.unknown import Sizes, SizeUnknown, UnknownMeta, UnknownNumber, arithmetic
+from magneto.graph.unknown import EXAMPLE, Sizes, SizeUnknown, UnknownMeta, UnknownNumber, arithmetic
 from magneto.graph.verify import GraphFault, verify
 
 __all__ = [
+    "EXAMPLE",
     "META_RULES",
     "DataDependent",
     "FakeMode",

@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 
-def atomic(gm: fx.GraphModule) -> Callable[..., Any]:
-    """`gm.forward`; where it writes to inputs, with their values put back before an error leaves it.
+def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """`compiled`, by default `gm.forward`; where it writes to inputs, with their values put back before an error leaves it.
 
     What autograd has recorded for a write cannot be taken back: such an error is marked `magneto_applied`, and passes through the region to the program.
     """
-    forward: Callable[..., Any] = gm.forward
+    forward: Callable[..., Any] = compiled or gm.forward
     written = gm.meta.get("magneto", {}).get("mutated_inputs", ()) if hasattr(gm, "meta") else ()
     if not written:
         return forward

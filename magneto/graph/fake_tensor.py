@@ -10,12 +10,10 @@ class statement in a decorator whose first use imports torch._dynamo (more than 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._library.fake_impl import set_ctx_getter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
@@ -165,8 +163,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if func._can_decompose():
                     with self:
                         return func.decompose(*args, **kwargs)
-                with contextlib.nullcontext() if self.counts is None else set_ctx_getter(lambda: self.counts):
-                    answer = answer_by_torch(func, metas, meta_kwargs, None)
+                answer = answer_by_torch(func, metas, meta_kwargs, None, self.counts)
             elif info.writes:
                 answer = _answer_write(info, metas, meta_kwargs)
             else:

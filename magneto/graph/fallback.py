@@ -6,10 +6,13 @@ answer, or eager's exception with its type and message. Large inputs go to torch
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._library.fake_impl import set_ctx_getter
+from torch._library.simple_registry import singleton
 
 from magneto.base.events import counter
 from magneto.graph.layout import numel
@@ -66,15 +69,16 @@ class UnsupportedFake(RuntimeError):
         self.reason = reason
 
 
-def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reason: str | None) -> Any:
-    """TensorMeta (or nested) results of the real operation; raises what torch raises. `reason` is None when there is no rule."""
+def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reason: str | None, counts: Any = None) -> Any:
+    """TensorMeta (or nested) results of the real operation; raises what torch raises. `reason` is None when there is no rule; `counts`: whom
+    a custom operation asks for sizes that depend on data (`torch.library.get_ctx`)."""
     name = str(op)
     if name in DATA_DEPENDENT or (reason is None and not _VALUE_TAGS.isdisjoint(op.tags)):
         raise DataDependent(name)
     counter("fake_fallback")
     device = _device(metas, kwargs)
     if op.namespace not in OWN_NAMESPACES:
-        return _answer_of_extension(op, metas, kwargs, device)
+        return _answer_of_extension(op, metas, kwargs, device, counts)
     size = sum(m.storage_size() for m in _metas((metas, kwargs)))
     on_cpu = [(CPU, 0), (CPU, 1)]  # an error that ones do not have was about the values
     on_meta = [(META, 0)]
@@ -94,21 +98,27 @@ def answer_by_torch(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], reaso
     raise first_error
 
 
-def _answer_of_extension(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
+def _answer_of_extension(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device, counts: Any) -> Any:
     """An operation that is not PyTorch's own: only its meta kernel (`register_fake`) says what its result is, whatever the values; a trial on made-up
     values would say something about those (`torchvision::nms` of equal boxes keeps one)."""
     name = str(op)
     if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Meta"):
         raise UnsupportedFake(name, "it has no meta kernel (torch.library.register_fake)")
     try:
-        with torch.no_grad():
-            return _describe(name, _run(op, metas, kwargs, META, 0), device)
+        kernel = _registered(op) if counts is not None else op
+        with torch.no_grad(), set_ctx_getter(lambda: counts) if kernel is not op else contextlib.nullcontext():
+            return _describe(name, _run(op, metas, kwargs, META, 0, kernel), device)
     except UnsupportedFake:
         raise
     except Exception as error:
         if "data-dependent" in str(error):
             raise DataDependent(name) from None
         raise UnsupportedFake(name, f"its meta kernel fails: {(str(error).splitlines() or [''])[0][:120]}") from None
+
+
+def _registered(op: Any) -> Any:
+    """The function given to `register_fake`: the operation's own kernel for meta tensors forbids it to ask for sizes."""
+    return getattr(getattr(singleton.find(op.name()), "fake_impl", None), "kernel", None) or op
 
 
 def _metas(value: Any) -> list[TensorMeta]:
@@ -128,7 +138,7 @@ def _device(metas: Sequence[Any], kwargs: dict[str, Any]) -> torch.device:
     return next((d for d in devices if d != CPU), CPU)
 
 
-def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device, fill: int) -> Any:
+def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device, fill: int, kernel: Any = None) -> Any:
     def real(value: Any) -> Any:
         if type(value) is TensorMeta:
             made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=device)
@@ -141,11 +151,12 @@ def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.de
             return [real(item) for item in value]
         return value
 
+    call = kernel or op
     if torch.Tag.nondeterministic_seeded not in op.tags:
-        return op(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+        return call(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
     before = torch.get_rng_state()  # the program's random stream does not see the trial
     try:
-        return op(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+        return call(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
     finally:
         torch.set_rng_state(before)
 

@@ -20,6 +20,7 @@ from typing import Any
 from magneto.graph.meta import TensorMeta
 
 N_PROBES = 5
+EXAMPLE = 2  # the probe with sizes as programs have them
 LARGE_PROBES = 2  # the first ones: these must not fail
 LARGE = 1 << 26
 LIMIT = 1 << 25  # no size or number of the program is larger: what is cut off there would look as if it were not cut
@@ -104,12 +105,13 @@ class UnknownMeta(TensorMeta):
 
 
 class UnknownNumber:
-    """A Python number that the graph computes: such a size, or what arithmetic makes of it."""
+    """A Python number that the graph computes: such a size, or what arithmetic makes of it. `example`: a value that it may well have (None: not known)."""
 
-    __slots__ = ("probes",)
+    __slots__ = ("example", "probes")
 
-    def __init__(self, probes: tuple[Any, ...]) -> None:
+    def __init__(self, probes: tuple[Any, ...], example: Any) -> None:
         self.probes = probes
+        self.example = example
 
     @property
     def type(self) -> type:
@@ -121,7 +123,9 @@ class UnknownNumber:
 
 def arithmetic(fn: Callable[..., Any], args: Sequence[Any], sizes: Sizes, exact: bool) -> UnknownNumber:
     """`fn` of numbers, some unknown. Not `exact`: a number that nothing is known about but its type."""
-    results = []
+    if too_large(args):
+        raise SizeUnknown("beside a number of many millions")
+    results: list[Any] = []
     for index in range(N_PROBES):
         try:
             results.append(fn(*probe(tuple(args), index)))
@@ -133,11 +137,15 @@ def arithmetic(fn: Callable[..., Any], args: Sequence[Any], sizes: Sizes, exact:
     if len(kinds) > 1 or not kinds <= {int, float, bool}:
         raise SizeUnknown(f"what {fn.__name__} gives depends on data")
     kind = kinds.pop()
+    try:
+        example = fn(*[arg.example if isinstance(arg, UnknownNumber) else arg for arg in args])
+    except Exception:
+        example = None
     if kind is bool:
         results = [index % 2 == 0 for index in range(N_PROBES)]
     elif not exact:
         results = [kind(size) for size in sizes.fresh()]
-    return UnknownNumber(tuple(results))
+    return UnknownNumber(tuple(results), example)
 
 
 def too_large(value: Any) -> bool:
@@ -208,6 +216,7 @@ def _merge_metas(values: Sequence[Any], present: Sequence[TensorMeta], first: Te
 
 
 __all__ = [
+    "EXAMPLE",
     "FAILED",
     "LARGE_PROBES",
     "N_PROBES",

@@ -378,3 +378,76 @@ def test_explained() -> None:
     assert_equal(ours, plain)
     (reason,) = [reason for reason in magneto.stats()["break_reasons"] if "depends on data" in str(reason)]
     assert "split" in str(reason)
+
+
+def test_branches_on_sizes_are_assumed_until_refuted() -> None:
+    def f(x):
+        y = x[x[:, 0] > 0]
+        if y.numel() == 0:
+            return x - 1
+        if len(y) > 4000:
+            y = y / 2
+        return y.max(0).values + torch.rand(4)
+
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(f)
+
+    def agree(data):
+        found = []
+        for fn in (f, compiled):
+            torch.manual_seed(5)
+            found.append((fn(data), torch.rand(1)))
+        assert_equal(found[1], found[0])
+
+    for name in ("one", "some", "all", "some"):
+        agree(DATA[name])
+    assert len(backend.graphs) == 1  # both branches go as assumed
+    for name in ("nothing", "some", "nothing", "all", "nothing"):
+        agree(DATA[name])
+    ours = len(backend.graphs)
+    assert ours > 1  # the branch is a break from now on
+    agree(DATA["nothing"])
+    assert len(backend.graphs) == ours
+
+
+def test_a_graph_that_fails_behind_an_assumed_branch() -> None:
+    def f(x):
+        y = x[x > 0]
+        z = y + 1 if len(y) else torch.zeros(3)
+        return y.max() + z if len(y) else z
+
+    compiled = magneto.optimize("eager")(f)
+    for data in ("some", "nothing", "nothing", "all", "nothing"):
+        same(f, compiled, DATA[data])
+    assert magneto.stats()["hook"]["reruns"] <= 1 or magneto.stats()["recompiles"] < 4
+
+
+def test_fullgraph_assumes_nothing_for_good() -> None:
+    def f(x):
+        y = x[x[:, 0] > 0]
+        return y * 2 if len(y) else x
+
+    compiled = magneto.optimize("eager", nopython=True)(f)
+    for data in DATA.values():
+        same(f, compiled, data)
+
+
+def test_custom_operations_with_dynamic_sizes() -> None:
+    with torch.library._scoped_library("magneto_test", "FRAGMENT") as library:
+        library.define("positive(Tensor x) -> Tensor")
+        library.impl("positive", lambda x: (x > 0).nonzero(), "CPU")
+
+        def fake(x):
+            return x.new_empty(torch.library.get_ctx().new_dynamic_size(), x.ndim, dtype=torch.int64)
+
+        torch.library.register_fake("magneto_test::positive", fake, lib=library)
+
+        def f(x):
+            places = torch.ops.magneto_test.positive(x * 2)
+            return places + 1, places.shape
+
+        backend = Capturing()
+        compiled = magneto.optimize(backend, nopython=True)(f)
+        for data in DATA.values():
+            same(f, compiled, data)
+        assert len(backend.graphs) == 1

@@ -2,6 +2,8 @@
 
 Where the condition depends on data, capture goes on as if it did not raise, and the region checks the condition behind the graph, before anything else happens. When it
 does not hold, the interpreter runs the frame again from the region's start, and raises the program's own exception; from then on there is a break.
+Branches on how many elements an operation found (`if boxes.numel() == 0`) are assumed to go as for a few dozen; when they do not, the other way; then there is a break.
+Operations behind such a branch may fail where it goes the other way, so that the graph itself checks it (`Check`).
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ MAX_LENGTH = 200  # instructions between a branch and its raise
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A branch of the program."""
+    """A branch of the program, and which way it was assumed to go."""
 
     code: CodeType
     offset: int
+    expected: bool
 
 
 class Refuted(Exception):
@@ -68,6 +71,19 @@ def assume(condition: object, expected: bool, place: Place, random: torch.Tensor
         if written is not None:
             written.put_back()
         raise Refuted(place)
+
+
+class Check:
+    """Target of the graph's node that checks a branch on a size."""
+
+    __name__ = __qualname__ = "check_branch"
+    __module__ = __name__
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def __call__(self, condition: object) -> None:
+        assume(condition, self.place.expected, self.place)
 
 
 def branch_of(decoded: Decoded, instruction: Instruction) -> Instruction | None:

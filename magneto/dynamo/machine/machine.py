@@ -26,7 +26,7 @@ from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
-from magneto.dynamo.machine.assume import Assumption, Place, branch_of, survives
+from magneto.dynamo.machine.assume import Assumption, Check, Place, branch_of, survives
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
 from magneto.dynamo.machine.lifetime import sole_holders
@@ -435,21 +435,33 @@ class SymbolicMachine:
         return self._undecided(value) if known is None else known
 
     def decide(self, frame: SymFrame, instruction: Instruction, value: Tracker) -> bool:
-        """The truth value that a jump of the program depends on; assumed, where one side of it raises."""
+        """The truth value that a jump of the program depends on; assumed, where one side of it raises, or where it depends on a size."""
         known = trackers.truth(self, value)
         if known is not None:
             return known
         jump = branch_of(frame.decoded, instruction)
+        if isinstance(value, trackers.SizeTracker):
+            return self._decide_size(frame, jump, value)
         expected = survives(frame.decoded, jump) if jump is not None else None
         if jump is None or expected is None:
             self._undecided(value)
-        place = Place(frame.code, jump.offset)
+        place = Place(frame.code, jump.offset, expected)
         condition = trackers.number_of(self, value, "bool()", bool) if isinstance(value, trackers.TensorTracker) else value
         if place in self.refuted or condition is None:
             self._undecided(value)
         reason = GraphBreak("B012", self.user_stack(), value=value.show())
         self.assumptions.append(Assumption(condition, expected, place, self.count, reason))
         return expected
+
+    def _decide_size(self, frame: SymFrame, jump: Instruction | None, value: trackers.SizeTracker) -> bool:
+        """A branch on a size goes as in an example, or the other way if that was wrong."""
+        example = value.number.example
+        for way in (bool(example), not example):
+            if jump is not None and example is not None:
+                place = Place(frame.code, jump.offset, way)
+                if place not in self.refuted and self.recorder.check(value, Check(place)):
+                    return way
+        self._undecided(value)
 
     def _undecided(self, value: Tracker) -> NoReturn:
         if isinstance(value, trackers.ItemTracker):

@@ -17,6 +17,7 @@ from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.machine.known import known_value
 from magneto.dynamo.trackers.base import Tracker
 from magneto.graph import (
+    EXAMPLE,
     DataDependent,
     FakeResult,
     Sizes,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
 
 _LONGEST = 100  # characters of a placeholder's name
+MAX_CHECKS = 500  # branches on sizes in one graph: a loop that ends when nothing is left goes on for long
 _WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
@@ -46,7 +48,7 @@ class Recorder:
         self.inputs: list[tuple[fx.Node, trackers.TensorTracker]] = []
         self.keep: set[fx.Node] = set()
         self.mutated: set[Tracker] = set()
-        self.n_calls = 0
+        self.n_calls = self.n_checks = 0
         self.random_nodes: set[fx.Node] = set()
         self.takes_unknown: bool = machine.unknown_sizes
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
@@ -178,17 +180,30 @@ class Recorder:
             raise DataDependent(_name(fn))
         return fake_probes(fn, args, kwargs, self.sizes, [tensor.node for tensor in tensors], grad_enabled=self.grad_mode)
 
+    def check(self, value: trackers.SizeTracker, target: Callable[[object], None]) -> bool:
+        """Whether the graph can check a size at this point, and take back what it has done before."""
+        written = any(tracker.meta.requires_grad for _, tracker in self.inputs if tracker in self.mutated)
+        if written or self.n_checks >= MAX_CHECKS:
+            return False
+        self.n_checks += 1
+        node = self.graph.call_function(target, (self.argument(value, []),))
+        node.meta["val"] = None
+        node.meta["stack"] = self.machine.user_stack()
+        self.keep.add(node)
+        return True
+
     def size_node(self, tensor: trackers.TensorTracker, method: str, args: tuple[Any, ...], read: Callable[[TensorMeta], int]) -> Tracker:
         """See `Machine.size_node`."""
         meta = tensor.meta
         assert isinstance(meta, UnknownMeta)
         node = self.graph.call_method(method, (self.argument(tensor, []), *args))
-        return self._number(node, UnknownNumber(tuple(None if one is None else read(one) for one in meta.probes)))
+        probes = tuple(None if one is None else read(one) for one in meta.probes)
+        return self._number(node, UnknownNumber(probes, probes[EXAMPLE]))
 
     def number(self, fn: Callable[..., Any], args: Sequence[Tracker]) -> Tracker:
-        """See `Machine.number`. What is no polynomial is a number of its own: two such results that agree in all probes may differ at run time."""
+        """See `Machine.number`. See `trackers.EXACT`."""
         fx_args = tuple(self.argument(trackers.lower(self.machine, arg), []) for arg in args)
-        number = arithmetic(fn, [_fake(arg, self._present) for arg in fx_args], self.sizes, fn in trackers.POLYNOMIAL)
+        number = arithmetic(fn, [_fake(arg, self._present) for arg in fx_args], self.sizes, fn in trackers.EXACT)
         return self._number(self.graph.call_function(fn, fx_args), number)
 
     def _number(self, node: fx.Node, number: UnknownNumber) -> Tracker:

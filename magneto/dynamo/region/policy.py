@@ -281,6 +281,8 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
         backend=context.backend_name,
         graph=graph,
     )
+    if graph is not None and plan.gm is not None and machine.recorder.n_checks:
+        graph = atomic(plan.gm, graph)
     if graph is not None and machine.recorder.random_nodes:
         graph = runtime.keeps_random_stream(graph)
     region = finish_region(plan, graph, program)

@@ -63,7 +63,7 @@ from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.reference import can_be_watched
 from magneto.dynamo.trackers.rules_exception import match_group
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
-from magneto.dynamo.trackers.rules_size import POLYNOMIAL
+from magneto.dynamo.trackers.rules_size import EXACT
 from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker, join_memory, join_views, written
 from magneto.dynamo.trackers.torch_calls import Plain, element, graph_argument, lower
@@ -106,6 +106,7 @@ RULES = (
 )
 
 __all__ = [
+    "EXACT",
     "MISSING",
     "PUT",
     "RULES",
@@ -139,7 +140,6 @@ __all__ = [
     "OpaqueTracker",
     "OutsideException",
     "PartialTracker",
-    "POLYNOMIAL",
     "Plain",
     "PyModuleTracker",
     "Raised",

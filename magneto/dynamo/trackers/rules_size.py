@@ -18,13 +18,11 @@ from magneto.dynamo.trackers.tensor import TensorTracker
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
-POLYNOMIAL: frozenset[Any] = frozenset(
-    (operator.add, operator.sub, operator.mul, operator.neg, operator.iadd, operator.isub, operator.imul)
-)
-"""Operations whose result may serve as a size like the operands: two such sizes agree by accident only. The result of any other is a number of its own."""
+EXACT: frozenset[Any] = frozenset({getattr(operator, name) for name in "add sub mul neg floordiv mod".split()} | {min, max})
+"""Operations whose result may serve as a size like the operands: where two such sizes agree for all probes, they agree. The result of any other is a number of its own."""
 
-_BINARY: set[Any] = {getattr(operator, name) for name in "floordiv truediv mod pow lt le gt ge eq ne".split()} | {min, max}
-_IN_PLACE: dict[Any, Any] = {operator.ifloordiv: operator.floordiv, operator.itruediv: operator.truediv, operator.imod: operator.mod}
+_BINARY: frozenset[Any] = EXACT - {operator.neg} | {getattr(operator, name) for name in "truediv pow lt le gt ge eq ne".split()}
+_IN_PLACE = {getattr(operator, f"i{name}"): getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "mod")}
 _OTHERS: list[Any] = [operator.imatmul, operator.matmul, operator.ipow, divmod]
 _OTHERS += [getattr(operator, name) for name in "lshift rshift and_ or_ xor ilshift irshift iand ior ixor".split()]
 _UNARY: tuple[Any, ...] = (
@@ -69,7 +67,7 @@ def _foreign(m: Machine, fn: Any, a: Tracker, b: Tracker) -> Any:
     m.graph_break("B104", operation=fn.__name__, value=size.show())
 
 
-for _same in _BINARY | POLYNOMIAL - {operator.neg}:
+for _same in _BINARY:
     _binary(_same, _same)
 for _fn, _target in _IN_PLACE.items():
     _binary(_fn, _target)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -276,6 +278,32 @@ def numbers_of_data(x):
     return x * a.max(), x + a[0, 0], x > a.mean(), x / np.float64(3)
 
 
+@programs.add()
+def results_that_depend_on_known_numbers(x):
+    a = np.arange(3)
+    return (
+        (
+            np.nonzero(SIZES),
+            np.unique(SIZES),
+            np.where(SIZES > 1),
+            np.bincount(SIZES),
+            np.array_equal(SIZES, a),
+            SIZES.tobytes(),
+            SIZES.item(1),
+        ),
+        (
+            np.nonzero(a),
+            np.unique(a),
+            np.add.reduce(a),
+            np.maximum.accumulate(SIZES),
+            np.multiply.outer(a, SIZES),
+            np.add.reduce(x.numpy()),
+        ),
+        (str(a), repr(a), copy.copy(a), copy.deepcopy(a), copy.deepcopy(x.numpy()), sorted(SIZES), min(SIZES), list(map(int, SIZES))),
+        (x[a], x[:, a], x[a, 0], x[a[:2], a[1:]], x[np.array([True, False, True])].sum(0), x[SIZES[:2]]),
+    )
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program):
     check(program)
@@ -433,3 +461,13 @@ def test_numbers_of_an_array_that_is_written():
     x = torch.tensor([1, 2, 0])
     y = torch.tensor([1, 2, 0])
     assert_equal(compiled(x, x.numpy()), fn(y, y.numpy()))
+
+
+def test_the_text_of_an_array_follows_the_print_options():
+    def fn(x):
+        return str(np.array([1.23456789])), x + 1
+
+    compiled = magneto.optimize(Capturing(), nopython=True)(fn)
+    for precision in (8, 2, 8):
+        with np.printoptions(precision=precision):
+            assert_equal(compiled(X), fn(X))

@@ -232,6 +232,8 @@ class Recorder:
     def known(self, tracker: trackers.TensorTracker) -> torch.Tensor | None:
         """The numbers of a tensor that the region made out of constants; None: they depend on data."""
         self.guard_modes()
+        if tracker.node is None and isinstance(tracker, trackers.ArrayMemory):
+            self.input_node(tracker)
         autocast = self.autocasts or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         if (
             tracker.node is None

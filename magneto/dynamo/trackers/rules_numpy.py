@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayTracker, function_text, numpy_module, track
 from magneto.dynamo.trackers.array_memory import view_of
 from magneto.dynamo.trackers.base import MISSING, Tracker
@@ -114,6 +115,9 @@ def record_expression(
         ]
         if any(new is not old for new, old in zip(settled, args, strict=True)):
             return record_expression(m, template, settled, kwargs, key)
+        known = _settle(m, expression, arrays)
+        if known is not NotImplemented:
+            return known
         m.graph_break("B011", name=expression, reason=str(problem))
     except UnsupportedFake as problem:
         m.graph_break("B013", name=expression, reason=problem.reason)
@@ -133,13 +137,34 @@ def _compute(m: Machine, expression: str, arrays: list[ArrayTracker]) -> Any:
     return track(m, value)
 
 
+def _settle(m: Machine, expression: str, arrays: list[ArrayTracker]) -> Any:
+    """What numpy gives where the numbers of all arrays can be known, for results that are no memory of theirs."""
+    numpy = numpy_module()
+    reals = []
+    for array in arrays:
+        value = array.real if array.real is not None else m.known(array.tensor)
+        if value is None:
+            return NotImplemented
+        real = value.numpy() if isinstance(value, torch.Tensor) else value.copy("K")
+        real.flags.writeable = False
+        reals.append(real)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            value = compiled(expression)(reals)
+    except Exception:
+        return NotImplemented
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    if any(isinstance(part, numpy.ndarray) and numpy.may_share_memory(part, real) for part in parts for real in reals):
+        return NotImplemented
+    return track(m, value)
+
+
 def _results(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Outcome, key: Any) -> Any:
     if outcome.writes is not None:
         return _write(m, expression, arrays, outcome)
     if outcome.kind == "plain":
-        if key in FROM_METADATA or not arrays:
-            return m.const(outcome.plain)
-        return NotImplemented
+        return m.const(outcome.plain) if key in FROM_METADATA or not arrays else _settle(m, expression, arrays)
     if outcome.kind == "none":
         return None
     fresh: SequenceTracker | None = None
@@ -217,6 +242,11 @@ def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
     if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         if args and isinstance(args[0], ConstTracker) and isinstance(fn, types.MethodDescriptorType) and is_numpy_scalar(args[0].value):
             return _of_number(m, fn, args, kwargs)
+        if fn.__objclass__ is numpy.ufunc and fn.__name__ in ("reduce", "accumulate", "outer", "reduceat") and args:
+            text = function_text(args[0].obj)
+            return NotImplemented if text is None else record_expression(m, f"{text}.{fn.__name__}({{*}})", args[1:], kwargs)
+        if fn.__name__ in ("__copy__", "__deepcopy__") and args and isinstance(args[0], ArrayTracker):
+            return record_expression(m, "{}.copy('K')", args[:1])
         if not (args and isinstance(args[0], ArrayTracker)) or fn.__name__ in NOT_RECORDED:
             return NotImplemented
         if fn.__name__ in _VALUES and not kwargs and all(isinstance(arg, ConstTracker) for arg in args[1:]):
@@ -379,6 +409,45 @@ def length(m: Machine, v: ArrayTracker) -> Any:
     if not shape:
         m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()" if v.number else "len() of unsized object"))
     return m.const(shape[0])
+
+
+def print_options() -> str:
+    """On what the text of an array depends besides the array."""
+    return repr(numpy_module().get_printoptions())
+
+
+def _shown(fn: Any) -> None:
+    @_before(fn, ArrayTracker)
+    def body(m: Machine, v: ArrayTracker) -> Any:
+        if v.real is None:
+            return NotImplemented
+        m.guard(Kind.STATE, None, ("numpy.get_printoptions()", print_options, (), print_options()))
+        return m.const(fn(v.real))
+
+
+_shown(str)
+_shown(repr)
+
+
+def _as_index(v: Tracker) -> Tracker | None:
+    """An array as an index of a tensor: a tensor of its numbers."""
+    if not isinstance(v, ArrayTracker) or v.number or not v.shape():
+        return None
+    found = v.to_read()
+    return found if found is not None and found.meta.dtype in (torch.int64, torch.bool) else None
+
+
+@_before(operator.getitem, TensorTracker, ArrayTracker)
+def indexed_by_array(m: Machine, v: TensorTracker, key: ArrayTracker) -> Any:
+    index = _as_index(key)
+    return NotImplemented if index is None else m.apply(operator.getitem, v, index)
+
+
+@_before(operator.getitem, TensorTracker, TupleTracker)
+def indexed_by_arrays(m: Machine, v: TensorTracker, key: TupleTracker) -> Any:
+    if key.cls is not tuple or not any(isinstance(item, ArrayTracker) for item in key.items(m)):
+        return NotImplemented
+    return m.apply(operator.getitem, v, TupleTracker([_as_index(item) or item for item in key.items(m)]))
 
 
 def _dtype_comparison(fn: Any) -> None:

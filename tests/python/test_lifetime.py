@@ -243,3 +243,106 @@ def test_cprofile_does_not_keep_capture_away() -> None:
     finally:
         profiler.disable()
     assert len(graphs) == 1
+
+
+def _lines(fn: Callable[[], Any]) -> list[Any]:
+    try:
+        fn()
+    except Exception as error:
+        traceback = error.__traceback__
+    found = []
+    while traceback is not None:
+        found.append((traceback.tb_frame.f_code.co_name, traceback.tb_lineno, traceback.tb_frame.f_lineno))
+        traceback = traceback.tb_next
+    return found[1:]
+
+
+def test_lines_of_frames_that_raised() -> None:
+    def in_a_named_handler():
+        try:
+            1 / 0  # noqa: B018
+        except Exception as error:  # noqa: F841
+            1 / 0  # noqa: B018
+
+    def behind_a_with_block():
+        class Nothing:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *exc):
+                pass
+
+        with Nothing():
+            1 / 0  # noqa: B018
+
+    for fn in (in_a_named_handler, behind_a_with_block):
+        assert magneto.optimize("eager")(_lines)(fn) == _lines(fn)
+
+
+def test_an_exception_raised_again_leaves_the_chain() -> None:
+    def chain():
+        try:
+            try:
+                raise KeyError
+            except KeyError as first:
+                try:
+                    raise ValueError
+                except ValueError as second:
+                    assert second.__context__ is first
+                    raise first
+        except KeyError as error:
+            return type(error.__context__), error.__context__.__context__
+
+    assert magneto.optimize("eager")(chain)() == chain() == (ValueError, None)
+
+
+def test_texts_of_exceptions_whose_members_change() -> None:
+    def text():
+        error = UnicodeEncodeError("baz", "xxxxx", 1, 5, "foo")
+        said = str(error)
+        error.end = 2
+        return said, str(error), repr(SyntaxError("wrong")), str(OSError(2, "missing", "f"))
+
+    assert magneto.optimize("eager")(text)() == text()
+
+
+def test_answers_of_special_methods_are_checked() -> None:
+    def say(x):
+        class C:
+            y = 1
+            __slots__ = ()
+
+            def __bool__(self):
+                return None
+
+        said = []
+        for action in (
+            lambda: bool(C()),
+            lambda: setattr(C(), "y", 2),
+            lambda: C().__init__(1),
+            lambda: setattr(Exception(), "__cause__", 1),
+        ):
+            try:
+                action()
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
+        return said, x + 1
+
+    traced = magneto.optimize("eager")(say)(torch.ones(2))
+    assert traced[0] == say(torch.ones(2))[0]
+
+
+def test_locals_of_a_class_body() -> None:
+    def names(x):
+        class C:
+            y = x
+            locals()["z"] = 3
+            found = sorted(name for name in locals() if not name.startswith("_"))
+
+            def read(self):
+                return x
+
+        return C.found, C.z, x + 1
+
+    traced = magneto.optimize("eager")(names)(torch.ones(2))
+    assert traced[:2] == names(torch.ones(2))[:2]

@@ -205,12 +205,14 @@ class SymbolicMachine:
         handler = frame.decoded.handler_at(instruction.offset)
         if handler is None:
             return False
+        again = instruction.op == "RERAISE" and instruction.arg > 0  # it counts as raised by the instruction noted on the stack
+        raised_at = frame.stack[-instruction.arg] if again else self.const(instruction.offset // 2)
         dropped = [value for value in frame.stack[handler.depth :] if isinstance(value, trackers.ExistingGenerator)]
         del frame.stack[handler.depth :]
         if any(owes(self, generator) for generator in dropped):
             self.end_behind(GraphBreak("B120", self.user_stack(), value=dropped[0].show()))
         if handler.lasti:
-            frame.push(self.const(instruction.offset // 2))
+            frame.push(raised_at)
         frame.push(raised.value)
         if isinstance(raised.value, trackers.ExceptionTracker):
             raised.value.caught = True
@@ -283,6 +285,7 @@ class SymbolicMachine:
                 context = self._handled_by_this_frame() or context
             if context is not value and not (value.context is not None and isinstance(context, trackers.OutsideException)):
                 value.context = context
+                _cut_cycle(value, context)
         raise CapturedRaise(value, getattr(value, "born", None) or self.count, real)
 
     def _innermost_handled(self) -> Tracker | None:
@@ -530,3 +533,11 @@ class SymbolicMachine:
 
     def effect(self, text: str, *operands: Tracker) -> None:
         self.effects.append((text, operands))
+
+
+def _cut_cycle(raised: Tracker, context: Tracker | None) -> None:
+    """An exception raised again where its own consequence is handled leaves the chain of contexts there, as CPython has it."""
+    while isinstance(context, trackers.ExceptionTracker) and context.context is not raised:
+        context = context.context
+    if isinstance(context, trackers.ExceptionTracker):
+        context.context = None

@@ -254,7 +254,8 @@ def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) 
             return
         m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is a descriptor")
     if not is_slot and v.attrs(m) is None:
-        m.raise_exception(AttributeError(f"'{cls.__name__}' object has no attribute '{name}'{NO_DICT}"))
+        why = f"has no attribute '{name}'{NO_DICT}" if raw is MISSING else f"attribute '{name}' is read-only"
+        m.raise_exception(AttributeError(f"'{cls.__name__}' object {why}"))
     if value is None:
         present = v.slot_attr(m, name, raw) if is_slot else v.instance_attr(m, name)
         if present is None:

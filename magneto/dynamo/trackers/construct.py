@@ -230,7 +230,7 @@ def object_init(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
     if find_in_type(m, cls, "__init__") is not object.__init__:
         m.raise_exception(TypeError("object.__init__() takes exactly one argument (the instance to initialize)"))
     if _new_of(m, cls) is object.__new__:
-        m.raise_exception(TypeError(f"{cls.__name__}() takes no arguments"))
+        m.raise_exception(TypeError(f"{cls.__name__}.__init__() takes exactly one argument (the instance to initialize)"))
 
 
 def _new_of(m: Machine, cls: type) -> Any:

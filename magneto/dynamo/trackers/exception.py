@@ -130,6 +130,10 @@ class ExceptionTracker(ObjectTracker):
             return False
         const = value.try_const() if value is not None else None
         none = const is not None and const.value is None
+        if name in _LINKS and value is None:
+            m.raise_exception(TypeError(f"{name} may not be deleted"))
+        if name in _LINKS and value is not None and not none and not issubclass(value.python_type(), BaseException):
+            m.raise_exception(TypeError(f"exception {name.strip('_')} must be None or derive from BaseException"))
         if name == "args" and value is not None:
             self._arguments = tuple(m.iterate(value))
         elif name == "__cause__" and value is not None:

@@ -110,6 +110,8 @@ def vars_(m: Machine, v: Tracker) -> Tracker:
 def _frame_names(m: Machine) -> DictTracker:
     """locals() of the frame that runs."""
     frame = m.frames[-1]  # type: ignore[attr-defined]
+    if frame.names is not None:  # a class body's own namespace, not a copy
+        return frame.names  # type: ignore[no-any-return]
     found = []
     for name, value in zip(frame.decoded.slots, frame.locals, strict=True):
         inner = value.load(m) if isinstance(value, CellTracker) else value

@@ -522,9 +522,14 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
     target = payload_of(v)
     for name in ("__bool__", "__len__"):
         if user_method(m, v, name) is not MISSING:
+            if name == "__len__":
+                return try_truth(m, m.apply(len, v))
             method = find_special(m, v, name)
             assert method is not None
-            return try_truth(m, m.call(method, [], {}))
+            result = m.call(method, [], {})
+            if not issubclass(result.python_type(), bool):
+                m.raise_exception(TypeError(f"__bool__ should return bool, returned {result.python_type().__name__}"))
+            return try_truth(m, result)
     if isinstance(target, ConstTracker):
         return bool(target.read())
     if isinstance(target, (SequenceTracker, DictTracker, SetTracker)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,11 @@ def _object_text(m: Machine, v: Tracker, fn: Any) -> str:
         if all(value is not None for value in values) and isinstance(getattr(v.cls, f"__{fn.__name__}__"), types.WrapperDescriptorType):
             made = v.cls.__new__(v.cls, *(value.value for value in values if value is not None))
             made.args = tuple(value.value for value in values if value is not None)
+            for member, known in v.slots.items():  # what the text of a UnicodeError or SyntaxError is made of
+                const = known.try_const() if known is not None else None
+                if const is not None and const.value is not None:
+                    with contextlib.suppress(AttributeError, TypeError):
+                        setattr(made, member, const.value)
             return BaseException.__repr__(made) if fn is repr else str(fn(made))
     if isinstance(v, ObjectTracker) and find_in_type(m, v.cls, "__repr__") is types.SimpleNamespace.__repr__:
         attrs = v.attrs(m)

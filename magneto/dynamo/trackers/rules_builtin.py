@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import functools
-import inspect
-import logging
 import sys
-import sysconfig
 import types
 import typing
 from typing import TYPE_CHECKING, Any
@@ -269,39 +265,6 @@ def id_(m: Machine, v: Tracker) -> Any:
 @rule(typing.cast, Tracker, Tracker)
 def cast(m: Machine, cls: Tracker, v: Tracker) -> Tracker:
     return v
-
-
-_LIBRARY = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
-
-
-def _of_library(fn: Any) -> bool:
-    """Whether a function stands in the standard library or in an installed package."""
-    code = getattr(inspect.unwrap(fn), "__code__", None)
-    return code is None or code.co_filename.startswith(_LIBRARY) or "site-packages" in code.co_filename
-
-
-def call_cached(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
-    """Fallback: functools.lru_cache of a library: asked on constants, inlined otherwise. What the program itself caches (and counts) is called for real, at a break."""
-    if not isinstance(fn, functools._lru_cache_wrapper):
-        return NotImplemented
-    if not _of_library(fn.__wrapped__):
-        m.graph_break("B101", callee=getattr(fn, "__qualname__", "lru_cache"), reason="its cache would change")
-    consts = [arg.try_const() for arg in args]
-    named = {name: arg.try_const() for name, arg in kwargs.items()}
-    if all(const is not None for const in (*consts, *named.values())):
-        try:
-            value = fn(*(c.value for c in consts if c is not None), **{k: c.value for k, c in named.items() if c is not None})
-        except Exception as error:
-            m.raise_exception(error)
-        return held(m, value, getattr(fn, "__name__", "cached"))
-    if isinstance(args[0].obj if args else None, logging.Logger) and not kwargs and all(const is not None for const in consts[1:]):
-        # logger.warning_once(text): the message is said, or not, when the effects are replayed
-        m.effect(f"{{0}}({', '.join(f'{{{i}}}' for i in range(1, len(args) + 1))})", BuiltinTracker(fn), *args)
-        return None
-    return m.call(held(m, fn.__wrapped__, getattr(fn.__wrapped__, "__name__", "cached")), args, kwargs)
-
-
-FALLBACKS.append(call_cached)
 
 
 def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

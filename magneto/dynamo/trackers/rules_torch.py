@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held
+from magneto.dynamo.guards.source import Held, Source
 from magneto.dynamo.trackers import rules_checkpoint, rules_function, rules_functional_call, rules_transform
 from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.build import FUNCTION_BUILDERS
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.context import tracked_autocast
 from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
+from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.module import ModuleTracker
@@ -95,6 +97,18 @@ def _always(value: Any, *fns: Any) -> None:
 
 
 _always(True, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+
+
+def compiling_by_another_name(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:
+    """torch._dynamo.is_compiling and its like, found without importing their module."""
+    if obj.__name__ not in ("is_compiling", "is_dynamo_compiling") or not str(obj.__module__).startswith("torch._dynamo"):
+        return None
+    if not isinstance(source, Held):
+        m.guard(Kind.ID_IS, source, obj)
+    return BuiltinTracker(torch.compiler.is_compiling, source)
+
+
+FUNCTION_BUILDERS.append(compiling_by_another_name)
 _always(
     False,
     torch.jit.is_scripting,  # type: ignore[attr-defined]

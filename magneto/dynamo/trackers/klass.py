@@ -151,7 +151,7 @@ class ClassTracker(Tracker):
             return False
         if not cls.__flags__ & _HEAP_TYPE or _binds(type(old)) or (value is not None and _binds(value.python_type())):
             return False
-        if cls.__module__.partition(".")[0] == "torch" or hasattr(type(cls), name):
+        if hasattr(type(cls), name) or (cls.__module__.partition(".")[0] == "torch" and not self._counts(m, name, old)):
             return False
         if name not in WRITTEN.get(cls, ()):
             WRITTEN.setdefault(cls, set()).add(name)
@@ -161,6 +161,10 @@ class ClassTracker(Tracker):
         m.overlay[(id(cls), name)] = value  # type: ignore[attr-defined]
         m.effect(f"{{0}}.{name} = {{1}}" if value is not None else f"del {{0}}.{name}", self, *([] if value is None else [value]))
         return True
+
+    def _counts(self, m: Machine, name: str, old: Any) -> bool:
+        """A number of hooks, of handles. One that differed and was looked at makes each call another program: a break is better."""
+        return type(old) is int and Item(InstanceDict(Held(self.obj.__name__, self.obj)), name) not in m.changing
 
     def emit(self, em: Emitter) -> str:
         return em.const(self.obj, self.obj.__name__)

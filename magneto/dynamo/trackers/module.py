@@ -72,7 +72,7 @@ class ModuleTracker(ObjectTracker):
 
     def resolve_call(self, m: Machine) -> tuple[FunctionTracker, list[Tracker]] | None:
         """The function that a call runs, and its first arguments: `forward` where no hook exists, otherwise torch's own `_call_impl`."""
-        if self._forward is not None:
+        if self._forward is not None and not self._given_hooks(m):
             return self._forward
         call = find_in_type(m, self.cls, "__call__")
         if call is not torch.nn.Module.__call__:
@@ -102,6 +102,13 @@ class ModuleTracker(ObjectTracker):
             return m.inline(resolved[0], [*resolved[1], *args], kwargs)
         return m.call(m.apply(getattr, self, m.const("forward")), args, kwargs)
 
+    def _given_hooks(self, m: Machine) -> bool:
+        """Whether this region has put a hook on the module."""
+        if self.obj is MISSING:
+            return False
+        tables = (m.wrapped.get(id(self.obj.__dict__.get(name))) for name in HOOKS)
+        return any(isinstance(table, DictTracker) and table._whole and table.entries for table in tables)
+
     def _hooked(self, m: Machine) -> bool:
         """Whether any hook concerns this module; that there is none is guarded."""
         for name in GLOBAL_HOOKS:
@@ -115,7 +122,7 @@ class ModuleTracker(ObjectTracker):
                 entry = attrs.get_token(m, name)
                 if isinstance(entry, DictTracker) and entry.length():
                     return True
-            elif self.obj.__dict__.get(name):
+            elif self.obj.__dict__.get(name) or self._given_hooks(m):
                 return True
             else:
                 assert self.source is not None

@@ -22,6 +22,7 @@ from magneto.dynamo.trackers.object import instance_dict
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
+MAX_STEPS = 1000  # of one iterator in one region: each item is a guard and an argument
 ADVANCE = "advance({0}, 1)"
 PUT = "put({0}, {1})"  # a generator where it stands at the region's end
 _ITEMS: type = type(iter({}.items()))
@@ -55,6 +56,8 @@ class ExistingIterator(IteratorTracker):
         if self.finished:
             return None
         assert self.source is not None
+        if self.taken >= MAX_STEPS:
+            m.graph_break("B110", value=f"{self.show()} beyond {MAX_STEPS} items")
         if self.container is None:
             self._begin(m)
         elif self._changed(m):

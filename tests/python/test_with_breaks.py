@@ -17,7 +17,7 @@ import magneto
 from tests.compare import same
 from tests.python.programs import Program
 
-FILES = ("classes", "containers", "control", "functions", "iteration", "tensors", "tensor_objects", "numpy", "values")
+FILES = ("classes", "containers", "control", "functions", "iteration", "tensors", "unknown_sizes", "tensor_objects", "numpy", "values")
 PROGRAMS = [(name, program) for name in FILES for program in importlib.import_module(f"tests.python.test_{name}").programs]
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 

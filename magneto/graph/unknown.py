@@ -4,8 +4,9 @@ Such a size has no symbol. A tensor that has one is described by several *probes
 on it is propagated once for each probe. What all probes agree on is known (a dimension, contiguity, a shared memory); asking for anything else raises
 SizeUnknown, which ends the graph at that place of the program. So no made-up number ever leaves a probe.
 
-Two probes are large and hardly divisible, different for each unknown size: sizes that broadcast against each other, or divide, only by chance do not fit. One is of medium size;
-1 and 0 are those at which operations change what they do (`squeeze`, `split`), and from which `x[:100]` is told from a hundred elements. An
+Two probes are large and hardly divisible, different for each unknown size: sizes that broadcast against each other, or divide, only by chance do not fit. One is of medium size.
+The others are small: 1 and 0 are those at which operations change what they do (`squeeze`, `split`), and from which `x[:100]` is told from a hundred elements. Of
+two sizes each is 0 in some probe where the other is not, so that what depends on their difference (`x[n:m]`) does not agree in all of them. An
 operation that fails for one of the small numbers would fail in the program: the graph raises then, and the interpreter runs the frame. One that fails for
 the large ones (an unknown size added to a known one) is a graph break.
 """
@@ -19,7 +20,8 @@ from typing import Any
 
 from magneto.graph.meta import TensorMeta
 
-N_PROBES = 5
+_CODES = tuple(itertools.combinations(range(5), 2))
+N_PROBES = 3 + 5
 EXAMPLE = 2  # the probe with sizes as programs have them
 LARGE_PROBES = 2  # the first ones: these must not fail
 LARGE = 1 << 26
@@ -44,11 +46,16 @@ class Sizes:
 
     def __init__(self) -> None:
         self._series = (_hardly_divisible(LARGE, 1), _hardly_divisible(LARGE + LARGE // 2, 2), _hardly_divisible(53, 1))
+        self._count = 0
         self.of: dict[Any, tuple[int, ...]] = {}
 
     def fresh(self) -> tuple[int, ...]:
         """What a size that nothing is known about is in each probe."""
-        return (*[next(series) for series in self._series], 1, 0)
+        small = [0] * 5
+        one, other = _CODES[self._count % len(_CODES)]
+        small[one], small[other] = 1, 2 + self._count % 7
+        self._count += 1
+        return (*[next(series) for series in self._series], *small)
 
 
 def _agreed(read: Callable[[TensorMeta], Any], what: str) -> Callable[[UnknownMeta], Any]:
@@ -142,7 +149,7 @@ def arithmetic(fn: Callable[..., Any], args: Sequence[Any], sizes: Sizes, exact:
     except Exception:
         example = None
     if kind is bool:
-        results = [index % 2 == 0 for index in range(N_PROBES)]
+        results = [size % 2 == 1 for size in sizes.fresh()]
     elif not exact:
         results = [kind(size) for size in sizes.fresh()]
     return UnknownNumber(tuple(results), example)

@@ -125,6 +125,13 @@ def a_slice_up_to_it(x):
 
 
 @programs.add()
+def between_two_sizes(x):
+    n, m = len(x[x[:, 0] > 0]), x[x > 0].numel()
+    y, z = torch.arange(2)[n:m], torch.cat([torch.arange(3)[:n], torch.arange(3)[m:]])
+    return y, z, y.shape, z.shape, torch.arange(4)[:n][m:].numel(), torch.arange(4)[:m][n:].sum()
+
+
+@programs.add()
 def reductions(x):
     y = x[x[:, 0] > 0]
     return y.sum(), y.mean(1), y.sum(0), y.softmax(0), y.norm(dim=1), (y > 0).any(), y.std(1)

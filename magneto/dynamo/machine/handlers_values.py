@@ -12,6 +12,7 @@ from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Item, Local, Stack
+from magneto.dynamo.machine.assume import branch_of
 from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
 from magneto.dynamo.machine.lifetime import let_go
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
@@ -268,7 +269,9 @@ def unary_not(m: M, f: SymFrame, i: Instruction) -> None:
 
 @opcode("TO_BOOL", "value -- result")
 def to_bool(m: M, f: SymFrame, i: Instruction) -> None:
-    f.push(m.const(m.decide(f, i, f.pop())))
+    value = f.pop()
+    lasting = isinstance(value, trackers.ItemTracker) and branch_of(f.decoded, i) is None
+    f.push(m.apply(bool, value) if lasting else m.const(m.decide(f, i, value)))
 
 
 @opcode("BINARY_OP", "lhs rhs -- result")

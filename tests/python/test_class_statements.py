@@ -242,3 +242,48 @@ def test_hooks_of_bases_run_once() -> None:
     for n in (1, 2):
         name, y = traced(X)
         assert name == "C" and torch.equal(y, X + 1) and Hooked.seen == ["C"] * n
+
+
+def test_what_cpython_refuses_or_counts() -> None:
+    def say(x):
+        class Counted:
+            def __init__(self):
+                self.hashed = 0
+
+            def __hash__(self):
+                self.hashed += 1
+                return 42
+
+        class Named(tuple):
+            pass
+
+        class C:
+            unnamed = property()
+
+            @property
+            def p(self):
+                """Its text."""
+
+            about = p.__doc__
+
+        class Odd:
+            __class__ = 413
+
+        one, two = Counted(), Counted()
+        table = {one: 1}
+        table.setdefault(two, 2)
+        said = [one.hashed, two.hashed, C.about, Odd().__class__]
+        for action in (
+            lambda: set([], 2),
+            lambda: Named(sequence=()),
+            lambda: C().unnamed,
+            lambda: setattr(C(), "p", 1),
+            lambda: delattr(C(), "p"),
+        ):
+            try:
+                action()
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
+        return said, x + 1
+
+    assert magneto.optimize("eager")(say)(X)[0] == say(X)[0]

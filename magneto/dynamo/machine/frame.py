@@ -56,7 +56,7 @@ class SymFrame:
     unchanged, so that the frame can be materialised at a break; `handled`: the exceptions whose handlers it has entered in this region;
     `handling`: where CPython keeps the exception being handled, and `entered` what stood there at the frame's start; `compared`: what the comparison
     at an instruction count gave, before it was made a bool; `progress`: how far capture had come when the current instruction began; `names`: of a class body, the
-    namespace that it fills (a DictTracker)."""
+    namespace that it fills (a DictTracker); `hashed`: at an instruction count, the hashes that it has asked the program for."""
 
     code: CodeType
     locals: list[Tracker | None]
@@ -78,6 +78,7 @@ class SymFrame:
     progress: tuple[int, int, int] = (0, 0, 0)
     entry: list[Tracker | None] = field(default_factory=list)
     names: Any = None
+    hashed: tuple[int, dict[Tracker, Any]] = (-1, {})
     decoded: Decoded = field(init=False)
 
     def __post_init__(self) -> None:

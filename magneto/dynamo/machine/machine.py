@@ -342,6 +342,13 @@ class SymbolicMachine:
     def guard(self, kind: Kind, source: Source | None, payload: Any) -> None:
         self.guards.add(Row(kind, source, payload, *self.read_at()))
 
+    def hashed_now(self) -> dict[Tracker, Any]:
+        """The hashes that the current instruction has asked the program for: CPython asks once in one operation."""
+        frame = self.frames[-1]
+        if frame.hashed[0] != frame.count:
+            frame.hashed = (frame.count, {})
+        return frame.hashed[1]
+
     def user_stack(self) -> tuple[tuple[str, int, str], ...]:
         return tuple(frame.where() for frame in self.frames)
 

@@ -66,7 +66,7 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
 
 def generic_get(m: Machine, v: Tracker, cls: type, name: str) -> Tracker | None:
     """object.__getattribute__(v, name) without __getattr__; None: absent."""
-    if name == "__class__":
+    if name == "__class__" and not any(name in vars(base) for base in cls.__mro__[:-1]):
         return held(m, cls, cls.__name__)
     if name == "__dict__" and isinstance(v, ObjectTracker):
         return v.attrs(m)
@@ -97,7 +97,7 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
         return BoundMethodTracker(BuiltinTracker(raw), v)
     if isinstance(raw, property):
         if raw.fget is None:
-            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__qualname__}' object has no getter"))
+            m.raise_exception(_no_accessor(cls, raw.__get__, object()))
         return m.call(held(m, raw.fget, label), [v], {})
     if isinstance(raw, functools.cached_property):
         value = m.call(held(m, raw.func, label), [v], {})
@@ -136,6 +136,15 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
     if isinstance(raw, types.ClassMethodDescriptorType):
         return BoundMethodTracker(BuiltinTracker(raw), ClassTracker(cls))
     m.graph_break("B103", attribute=name, value=v.show())
+
+
+def _no_accessor(cls: type, accessor: Any, *args: Any) -> AttributeError:
+    """CPython's words for a property that lacks the accessor (it may know its name, or not)."""
+    try:
+        accessor(*args)
+    except AttributeError as error:
+        return AttributeError(str(error).replace("of 'object' object", f"of '{cls.__qualname__}' object"))
+    raise AssertionError
 
 
 def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
@@ -233,8 +242,7 @@ def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) 
     if isinstance(raw, property):
         accessor = raw.fset if value is not None else raw.fdel
         if accessor is None:
-            verb = "setter" if value is not None else "deleter"
-            m.raise_exception(AttributeError(f"property '{name}' of '{cls.__qualname__}' object has no {verb}"))
+            m.raise_exception(_no_accessor(cls, *((raw.__set__, object(), None) if value is not None else (raw.__delete__, object()))))
         m.call(held(m, accessor, name), [v, *([value] if value is not None else [])], {})
         return
     if name == "__class__" and type(v) is ObjectTracker and isinstance(value, ClassTracker) and _same_layout(cls, value.obj):

@@ -112,6 +112,8 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
         m.graph_break("B101", callee=cls.__qualname__, reason="its instances have a finaliser, which runs when the last reference goes")
     if new is object.__new__ and (args or kwargs):
         _refuse_arguments(m, cls)
+    if kwargs and base in (tuple, frozenset) and not isinstance(find_in_type(m, cls, "__init__"), types.FunctionType):
+        m.graph_break("B101", callee=cls.__qualname__, reason="keyword arguments")
     m.overriding |= hasattr(cls, "__torch_function__")  # type: ignore[attr-defined]
     made = ModuleTracker(cls) if issubclass(cls, torch.nn.Module) else ObjectTracker(cls)
     if issubclass(base, dict):

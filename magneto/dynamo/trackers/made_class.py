@@ -100,6 +100,8 @@ class DescriptorTracker(Tracker):
             return (
                 self.parts["function"] if name in ("__func__", "__wrapped__") else m.apply(getattr, self.parts["function"], m.const(name))
             )
+        if name == "__doc__":
+            return self.parts.get("doc") or m.apply(getattr, self.parts["fget"], m.const("__doc__"))
         if name in ("fget", "fset", "fdel"):
             return self.parts.get(name) or m.const(None)
         if name in ("getter", "setter", "deleter"):

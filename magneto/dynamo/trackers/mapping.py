@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from magneto.dynamo.bytecode.decode import decode
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, InstanceDict, Item, KeyAt, Source
 from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker, read
@@ -42,6 +43,14 @@ class Referent:
     of: Hashable
 
 
+def _writes(method: Any) -> bool:
+    """Whether the method changes something: it must run as often as CPython runs it, and a dictionary that leaves the region hashes its keys again."""
+    return isinstance(method, types.FunctionType) and any(instruction.op in _WRITES for instruction in decode(method.__code__).instructions)
+
+
+_WRITES = frozenset(["STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_SUBSCR"])
+
+
 class ByProgram:
     """Token of a key that hashes and compares by methods of the program."""
 
@@ -49,7 +58,13 @@ class ByProgram:
 
     def __init__(self, m: Machine, of: Tracker) -> None:
         self.m, self.of = m, of
-        const = m.apply(hash, of).try_const()
+        cls = of.python_type()
+        if any(_writes(getattr(cls, name)) for name in ("__hash__", "__eq__")):
+            m.graph_break("B104", operation="use as a dictionary key, by methods that write,", value=of.show())
+        hashes = m.hashed_now()  # type: ignore[attr-defined]
+        const = hashes.get(of)
+        if const is None:
+            const = hashes[of] = m.apply(hash, of).try_const()
         if const is None:
             m.graph_break("B104", operation="use as a dictionary key", value=of.show())
         self.hash: int = const.value

@@ -86,6 +86,8 @@ def frozenset_(m: Machine, *args: Tracker) -> Tracker:
 
 def make_set(m: Machine, args: tuple[Tracker, ...], kind: type) -> SetTracker:
     """set(iterable): of another set, its table is taken over."""
+    if len(args) > 1:
+        m.raise_exception(TypeError(f"{kind.__name__} expected at most 1 argument, got {len(args)}"))
     inner = payload_of(args[0]) if args else None
     if isinstance(inner, ConstTracker) and type(inner.value) is frozenset:
         inner = from_value(m, inner.read())

@@ -41,6 +41,14 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         (CALL, CALL, "x = x.t()", CALL),
     ),
     "the length of a class comes from its metaclass": ("def main(x):\n    return x * len(Cache)", (CALL, CALL, "Cache.made = 5", CALL)),
+    "a leaf made in the region gets its gradient beside parameters": (
+        "def main(x):\n    leaf = torch.ones(4, requires_grad=True)\n    (leaf * net.weight[0]).sum().backward()\n    return leaf.grad",
+        (CALL, CALL),
+    ),
+    "a change of a tensor subclass in place calls its __torch_function__ once": (
+        "def main(x):\n    x.swapaxes_(0, 1)\n    return 1",
+        ("x = x.as_subclass(Tagged)", CALL, CALL),
+    ),
     "to explain a miss calls nothing of the program's": (
         "def main(x):\n    n + 1\n    return items[0] + 1",
         ("items[0] = items[0].as_subclass(Tagged)", CALL, CALL, "items[0] = items[0].t()", CALL),

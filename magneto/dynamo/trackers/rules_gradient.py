@@ -92,6 +92,9 @@ def backward(
     leaves = _leaves(m, name, outputs)
     for leaf in leaves:
         _check_hooks(m, name, leaf)
+    for node in _ancestors(m, [m.recorder.input_node(output) for output in outputs]):  # type: ignore[attr-defined]
+        if node.op != "placeholder" and getattr(node.meta.get("val"), "requires_grad", False) and node.meta["val"].is_leaf:
+            _refuse(m, name, "gradients of a leaf that the region makes")
     target = Gradients(True, _flag(m, retain_graph, False), False)
     gradients = _record(m, name, target, outputs, seeds, leaves)
     for leaf, gradient in zip(leaves, gradients, strict=True):

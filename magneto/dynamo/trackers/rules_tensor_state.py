@@ -28,6 +28,14 @@ def _refuse(m: Machine, v: TensorTracker, reason: str) -> Any:
     m.graph_break("B107", value=v.show(), reason=reason)
 
 
+def _replayed(m: Machine, text: str, v: TensorTracker, *operands: Tracker) -> None:
+    """The effect `text` on a tensor. A subclass's `__torch_function__` has been called when the rule is reached: it is not called again."""
+    if v.cls not in PLAIN_CLASSES:
+        text = f"with {{{len(operands) + 1}}}(): {text}"
+        operands = (*operands, ClassTracker(torch._C.DisableTorchFunctionSubclass))
+    m.effect(text, v, *operands)
+
+
 def _is_view(v: TensorTracker) -> bool:
     return v.views is not None and v.views[0] is not v
 
@@ -51,7 +59,7 @@ def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
         v.meta = v.meta.with_(requires_grad=False)
     else:
         rebind(v, m.node("detach", [v], {}, method=True))
-    m.effect(f"{{0}}.requires_grad_({flag})", v)
+    _replayed(m, f"{{0}}.requires_grad_({flag})", v)
     return v
 
 
@@ -79,7 +87,7 @@ def set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
     if v.meta.requires_grad and not v.meta.is_leaf:
         _refuse(m, v, "the gradient of a tensor that is no leaf")
     v.attrs["grad"] = value
-    m.effect("{0}.grad = {1}", v, value)
+    _replayed(m, "{0}.grad = {1}", v, value)
 
 
 def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
@@ -120,7 +128,7 @@ def detach_(m: Machine, v: TensorTracker) -> Any:
     rebind(v, m.node("detach", [v], {}, method=True))
     v.views = None
     if v.source is not None:
-        m.effect("{0}.detach_()", v)
+        _replayed(m, "{0}.detach_()", v)
     return v
 
 
@@ -140,7 +148,7 @@ def _view_in_place(name: str) -> None:
         v.views = shared
         if v.source is not None:
             slots = [f"{{{i}}}" for i in range(1, len(args) + 1)] + [f"{key}={{{i}}}" for i, key in enumerate(kwargs, len(args) + 1)]
-            m.effect(f"{{0}}.{name}_({', '.join(slots)})", v, *args, *kwargs.values())
+            _replayed(m, f"{{0}}.{name}_({', '.join(slots)})", v, *args, *kwargs.values())
         return v
 
 

@@ -8,6 +8,7 @@ prototype never leaves capture: the region makes a new class in each call, as th
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import types
 from collections.abc import Mapping, Sequence
@@ -221,9 +222,47 @@ def build_class(m: Machine, body: FunctionTracker, name: ConstTracker, /, *bases
     except TypeError as error:
         m.raise_exception(error)
     made = MadeClassTracker(prototype, name.read(), bases, namespace, born)
-    m.made[id(prototype)] = made  # type: ignore[attr-defined]
-    m.wrapped[id(prototype)] = made  # type: ignore[attr-defined]
-    m.stand_ins.append(prototype)  # type: ignore[attr-defined]
+    _remember(m, made)
     if cell is not None:
         cell.store(m, made)  # type: ignore[attr-defined]
+    return made
+
+
+def _remember(m: Machine, made: ClassTracker) -> None:
+    m.made[id(made.obj)] = made  # type: ignore[attr-defined]
+    m.wrapped[id(made.obj)] = made  # type: ignore[attr-defined]
+    m.stand_ins.append(made.obj)  # type: ignore[attr-defined]
+
+
+class MadeNamedTuple(MadeClassTracker):
+    """What collections.namedtuple makes inside the region; the region calls it again."""
+
+    __slots__ = ("arguments",)
+
+    def __init__(self, prototype: type, arguments: Mapping[str, Any], born: int) -> None:
+        super().__init__(prototype, prototype.__name__, (), {}, born)
+        self.arguments = dict(arguments)
+
+    def set_made(self, m: Machine, name: str, value: Tracker) -> None:
+        m.graph_break("B107", value=self.show(), reason=f"attribute {name!r} is set")
+
+    def emit(self, em: Emitter) -> str:
+        arguments = ", ".join(f"{name}={em.const(value, name)}" for name, value in self.arguments.items())
+        return em.assign("cls", f"{em.const(collections.namedtuple, 'namedtuple')}({arguments})", self)
+
+
+@rule(collections.namedtuple, Tracker, Tracker)
+def make_namedtuple(m: Machine, typename: Tracker, field_names: Tracker, /, **kwargs: Tracker) -> Any:
+    consts = {name: plain(m, value) for name, value in {"typename": typename, "field_names": field_names, **kwargs}.items()}
+    if any(const is None for const in consts.values()):
+        return NotImplemented
+    arguments = {name: const.value for name, const in consts.items() if const is not None}
+    if arguments.get("module") is None:
+        arguments["module"] = m.frames[-1].globals.get("__name__", "__main__")  # type: ignore[attr-defined]
+    try:
+        prototype = collections.namedtuple(**arguments)
+    except Exception as error:
+        m.raise_exception(error)
+    made = MadeNamedTuple(prototype, arguments, m.count)  # type: ignore[attr-defined]
+    _remember(m, made)
     return made

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import VALUE_TYPES, ConstTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, pure, rule
@@ -76,7 +77,15 @@ def _state(fn: Any) -> None:
 
 for _fn in (sys.getrecursionlimit, sys.getdefaultencoding, os.getpid, os.getcwd, os.cpu_count, threading.get_ident):
     _state(_fn)
-DEEP.add(sys.getsizeof)
+DEEP.update((sys.getsizeof, sys.intern))
+
+
+@rule(os.fspath, Tracker)
+def fspath(m: Machine, v: Tracker) -> Any:
+    if issubclass(v.python_type(), (str, bytes)):
+        return v
+    method = find_special(m, v, "__fspath__")
+    return NotImplemented if method is None else m.call(method, [], {})
 
 
 def fold_deep(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

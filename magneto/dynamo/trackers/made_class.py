@@ -234,6 +234,9 @@ def _remember(m: Machine, made: ClassTracker) -> None:
     m.stand_ins.append(made.obj)  # type: ignore[attr-defined]
 
 
+_NAMEDTUPLE: Any = collections.namedtuple  # noqa: PYI024
+
+
 class MadeNamedTuple(MadeClassTracker):
     """What collections.namedtuple makes inside the region; the region calls it again."""
 
@@ -248,10 +251,10 @@ class MadeNamedTuple(MadeClassTracker):
 
     def emit(self, em: Emitter) -> str:
         arguments = ", ".join(f"{name}={em.const(value, name)}" for name, value in self.arguments.items())
-        return em.assign("cls", f"{em.const(collections.namedtuple, 'namedtuple')}({arguments})", self)
+        return em.assign("cls", f"{em.const(_NAMEDTUPLE, 'namedtuple')}({arguments})", self)
 
 
-@rule(collections.namedtuple, Tracker, Tracker)
+@rule(_NAMEDTUPLE, Tracker, Tracker)
 def make_namedtuple(m: Machine, typename: Tracker, field_names: Tracker, /, **kwargs: Tracker) -> Any:
     consts = {name: plain(m, value) for name, value in {"typename": typename, "field_names": field_names, **kwargs}.items()}
     if any(const is None for const in consts.values()):
@@ -260,7 +263,7 @@ def make_namedtuple(m: Machine, typename: Tracker, field_names: Tracker, /, **kw
     if arguments.get("module") is None:
         arguments["module"] = m.frames[-1].globals.get("__name__", "__main__")  # type: ignore[attr-defined]
     try:
-        prototype = collections.namedtuple(**arguments)
+        prototype = _NAMEDTUPLE(**arguments)
     except Exception as error:
         m.raise_exception(error)
     made = MadeNamedTuple(prototype, arguments, m.count)  # type: ignore[attr-defined]

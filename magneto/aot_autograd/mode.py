@@ -361,6 +361,8 @@ def _refuse_overlap(targets: list[Any], operands: tuple[Any, ...]) -> None:
 def _refuse_order_dependence(mode: FunctionalMode, args: tuple[Any, ...], targets: list[Any]) -> None:
     """A list operation works element by element; one that reads what an earlier element wrote is not the functional operation."""
     for written in targets:
+        if not isinstance(written, (list, tuple)):
+            continue
         places: dict[Any, int] = {}
         for position, tensor in enumerate(written):
             if places.setdefault(mode.view_for(tensor).storage, position) != position:

@@ -222,6 +222,8 @@ class _Several(list):  # type: ignore[type-arg]
         if found is None and type(meta) is TensorMeta:
             found = self.b.item(self.node, position, meta)
             self[position] = found
+        elif found is None and isinstance(meta, (list, tuple)):
+            found = self[position] = _Several(self.b, self.b.node(operator.getitem, (self.node, position), meta), meta)
         return found
 
     def __iter__(self) -> Any:

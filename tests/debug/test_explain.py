@@ -14,7 +14,7 @@ def two_breaks(x, log):
     y = x.sin()
     if y.sum() > 100:
         return y
-    log.append(float(y[0]))
+    log.append((y * 2).tolist())
     return y.cos() + 1
 
 

@@ -357,3 +357,64 @@ def test_mean_teacher(backend: str) -> None:
         for a, b in zip(nets[one].parameters(), nets[two].parameters(), strict=True):
             same(a.detach(), b.detach())
     assert magneto.stats()["breaks"] == 0, magneto.stats()["break_reasons"]
+
+
+@BACKENDS
+def test_two_optimisers(backend: str) -> None:
+    """A generator and a discriminator: two backward passes and two steps in one region."""
+
+    def fn(g: nn.Module, d: nn.Module, og: torch.optim.Optimizer, od: torch.optim.Optimizer, x: torch.Tensor) -> tuple[float, float]:
+        fake = g(x)
+        od.zero_grad()
+        real = F.softplus(d(fake.detach())).mean() + F.softplus(-d(x[:, :3])).mean()
+        real.backward()
+        od.step()
+        og.zero_grad()
+        made = F.softplus(-d(fake)).mean()
+        made.backward()
+        og.step()
+        return real.item(), made.item()
+
+    torch.manual_seed(0)
+    sides = []
+    nets = (nn.Linear(4, 3), nn.Linear(3, 1))
+    for _ in range(2):
+        g, d = copy.deepcopy(nets)
+        sides.append((g, d, torch.optim.Adam(g.parameters(), 0.01), torch.optim.RMSprop(d.parameters(), 0.01)))
+    optimised = magneto.optimize(backend, nopython=True)(fn)
+    for _ in range(4):
+        x = torch.randn(5, 4)
+        assert fn(*sides[0], x) == optimised(*sides[1], x)
+    for one, two in zip(sides[0][:2], sides[1][:2], strict=True):
+        for a, b in zip(one.parameters(), two.parameters(), strict=True):
+            same(a.detach(), b.detach())
+
+
+@BACKENDS
+def test_unscaled_and_clipped_gradients(backend: str) -> None:
+    """Autocast, GradScaler, clipping: the one question that needs the data breaks."""
+
+    def fn(net: nn.Module, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler, x: torch.Tensor) -> torch.Tensor:
+        optimiser.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(x).float().pow(2).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimiser)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimiser)
+        scaler.update()
+        return loss
+
+    torch.manual_seed(0)
+    nets = [nn.Linear(4, 3) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimisers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=128.0) for _ in range(2)]
+    optimised = magneto.optimize(backend)(fn)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        same(fn(nets[0], optimisers[0], scalers[0], x).detach(), optimised(nets[1], optimisers[1], scalers[1], x).detach())
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        same(a.detach(), b.detach())
+    assert scalers[0].state_dict() == scalers[1].state_dict()
+    assert magneto.stats()["fallbacks"] == 0

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.basic_iterator import ItemsIterator
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import prefer, rule
-from magneto.dynamo.trackers.iterator import ItemsIterator
 from magneto.dynamo.trackers.plain import plain_all
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from magneto import _C
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Part, Peek, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
-from magneto.dynamo.trackers.iterator import ExistingGenerator, FilterIterator, IteratorTracker, MapIterator, ZipIterator, next_or_none
+from magneto.dynamo.trackers.iterator import ExistingGenerator, FilterIterator, MapIterator, ZipIterator, next_or_none
 from magneto.dynamo.trackers.object import instance_dict
 
 if TYPE_CHECKING:

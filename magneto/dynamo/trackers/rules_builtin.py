@@ -12,13 +12,11 @@ import torch
 
 from magneto.dynamo.trackers.attributes import generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
+from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, rule
 from magneto.dynamo.trackers.function import BuiltinTracker, CellTracker
-from magneto.dynamo.trackers.iterator import (
-    IteratorTracker,
-)
 from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.module import ModuleTracker

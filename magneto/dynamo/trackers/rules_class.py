@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, rule
 from magneto.dynamo.trackers.function import CODE_RULES, BoundMethodTracker, FunctionTracker
-from magneto.dynamo.trackers.iterator import IteratorTracker
 from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import ObjectTracker

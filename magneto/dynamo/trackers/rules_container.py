@@ -12,23 +12,20 @@ import torch
 
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.build import from_value
-from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
-from magneto.dynamo.trackers.dispatch import fold, rule
-from magneto.dynamo.trackers.exception import ExceptionTracker
-from magneto.dynamo.trackers.iterator import (
-    CallableIterator,
+from magneto.dynamo.trackers.basic_iterator import (
     DictIterator,
-    GetItemIterator,
     ItemsIterator,
     IteratorTracker,
     RangeIterator,
     SequenceIterator,
     SetIterator,
-    iterate,
-    known_items,
 )
+from magneto.dynamo.trackers.build import from_value
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
+from magneto.dynamo.trackers.dispatch import fold, rule
+from magneto.dynamo.trackers.exception import ExceptionTracker
+from magneto.dynamo.trackers.iterator import CallableIterator, GetItemIterator, iterate, known_items
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of

@@ -13,6 +13,17 @@ import torch
 
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Const, Tracker
+from magneto.dynamo.trackers.basic_iterator import (
+    CountIterator,
+    CycleIterator,
+    DictIterator,
+    ItemsIterator,
+    IteratorTracker,
+    RangeIterator,
+    RepeatIterator,
+    ReverseIterator,
+    SequenceIterator,
+)
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
@@ -21,19 +32,10 @@ from magneto.dynamo.trackers.function import PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.iterator import (
     ChainIterator,
-    CountIterator,
-    CycleIterator,
-    DictIterator,
     EnumerateIterator,
     FilterIterator,
     GeneratorTracker,
-    ItemsIterator,
-    IteratorTracker,
     MapIterator,
-    RangeIterator,
-    RepeatIterator,
-    ReverseIterator,
-    SequenceIterator,
     SteppedIterator,
     ZipIterator,
     iterate,

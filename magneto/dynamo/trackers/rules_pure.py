@@ -23,9 +23,9 @@ import torch
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.basic_iterator import ItemsIterator
 from magneto.dynamo.trackers.constant import VALUE_TYPES, ConstTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, pure, rule
-from magneto.dynamo.trackers.iterator import ItemsIterator
 from magneto.dynamo.trackers.plain import plain_all
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.basic_iterator import ItemsIterator
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
-from magneto.dynamo.trackers.iterator import ItemsIterator
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_tensor_state import LEGACY
 from magneto.dynamo.trackers.size import size_at, sizes_of

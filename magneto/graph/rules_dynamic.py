@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from magneto.graph.fallback import DataDependent
 from magneto.graph.layout import RuleError, broadcast_shapes
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import rule_table
@@ -106,3 +107,11 @@ def _ctc_loss(count: Count, log_probs: TensorMeta, targets: TensorMeta, *rest: A
     steps, batch = (*log_probs.shape[:1], log_probs.shape[1] if len(log_probs.shape) == 3 else 1)
     shape = (batch, steps, 2 * count() + 1)
     return _flat(batch, log_probs.dtype, log_probs), TensorMeta.contiguous(shape, log_probs.dtype, log_probs.device)
+
+
+@rule("_local_scalar_dense.default")
+def _number(count: Count, meta: TensorMeta) -> int:
+    """A whole number that torch asks a tensor for: the bound of a slice, a size. (A program's own `item()` does not come here.)"""
+    if meta.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise DataDependent("aten._local_scalar_dense.default")
+    return count()

@@ -73,8 +73,8 @@ def an_import_of_what_is_not_loaded(x):
 
 
 @breaks_with("B011")
-def a_size_out_of_a_tensor(x):
-    return torch.zeros(x.sum().to(torch.int64)) + 1
+def a_number_that_torch_asks_for(x):
+    return torch.full((2,), x.sum()) + 1
 
 
 @breaks_with("B012")
@@ -130,15 +130,11 @@ def a_mask_of_bytes(x):
     return x[(x > 2).to(torch.uint8)] * 2
 
 
-class Counting:
-    count = 0
-
-
 @breaks_with("B107")
-def an_attribute_of_a_class_is_set(x):
-    y = x * 2
-    Counting.count = 3
-    return y + Counting.count
+def a_leaf_made_here_is_detached(x):
+    weight = torch.ones(4).requires_grad_()
+    weight.detach_()
+    return x * weight
 
 
 @breaks_with("B112")

@@ -132,6 +132,14 @@ def between_two_sizes(x):
 
 
 @programs.add()
+def bounds_that_are_tensors(x):
+    first, last = (x > 0).sum(), (x > -1).sum()
+    y = torch.arange(12)
+    y[first:] = 0
+    return y[:last] + 1, y[first:last], torch.zeros(first), F.one_hot((x > 0).long()[0])
+
+
+@programs.add()
 def reductions(x):
     y = x[x[:, 0] > 0]
     return y.sum(), y.mean(1), y.sum(0), y.softmax(0), y.norm(dim=1), (y > 0).any(), y.std(1)

@@ -81,6 +81,7 @@ class SymbolicMachine:
             int, Any
         ] = {}  # copies of the random generators whose state is known, by the id of the generator (trackers.draw)
         self.draws: list[trackers.HostCall] = []  # calls that the region makes before its graph: random numbers, for the most part
+        self.switches: dict[Any, Any] = {}  # of cuDNN, as the region has set them (trackers.rules_cudnn)
         self.random_closed = False  # the default generator of torch is set behind the graph
         self.overriding = False  # a class with __torch_function__ has been met
         self.functions_off = 0 if torch._C._is_torch_function_enabled() else 1

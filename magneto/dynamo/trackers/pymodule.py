@@ -31,6 +31,10 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
         if obj.__name__.partition(".")[0] in _UNGUARDED and not (is_constant(value) or isinstance(value, (list, dict, set))):
             return held(m, value, f"{obj.__name__}.{name}")
         return m.wrap(value, Item(InstanceDict(Held(obj.__name__, obj)), name))
+    computed = getattr(type(type(obj).__dict__.get(name)), "__get__", None)
+    if m.switches and isinstance(computed, types.FunctionType):  # type: ignore[attr-defined]
+        label = f"{obj.__name__}.{name}"  # a setting that the region may have changed
+        return m.call(held(m, computed, label), [held(m, type(obj).__dict__[name], label), module, held(m, type(obj), label)], {})
     value = getattr(obj, name, MISSING)
     if is_constant(value):  # a computed setting, as in torch.backends
         m.guard(Kind.STATE, None, (f"{obj.__name__}.{name}", getattr, (obj, name), value))

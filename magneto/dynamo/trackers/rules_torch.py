@@ -297,9 +297,4 @@ def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
     return m.inline(function, [*prefix, *args], kwargs)
 
 
-@rule(torch._C._get_cudnn_enabled)
-def cudnn_enabled(m: Machine) -> Any:
-    return m.const(torch._C._get_cudnn_enabled())
-
-
 __all__ = ["ClassTracker", "Held", "rules_checkpoint", "rules_function", "rules_functional_call", "rules_transform", "types"]

@@ -376,30 +376,3 @@ def test_modes_outside_are_guarded():
     finally:
         torch.set_default_dtype(torch.float32)
     assert compiled(x)[0].requires_grad and compiled(x)[1].dtype is torch.float32
-
-
-def test_switches_of_cudnn_are_set_and_put_back():
-    def fn(x, stop):
-        with torch.backends.cudnn.flags(enabled=False, deterministic=True):
-            y = x.sin()
-            inside = torch.backends.cudnn.enabled
-            if stop:
-                magneto.graph_break()
-            inside = inside, torch.backends.cudnn.deterministic
-        return y * 2, inside, torch.backends.cudnn.enabled
-
-    def switches():
-        return torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-
-    compiled = magneto.optimize("eager")(fn)
-    before = switches()
-    x = torch.ones(3)
-    for stop in (False, True, False):
-        y, *answers = compiled(x, stop)
-        assert torch.equal(y, x.sin() * 2) and answers == [(False, True), before[0]] and switches() == before
-    assert magneto.stats()["breaks"] <= 2
-    torch.backends.cudnn.enabled = not before[0]
-    try:
-        assert compiled(x, False)[2] is not before[0]
-    finally:
-        torch.backends.cudnn.enabled = before[0]

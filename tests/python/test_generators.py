@@ -335,6 +335,77 @@ def given_and_taken(xs):
     return t, list(it)
 
 
+@leaving
+def closed_before_it_starts(xs):
+    def g():
+        yield from xs
+
+    it, other = g(), g()
+    magneto.graph_break()
+    it.close()
+    t = xs[0] + 1
+    try:
+        other.throw(KeyError(1))
+    except KeyError:
+        t = t + 1
+    magneto.graph_break()
+    return t, list(it), list(other), it.gi_frame is None
+
+
+@leaving
+def what_it_hands_over_to_runs(xs):
+    log = []
+
+    class Steps:
+        def __init__(self):
+            self.n = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.n += 1
+            if self.n > 2:
+                raise StopIteration("done")
+            return self.n
+
+        def send(self, value):
+            log.append(value)
+            return value
+
+    def outer():
+        log.append((yield from Steps()))
+        try:
+            yield from inner()
+        except KeyError:
+            log.append("caught")
+        yield 5
+
+    def inner():
+        try:
+            yield 1
+        except ValueError:
+            pass
+        try:
+            yield from it
+        except ValueError as error:
+            log.append(str(error))
+        try:
+            yield 2
+        finally:
+            log.append("inner ends")
+
+    it = outer()
+    magneto.graph_break()
+    t = xs[0] * next(it)
+    t = t + it.send(3) + next(it)
+    t = t + next(it)
+    magneto.graph_break()
+    t = t + it.throw(ValueError(1))
+    t = t + it.throw(KeyError(2))
+    return t, log, list(it)
+
+
 def shown(value: Any) -> Any:
     """Comparable text; generators are run to their end."""
     if isinstance(value, (tuple, list, types.GeneratorType)):

@@ -30,6 +30,7 @@ class GeneratorRun:
     tracker: trackers.GeneratorTracker
     started: bool = False
     finished: bool = False
+    hands_on: bool = False  # an exception, to the generator that it has handed over to: it runs, though its frame does not
 
     def pending(self) -> bool:
         """Whether closing it where it stands would run code of the program (`finally`, `with`, `except`)."""
@@ -51,14 +52,18 @@ class GeneratorRun:
         return self._run(None)
 
     def _not_running(self) -> None:
-        if any(frame is self.frame for frame in self.machine.frames):
+        if self.hands_on or any(frame is self.frame for frame in self.machine.frames):
             self.machine.raise_exception(ValueError("generator already executing"))
 
-    def _run(self, thrown: CapturedRaise | None) -> Tracker | None:
-        self.started = self.finished = True
-        self.tracker.started = self.tracker.finished = True
-        if isinstance(self.tracker, trackers.ExistingGenerator):
+    def _ends(self) -> None:
+        """It has returned; or so it seems while it runs."""
+        if isinstance(self.tracker, trackers.ExistingGenerator) and not self.finished:
             self.machine.effect(trackers.PUT, self.tracker, trackers.GeneratorState(self.tracker))
+        self.started = self.finished = self.tracker.started = self.tracker.finished = True
+
+    def _run(self, thrown: CapturedRaise | None) -> Tracker | None:
+        self.finished = False
+        self._ends()
         self.frame.yielded = False
         if thrown is not None:
             self._chain(thrown.value)
@@ -89,20 +94,30 @@ class GeneratorRun:
         m = self.machine
         self._not_running()
         if self.finished or not self.started:
-            self.finished = self.started = True
-            self.tracker.started = self.tracker.finished = True
+            self._ends()
             raise _raised(m, exc)
         receiver = self._delegate()
         if receiver is None:
             return self._run(_raised(m, exc))
         inner = m.generator_run(receiver)
         if issubclass(exc.python_type(), GeneratorExit):
-            inner.close()
-            return self._run(_raised(m, exc))
+            error = _raised(m, exc)
+            try:
+                self.hands_on = True
+                inner.close()
+            except CapturedRaise as raised:
+                error = raised
+            finally:
+                self.hands_on = False
+            return self._run(error)
         try:
+            self.hands_on = True
             value = inner.throw(exc)
         except CapturedRaise as raised:
+            self.hands_on = False
             return self._run(raised)
+        finally:
+            self.hands_on = False
         if value is not None:
             return value
         return self._delegate_returned(receiver)
@@ -134,7 +149,7 @@ class GeneratorRun:
         m = self.machine
         none = m.const(None)
         if self.finished or not self.started:
-            self.finished = self.started = self.tracker.started = self.tracker.finished = True
+            self._ends()
             return none
         try:
             value = self.throw(trackers.ExceptionTracker(GeneratorExit))

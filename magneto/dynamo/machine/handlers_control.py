@@ -323,6 +323,21 @@ def get_yield_from_iter(m: M, f: SymFrame, i: Instruction) -> None:
         f.push(m.apply(iter, f.pop()))
 
 
+def _step_or_send(m: M, receiver: Tracker, value: Tracker) -> tuple[Tracker | None, Tracker | None]:
+    """(next item, None) of what a generator has handed over to, or (None, the value of its StopIteration)."""
+    const = value.try_const()
+    steps = const is not None and const.value is None and hasattr(receiver.python_type(), "__next__")
+    if steps and not isinstance(receiver, trackers.ObjectTracker):
+        return m.next_or_none(receiver), None
+    name, args = ("__next__", []) if steps else ("send", [value])
+    try:
+        return m.call(m.apply(getattr, receiver, m.const(name)), args, {}), None
+    except CapturedRaise as raised:
+        if not raised.matches(StopIteration):
+            raise
+        return None, m.apply(getattr, raised.value, m.const("value"))
+
+
 @opcode("SEND", "receiver value -- receiver result")
 def send(m: M, f: SymFrame, i: Instruction) -> None:
     value = f.pop()
@@ -331,7 +346,7 @@ def send(m: M, f: SymFrame, i: Instruction) -> None:
         item = m.generator_next(receiver, value)
         result = receiver.result
     else:
-        item, result = m.next_or_none(receiver), None
+        item, result = _step_or_send(m, receiver, value)
     if item is not None:
         f.push(item)
         return

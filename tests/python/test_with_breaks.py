@@ -17,7 +17,21 @@ import magneto
 from tests.compare import same
 from tests.python.programs import Program
 
-FILES = ("classes", "containers", "control", "functions", "iteration", "tensors", "unknown_sizes", "tensor_objects", "numpy", "values")
+FILES = (
+    "classes",
+    "containers",
+    "control",
+    "functions",
+    "iteration",
+    "tensors",
+    "unknown_sizes",
+    "tensor_objects",
+    "numpy",
+    "values",
+    "inference_mode",
+    "lazy_views",
+    "made_records",
+)
 PROGRAMS = [(name, program) for name in FILES for program in importlib.import_module(f"tests.python.test_{name}").programs]
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 

@@ -32,7 +32,18 @@ def attributes(x):
             x.t().is_contiguous(),
             x.element_size(),
         ),
-        *(x.is_floating_point(), x.is_complex(), x.storage_offset(), x.get_device(), x.type(), len(x), x.T, x.mT, x.data, x.real),
+        *(
+            x.is_floating_point(),
+            x.is_complex(),
+            torch.zeros(3)[1:].storage_offset(),
+            x.get_device(),
+            x.type(),
+            len(x),
+            x.T,
+            x.mT,
+            x.data,
+            x.real,
+        ),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.object import ObjectTracker
 
@@ -303,6 +304,18 @@ def record_function(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Tracker
 )
 def default(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     m.graph_break("B101", callee="a function of torch", reason="it changes what operations mean from here on")
+
+
+@rule(torch.set_anomaly_enabled, ConstTracker)
+def set_anomaly(m: Machine, mode: ConstTracker, check_nan: Tracker | None = None) -> Any:
+    """Nothing to do where anomaly mode is already so (guarded); else the program switches it, between two graphs."""
+    wanted = check_nan.try_const() if check_nan is not None else None
+    now = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    if (mode.read(), True if wanted is None else wanted.value) != now:
+        m.graph_break("B101", callee="set_anomaly_enabled", reason="it changes torch's state")
+    for fn, value in zip((torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled), now, strict=True):
+        m.guard(Kind.STATE, None, (fn.__name__, fn, (), value))
+    return None
 
 
 class InferenceModeTracker(ModeTracker):

@@ -151,7 +151,7 @@ def fake_probes(
             if index < LARGE_PROBES:
                 raise SizeUnknown(str(error).strip().split("\n")[0]) from error
     first, others = found[0], [result for result in found if result is not FAILED]
-    if any(set(result.mutated) != set(first.mutated) for result in others):
+    if any(not set(result.mutated) <= set(first.mutated) for result in others):  # statistics of nothing are not written
         raise SizeUnknown("what it writes depends on data")
     if (found[1].aliases, found[1].same) != (first.aliases, first.same) or (
         first.same is not None and any(r.same != first.same for r in others)

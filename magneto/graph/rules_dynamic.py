@@ -40,6 +40,8 @@ def _index(count: Count, meta: TensorMeta, indices: Sequence[TensorMeta | None])
         if index.shape != meta.shape[len(numbers) : len(numbers) + len(index.shape)]:
             raise RuleError("a mask of another shape")
         numbers += [_flat(count(1, place), torch.int64, index)] * len(index.shape)
+    sizes = [size or 1 if d < len(numbers) and numbers[d] is not None else size for d, size in enumerate(meta.shape)]
+    meta = meta.with_(shape=tuple(sizes))  # nothing is selected from an empty dimension
     return INDEX_RULES["aten.index.Tensor"](meta, numbers)  # type: ignore[no-any-return]
 
 

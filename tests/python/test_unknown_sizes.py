@@ -140,6 +140,16 @@ def bounds_that_are_tensors(x):
 
 
 @programs.add()
+def an_empty_dimension_and_statistics(x):
+    rows = torch.where(x[:, 0] > 5)[0]
+    return (
+        torch.zeros(0, 4)[rows],
+        F.instance_norm(x[None, :, torch.where(x[0] > -9)[0]]),
+        F.batch_norm(x[x[:, 0] > -9], torch.zeros(4), torch.ones(4), training=True),
+    )
+
+
+@programs.add()
 def reductions(x):
     y = x[x[:, 0] > 0]
     return y.sum(), y.mean(1), y.sum(0), y.softmax(0), y.norm(dim=1), (y > 0).any(), y.std(1)

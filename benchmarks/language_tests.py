@@ -332,6 +332,7 @@ def main(argv: list[str] | None = None) -> int:
     names = [name for name in names if exists(name)]
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
+        (options.keep / "python").write_text(platform.python_version())
     comparisons = compare_modules(names, tuple(options.modes.split(",")), options.only, options.processes, True, keep=options.keep)
     results = report_of(comparisons)
     if options.out is not None:

@@ -19,6 +19,7 @@ _SWITCHES = {
     f"_get_cudnn_{name}": f"_set_cudnn_{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32", "depthwise_kernel")
 }
 _SWITCHES["_get_fp32_precision_getter"] = "_set_fp32_precision_setter"
+_SWITCHES["_cuda_get_cudnn_benchmark_limit"] = "_cuda_set_cudnn_benchmark_limit"
 
 
 def _switch(getter: Any, setter: Any) -> None:

@@ -37,7 +37,7 @@ class Gradients:
     def __call__(
         self, outputs: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor | None, ...]:
-        found = list(
+        found: list[torch.Tensor | None] = list(
             torch.autograd.grad(outputs, inputs, seeds, retain_graph=self.retain, create_graph=self.create, allow_unused=self.unused)
         )
         if self.accumulated:

@@ -121,6 +121,15 @@ class Machine(Protocol):
     def restart_at(self, count: int, id: str, **fields: Any) -> NoReturn:
         """A break at an instruction that has been captured already."""
 
+    def grad_enabled(self) -> bool:
+        """Grad mode at this point of the program."""
+
+    def set_grad_enabled(self, flag: bool) -> None:
+        """Switch grad mode for what follows."""
+
+    def user_stack(self) -> Any:
+        """Where the program is: (file, line, function), innermost last."""
+
     def restart_before(self, callee: str, reason: str) -> NoReturn:
         """A break at the current instruction from the state before it, which the rule has changed already."""
 

@@ -32,7 +32,7 @@ def _replayed(m: Machine, text: str, v: TensorTracker, *operands: Tracker) -> No
     """The effect `text` on a tensor. A subclass's `__torch_function__` has been called when the rule is reached: it is not called again."""
     if v.cls not in PLAIN_CLASSES:
         text = f"with {{{len(operands) + 1}}}(): {text}"
-        operands = (*operands, ClassTracker(torch._C.DisableTorchFunctionSubclass))
+        operands = (*operands, ClassTracker(torch._C.DisableTorchFunctionSubclass))  # type: ignore[arg-type]
     m.effect(text, v, *operands)
 
 

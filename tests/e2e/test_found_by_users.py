@@ -145,6 +145,8 @@ def test_shapes_of_extension_operators_are_not_guessed(extension: object, name: 
     for x in (torch.arange(-3.0, 3), torch.ones(6)):
         length, double, values = optimized(x)
         assert (length, double) == program(x)[:2] and torch.equal(values, program(x)[2])
+    if backend == "eager" and name == "counted":
+        breaks = 0  # its graphs need no sizes
     assert magneto.stats()["breaks"] >= breaks and (breaks > 0 or magneto.stats()["breaks"] == 0)
 
 

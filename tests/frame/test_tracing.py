@@ -98,13 +98,18 @@ def test_trace_switched_on_and_off_by_regions(frames: Frames) -> None:
 
 
 def test_setprofile_and_cprofile(frames: Frames) -> None:
+    """A profile function of the program sees the program's own frames, as they are; a profiler written in C counts what runs."""
     events: list[Any] = []
+    frames.region(looped)(lambda n, *_: n * 1000)
+    g = frames.optimized(looped)
     sys.setprofile(lambda frame, event, arg: events.append((event, frame.f_code.co_name)))
     try:
-        run_all(frames)
+        assert g(3) == 6
     finally:
         sys.setprofile(None)
     assert ("return", "looped") in events
+    assert g(3) == 3000
+    C.clear()
     profile = cProfile.Profile()
     profile.enable()
     run_all(frames)

@@ -48,7 +48,7 @@ for _name in ("floor", "ceil", "trunc"):
 row("round.default")(elementwise(1)(_rounding("round")))
 
 
-@row("neg")
+@row("neg", "_neg_view")  # the view's memory holds the numbers before negation, which kernels would read
 @elementwise(1)
 def _neg(x: Value) -> Any:
     return LIBRARY if x.dtype is torch.bool else -x

@@ -14,7 +14,8 @@ mg_raw_attr(PyObject *obj, PyObject *name, PyObject **out)
     int status = -1;
     if (descr != NULL && (Py_IS_TYPE(descr, &PyMemberDescr_Type) || Py_IS_TYPE(descr, &PyGetSetDescr_Type))) {
         PyTypeObject *owner = ((PyDescrObject *)descr)->d_type;
-        int plain = Py_IS_TYPE(descr, &PyMemberDescr_Type) || !PyType_HasFeature(owner, Py_TPFLAGS_HEAPTYPE) || owner == deque_type;
+        int plain = Py_IS_TYPE(descr, &PyMemberDescr_Type) || !PyType_HasFeature(owner, Py_TPFLAGS_HEAPTYPE) ||
+                    PyType_HasFeature(owner, Py_TPFLAGS_IMMUTABLETYPE) || owner == deque_type;
         if (plain && (!mg_is_tensor_type(owner) || mg_tensor_getter_is_plain(obj))) {
             *out = get(descr, obj, (PyObject *)Py_TYPE(obj));
             status = *out != NULL ? 1 : PyErr_ExceptionMatches(PyExc_AttributeError) ? 0 : -1;

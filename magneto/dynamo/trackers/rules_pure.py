@@ -57,10 +57,14 @@ for _cls in (memoryview, *CONST_CLASSES, *sorted(VALUE_TYPES, key=repr)):
     DEEP.update(_declare(_cls))
 for _module in MODULES:
     DEEP.update(fn for fn in vars(_module).values() if isinstance(fn, types.BuiltinFunctionType))
+_os_of_paths = sys.modules[os.name if os.name == "nt" else "posix"]
 DEEP.update((divmod, chr, ord, bin, hex, oct, ascii, len))
 DEEP.update((json.dumps, json.loads, string.capwords, textwrap.dedent, textwrap.indent, textwrap.fill, textwrap.wrap, textwrap.shorten))
 DEEP.update((re.compile, re.match, re.fullmatch, re.search, re.sub, re.subn, re.split, re.findall, re.escape))
 DEEP.difference_update((memoryview, range, slice, re.Pattern.finditer))  # rows of their own
+DEEP.update(
+    fn for name in ("_path_normpath", "_path_splitroot_ex", "_path_splitroot") if (fn := getattr(_os_of_paths, name, None)) is not None
+)  # of os.path, 3.12 on
 pure(DEEP)
 pure((torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo))
 

@@ -297,7 +297,9 @@ def _by_torch(fn: Callable[..., Any]) -> Callable[[Machine, TensorTracker], Trac
 
 
 _GRAPH_ATTRS: dict[str, Callable[[Any, TensorTracker], Tracker]] = {
-    "T": lambda m, v: m.node("t", [v], {}, method=True) if v.meta.ndim == 2 else _read("T")(m, v),  # others are deprecated: torch warns
+    "T": lambda m, v: (
+        m.node("permute", [v, 1, 0], {}, method=True) if v.meta.ndim == 2 else _read("T")(m, v)
+    ),  # others are deprecated: torch warns
     "mT": lambda m, v: m.node("transpose", [v, -2, -1], {}, method=True),
     "H": _read("H"),
     "mH": lambda m, v: m.node("adjoint", [v], {}, method=True),

@@ -59,7 +59,7 @@ def trace(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = False,
 @contextmanager
 def steady_state(grad_enabled: bool) -> Iterator[None]:
     """Tracing leaves no traces: grad mode, autocast and its cache, and the random stream are as before."""
-    autocast = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
+    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
     caching = torch.is_autocast_cache_enabled()
     random = torch.get_rng_state()
     torch.set_autocast_cache_enabled(False)
@@ -68,8 +68,9 @@ def steady_state(grad_enabled: bool) -> Iterator[None]:
             yield
     finally:
         torch.set_autocast_cache_enabled(caching)
-        for kind, enabled in autocast.items():
+        for kind, (enabled, dtype) in autocast.items():
             torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
         torch.set_rng_state(random)
 
 

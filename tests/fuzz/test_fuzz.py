@@ -16,6 +16,10 @@ CALL = "out = entry(x)"
 
 # name -> (program, steps); the setup is SETUP
 FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
+    "the type of autocast behind an error in its block": (
+        "def main(x):\n    with torch.autocast('cpu', dtype=torch.float16):\n        x.view(-1)[::2].mul_(2)",
+        ("x.requires_grad_()", CALL, CALL),
+    ),
     "the history of a transposed matrix": ("def main(x):\n    return net.weight.T", (CALL, CALL)),
     "a write through .data leaves the version of the tensor alone": (
         "def main(x):\n    net.weight.data.mul_(0.5)\n    d = x.data\n    d.add_(1)\n    return d",

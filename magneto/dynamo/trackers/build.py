@@ -337,7 +337,7 @@ def wrap_mappingproxy(m: Machine, obj: Any, source: Source) -> Tracker:
     def entry(key: Any, value: Any) -> tuple[Tracker, Later]:
         return from_value(m, key), Later(value, Held(f"[{key!r}]", value))
 
-    return DictTracker({object_token(key): entry(key, value) for key, value in obj.items()})
+    return DictTracker({object_token(key): entry(key, value) for key, value in obj.items()}, types.MappingProxyType, source, obj)
 
 
 def _items(obj: Any) -> list[Any]:

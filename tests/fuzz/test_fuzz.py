@@ -17,9 +17,10 @@ CALL = "out = entry(x)"
 # name -> (program, steps); the setup is SETUP
 FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "a read-only view of a dictionary": (
-        "def main(x):\n    log(type(table).__name__, isinstance(table, dict), table.get('a'))\n    table['a'] = 3",
+        "def main(x):\n    return type(table).__name__, isinstance(table, dict), table.get('a')",
         ("table = types.MappingProxyType({'a': 1})", CALL, CALL),
     ),
+    "a write through a read-only view": ("def main(x):\n    table['a'] = 3", ("table = types.MappingProxyType({'a': 1})", CALL)),
     "the type of autocast behind an error in its block": (
         "def main(x):\n    with torch.autocast('cpu', dtype=torch.float16):\n        x.view(-1)[::2].mul_(2)",
         ("x.requires_grad_()", CALL, CALL),

@@ -16,6 +16,10 @@ CALL = "out = entry(x)"
 
 # name -> (program, steps); the setup is SETUP
 FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
+    "a size and a tuple that holds a tensor": (
+        "def main(x):\n    return (x.shape + (n,))[-1]",
+        ("n = torch.tensor(2)", CALL, "n = 'a'", CALL),
+    ),
     "a read-only view of a dictionary": (
         "def main(x):\n    return type(table).__name__, isinstance(table, dict), table.get('a')",
         ("table = types.MappingProxyType({'a': 1})", CALL, CALL),

@@ -198,7 +198,12 @@ def _containers(m: Machine, name: str, a: Tracker, b: Tracker) -> Any:
         if isinstance(a, DequeTracker) and isinstance(b, DequeTracker):
             return m.apply(collections.deque, ListTracker([*a.items(m), *b.items(m)]), m.const(a.maxlen))
         if isinstance(a, TupleTracker) and isinstance(b, TupleTracker):
-            return TupleTracker([*a.items(m), *b.items(m)], torch.Size if torch.Size in kinds and kinds <= {tuple, torch.Size} else tuple)
+            joined = [*a.items(m), *b.items(m)]
+            if torch.Size not in kinds or not kinds <= {tuple, torch.Size}:
+                return TupleTracker(joined)
+            if not all(issubclass(item.python_type(), int) for item in joined):
+                m.graph_break("B104", operation=name, value="torch.Size and a tuple of what is no int")  # torch converts, or raises
+            return TupleTracker(joined, torch.Size)
     if name == "mul":
         sequence, times = (a, b) if isinstance(a, SequenceTracker) else (b, a)
         const = times.try_const()

@@ -40,8 +40,31 @@ def _clean_state() -> Iterator[None]:
 
         torch.manual_seed(0)
         _reset_compiler()
+        before = _thread_state()
     yield
     flags.config.reset()
+    if HAVE_TORCH:
+        after = _thread_state()
+        assert after == before, "the test left torch in another state: a later test would be judged under it"
+
+
+def _thread_state() -> dict[str, object]:
+    """What torch keeps for the thread. An autocast that was never left keeps casted weights: a later step would compute with old ones."""
+    import torch
+
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return {
+        "autocast nesting": nesting,
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "anomaly mode": torch.is_anomaly_enabled(),
+    }
 
 
 def _reset_compiler() -> None:

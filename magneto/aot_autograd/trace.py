@@ -20,6 +20,7 @@ from magneto.aot_autograd.results import Collector
 from magneto.aot_autograd.signature import Apart, Mutation, Signature
 from magneto.aot_autograd.storage import View
 from magneto.graph.meta import TensorMeta
+from magneto.graph.modes import modes_kept
 
 
 @dataclass(slots=True)
@@ -59,18 +60,11 @@ def trace(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = False,
 @contextmanager
 def steady_state(grad_enabled: bool) -> Iterator[None]:
     """Tracing leaves no traces: grad mode, autocast and its cache, and the random stream are as before."""
-    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
-    caching = torch.is_autocast_cache_enabled()
     random = torch.get_rng_state()
-    torch.set_autocast_cache_enabled(False)
     try:
-        with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
+        with modes_kept(grad_enabled), torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
             yield
     finally:
-        torch.set_autocast_cache_enabled(caching)
-        for kind, (enabled, dtype) in autocast.items():
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
         torch.set_rng_state(random)
 
 

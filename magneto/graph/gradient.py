@@ -6,8 +6,7 @@ fit to become `.grad` of the leaves: memory of its own, laid out as the engine i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import fx
 from magneto.graph.fake_tensor import FakeMode, make_fake, meta_of
 from magneto.graph.layout import is_dense
 from magneto.graph.meta import TensorMeta
+from magneto.graph.modes import modes_kept
 
 _use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
@@ -80,7 +80,7 @@ def propagate_gradients(
     """
     env: dict[fx.Node, Any] = {}
     mode = FakeMode()
-    with _modes_kept(grad_enabled), mode:
+    with modes_kept(grad_enabled), mode:
         for node in graph.nodes:
             if node.op == "placeholder":
                 env[node] = _placeholder(node.meta["val"])
@@ -102,19 +102,3 @@ def _placeholder(meta: TensorMeta) -> torch.Tensor:
             with torch.enable_grad():
                 fake = torch.ops.aten.clone.default(fake)
     return fake
-
-
-@contextmanager
-def _modes_kept(grad_enabled: bool) -> Iterator[None]:
-    """Mode switches of the graph take no effect outside."""
-    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
-    caching = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with torch.set_grad_enabled(grad_enabled):
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(caching)
-        for kind, (enabled, dtype) in autocast.items():
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)

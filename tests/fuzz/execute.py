@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 import magneto
 from magneto.base import events
+from magneto.graph.modes import modes
 from tests.fuzz.grammar import Case
 from tests.fuzz.prelude import PRELUDE
 from tests.fuzz.snapshot import Walker, difference, functions_of, snapshot
@@ -58,26 +59,22 @@ class Modes:
     def read() -> Modes:
         return Modes(
             (
-                torch.is_grad_enabled(),
                 torch.get_default_dtype(),
                 torch.are_deterministic_algorithms_enabled(),
                 torch.get_num_threads(),
-                torch.is_autocast_enabled("cpu"),
-                torch.get_autocast_dtype("cpu"),
                 torch.is_inference_mode_enabled(),
+                modes(),
                 RemovableHandle.next_id,
             )
         )
 
     def write(self) -> None:
-        grad, dtype, deterministic, threads, autocast, autocast_dtype, _, hooks = self.values
-        torch.set_grad_enabled(grad)
+        dtype, deterministic, threads, _, others, hooks = self.values
         torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+        torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        torch.set_autocast_enabled("cpu", autocast)
-        torch.set_autocast_dtype("cpu", autocast_dtype)
+        others.restore()
         RemovableHandle.next_id = hooks
 
 

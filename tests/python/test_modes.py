@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import magneto
+from magneto.graph.modes import modes
 from magneto.base import events
 from tests.python.gradients import P, compare
 
@@ -376,3 +377,45 @@ def test_modes_outside_are_guarded():
     finally:
         torch.set_default_dtype(torch.float32)
     assert compiled(x)[0].requires_grad and compiled(x)[1].dtype is torch.float32
+
+
+def an_error_in_autocast(x, i):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.embedding(i, x).mm(x.t())
+
+
+def an_error_in_blocks_of_each_kind(x, i):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autocast("cpu", torch.float16, cache_enabled=False),
+        torch.no_grad(),
+        torch.device("cpu"),
+    ):
+        return F.embedding(i, x).mm(x.t())
+
+
+def an_error_found_by_capture(x, i):
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ torch.ones(7, 9)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("fn", [an_error_in_autocast, an_error_in_blocks_of_each_kind, an_error_found_by_capture])
+def test_an_error_leaves_no_mode_behind(fn, backend: str) -> None:
+    """An autocast that stays open keeps casted weights: steps after it would compute with old ones."""
+    x = torch.randn(3, 4, requires_grad=True)
+    optimised = magneto.optimize(backend)(fn)
+    before = modes()
+    assert before.nesting == 0
+    with contextlib.suppress(RuntimeError):
+        optimised(x, torch.tensor([0, 1]))
+    for _ in range(2):
+        with pytest.raises((IndexError, RuntimeError)):
+            optimised(x, torch.tensor([0, 9]))
+        assert modes() == before
+    with torch.autocast("cpu", torch.bfloat16):
+        product = x @ x.t()
+    with torch.no_grad():
+        x.zero_()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product.any() and not (x @ x.t()).any()

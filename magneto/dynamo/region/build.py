@@ -37,6 +37,7 @@ from magneto.dynamo.trackers.lazy_number import NAMES as NUMBER_NAMES
 from magneto.dynamo.trackers.lazy_number import typed
 from magneto.dynamo.trackers.lifted import as_tensor
 from magneto.dynamo.trackers.reference import can_be_watched
+from magneto.graph.modes import modes
 
 _numbers = itertools.count()
 _BASE = {
@@ -232,7 +233,7 @@ class _Builder:
         targets = "".join(f"{name}, " for _, name in em.outputs).rstrip()
         line = f"{targets} = {call}" if targets else call
         if recorder.mode_changed:
-            em.namespace["modes"] = runtime.modes
+            em.namespace["modes"] = modes
             head = ["before = modes()", "try:", f"    {line}", "except BaseException:", "    before.restore()", "    raise"]
         else:
             head = [line]

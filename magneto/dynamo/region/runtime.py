@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -92,29 +91,6 @@ class Streams:
     def put_back(self) -> None:
         for generator, state in self.states:
             put_back(generator, state)
-
-
-@dataclass(frozen=True, slots=True)
-class Modes:
-    """torch's modes before a graph that switches them; put back when the graph fails half-way."""
-
-    grad: bool
-    autocast: bool
-    dtype: torch.dtype
-    cache: bool
-
-    def restore(self) -> None:
-        torch._C._set_grad_enabled(self.grad)
-        torch.set_autocast_enabled("cpu", self.autocast)
-        torch.set_autocast_dtype("cpu", self.dtype)
-        torch.set_autocast_cache_enabled(self.cache)
-
-
-def modes() -> Modes:
-    """The modes now."""
-    return Modes(
-        torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
-    )
 
 
 def apart(*tensors: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -102,14 +102,18 @@ class _Decomposition:
     def adopt(self, node: fx.Node, result: Any) -> Any:
         """Give results the layout the original graph states; a result that contradicts it becomes a library call."""
         expected = node.meta["val"]
-        several = isinstance(result, (tuple, list))
-        pairs = list(zip(result, expected, strict=True)) if several else [(result, expected)]
-        for value, meta in pairs:
-            if type(value) is Value and (value.shape != meta.shape or value.dtype is not meta.dtype):
-                emit("fallback", what=str(node.target), reason=f"decomposes to {value.meta}, the graph says {meta}")
-                return self.library(node)
-        adopted = [self.settle(value, meta) if type(value) is Value else value for value, meta in pairs]
-        return tuple(adopted) if several else adopted[0]
+        wrong = next(
+            (value for value, meta in _paired(result, expected) if value.shape != meta.shape or value.dtype is not meta.dtype), None
+        )
+        if wrong is not None:
+            emit("fallback", what=str(node.target), reason=f"decomposes to {wrong.meta}, the graph says {expected}")
+            return self.library(node)
+        return self.settled(result, expected)
+
+    def settled(self, value: Any, meta: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple(self.settled(one, of) for one, of in zip(value, meta, strict=True))
+        return self.settle(value, meta) if type(value) is Value else value
 
     def settle(self, value: Value, meta: TensorMeta) -> Value:
         if value.node not in self.own:
@@ -198,6 +202,15 @@ class _Decomposition:
         for node in reversed(list(self.b.graph.nodes)):
             if not node.users and node.op in ("call_function", "get_attr") and not _is_random(node.target):
                 self.b.graph.erase_node(node)
+
+
+def _paired(result: Any, expected: Any) -> Iterator[tuple[Value, TensorMeta]]:
+    """The Values of a result with what the graph says of them."""
+    if isinstance(result, (tuple, list)):
+        for one, of in zip(result, expected, strict=True):
+            yield from _paired(one, of)
+    elif type(result) is Value:
+        yield result, expected
 
 
 class _Opaque:

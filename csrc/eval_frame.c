@@ -422,6 +422,9 @@ resume_generator(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy)
         return pass_on(ts, t, f, 0);
     }
     counts.hooked++;
+#if MG_BEFORE_3_13
+    f->prev_instr++; /* its RESUME has begun: in front of it gi_yieldfrom would take the top of the stack for a receiver */
+#endif
     return run_frame(ts, t, f, policy, entry, offset, 1, NULL);
 }
 

@@ -49,6 +49,27 @@ def methods_properties_and_class_attributes(x):
 
 
 @programs.add()
+def documentation_of_properties(x):
+    def told(self):
+        """Told."""
+        return x
+
+    def silent(self):
+        return x
+
+    first = property(told, None, None, None)
+    changed = first.setter(None).deleter(None).getter(None)
+    texts = [
+        first.__doc__,
+        property(told, doc="Own.").__doc__,
+        property(silent, doc=None).__doc__,
+        property().__doc__,
+        property(None).__doc__,
+    ]
+    return x + 1, texts, changed.__doc__, changed.fget is told, changed.fset, first.getter(silent).__doc__, property(fget=told).__doc__
+
+
+@programs.add()
 def super_and_the_class_itself(x):
     class B:
         def m(self):

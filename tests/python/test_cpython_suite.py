@@ -27,13 +27,7 @@ SELECTION = {
 }
 
 
-KNOWN = {
-    # from 3.12 on: a subclass of property made in the region does not copy its getter's text
-    "test.test_property.PropertySubclassTests.test_docstring_copy2",
-    "test.test_property.PropertySubclassTests.test_issue41287",
-    # from 3.12 on: an exhausted iterator keeps its list until the region ends
-    "test.test_userlist.UserListTest.test_free_after_iterating",
-}
+KNOWN: set[str] = set()
 """Differences that are known, and named in ROADMAP.md."""
 
 

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -406,6 +408,68 @@ def what_it_hands_over_to_runs(xs):
     return t, log, list(it)
 
 
+@leaving
+def the_receiver_of_a_running_generator(xs):
+    seen = []
+
+    def inner():
+        seen.append(outer_one.gi_yieldfrom)
+        yield xs[0] + 1
+        seen.append(outer_one.gi_yieldfrom)
+
+    def outer():
+        seen.append(outer_one.gi_yieldfrom)
+        yield from inner()
+        seen.append(outer_one.gi_yieldfrom)
+        yield xs[1] + 1
+        seen.append(outer_one.gi_yieldfrom)
+
+    outer_one = outer()
+    given = [outer_one.send(None)]
+    seen.append(outer_one.gi_yieldfrom.gi_code.co_name)
+    given.append(outer_one.send(None))
+    seen.append(outer_one.gi_yieldfrom)
+    given += outer_one
+    return seen, given
+
+
+@leaving
+def three_arguments_of_throw(xs):
+    def g():
+        yield xs[0] + 1
+
+    def thrown(*args):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                g().throw(*args)
+            except TypeError as error:
+                return str(error), [(str(w.message), w.lineno, w.filename) for w in said]
+
+    return xs[0] * 2, thrown(TypeError, TypeError(24), None), thrown(TypeError), thrown(TypeError, 3), thrown(TypeError(4))
+
+
+class Told:
+    def __del__(self):
+        LOG.append("gone")
+
+
+@leaving
+def what_an_exhausted_generator_held(xs):
+    def g(told):
+        yield xs[0] + 1
+
+    it = g(Told())
+    given = list(it)
+
+    def holds():
+        return it
+
+    gc.collect()
+    log, LOG[:] = list(LOG), []
+    return log, given, list(holds())
+
+
 def shown(value: Any) -> Any:
     """Comparable text; generators are run to their end."""
     if isinstance(value, (tuple, list, types.GeneratorType)):
@@ -467,4 +531,4 @@ def test_a_generator_given_as_an_argument_is_stepped() -> None:
     LOG.clear()
 
 
-LOG: list[int] = []
+LOG: list[Any] = []

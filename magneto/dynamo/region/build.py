@@ -52,6 +52,7 @@ _BASE = {
     "END": runtime.END,
     "advance": _C.iterator_advance,
     "suspend": getattr(_C, "suspend", None),
+    "finish": getattr(_C, "finish", None),
     "put": runtime.put,
     "as_tensor": as_tensor,
     "typed": typed,

@@ -266,7 +266,7 @@ class GeneratorTracker(IteratorTracker):
             parts.append(f"**{{{', '.join(f'{name!r}: {em.value(value)}' for name, value in self.kwargs.items())}}}")
         name = em.assign("generator", f"{parts[0]}({', '.join(parts[1:])})", self)
         if self.finished:
-            em.line(f"{name}.close()")
+            em.line(f"finish({name})")  # (from 3.12 on `close()` keeps the frame of one that has not begun)
         elif suspended is not None:
             offset, slots, stack, delegates = suspended
             texts = ["".join(f"{'UNBOUND' if value is None else em.value(value)}, " for value in values) for values in (slots, stack)]

@@ -102,7 +102,8 @@ class DescriptorTracker(Tracker):
                 self.parts["function"] if name in ("__func__", "__wrapped__") else m.apply(getattr, self.parts["function"], m.const(name))
             )
         if name == "__doc__":
-            return self.parts.get("doc") or m.apply(getattr, self.parts["fget"], m.const("__doc__"))
+            getter = self.parts.get("fget")
+            return self.parts.get("doc") or (m.apply(getattr, getter, m.const("__doc__")) if getter is not None else m.const(None))
         if name in ("fget", "fset", "fdel"):
             return self.parts.get(name) or m.const(None)
         if name in ("getter", "setter", "deleter"):
@@ -125,10 +126,18 @@ class DescriptorTracker(Tracker):
         return f"{self.kind.__name__} object"
 
 
-@rule(property, Tracker)
-def make_property(m: Machine, fget: Tracker, fset: Tracker | None = None, fdel: Tracker | None = None, doc: Tracker | None = None) -> Any:
-    parts = {"fget": fget, "fset": fset, "fdel": fdel, "doc": doc}
-    return DescriptorTracker(property, {name: value for name, value in parts.items() if value is not None})
+def _is_none(v: Tracker) -> bool:
+    return isinstance(v, ConstTracker) and v.read() is None
+
+
+@rule(property)
+def make_property(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
+    """None stands for an accessor that is not given, and for the getter's documentation."""
+    names = ("fget", "fset", "fdel", "doc")
+    if len(args) > 4 or not kwargs.keys() <= set(names[len(args) :]):
+        return NotImplemented
+    parts = {**dict(zip(names, args, strict=False)), **kwargs}
+    return DescriptorTracker(property, {name: value for name, value in parts.items() if not _is_none(value)})
 
 
 def _wrapper(kind: type) -> None:
@@ -144,7 +153,7 @@ _wrapper(staticmethod)
 def _accessor(name: str, part: str) -> None:
     @rule(getattr(property, name), DescriptorTracker, Tracker)
     def body(m: Machine, v: DescriptorTracker, fn: Tracker) -> Any:
-        return DescriptorTracker(property, {**v.parts, part: fn})
+        return DescriptorTracker(property, v.parts if _is_none(fn) else {**v.parts, part: fn})
 
 
 for _name, _part in (("getter", "fget"), ("setter", "fset"), ("deleter", "fdel")):

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import operator
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -444,6 +445,8 @@ def generator_close(m: Machine, v: GeneratorTracker) -> Any:
 
 @rule(types.GeneratorType.throw, GeneratorTracker, Tracker)
 def generator_throw(m: Machine, v: GeneratorTracker, kind: Tracker, *rest: Tracker) -> Any:
+    if rest and sys.version_info >= (3, 12):
+        return NotImplemented  # it warns
     exc = kind
     if issubclass(kind.python_type(), type):
         value = rest[0] if rest else m.const(None)

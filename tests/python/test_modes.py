@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 import pytest
 import torch
@@ -419,3 +420,55 @@ def test_an_error_leaves_no_mode_behind(fn, backend: str) -> None:
         x.zero_()
     with torch.autocast("cpu", torch.bfloat16):
         assert product.any() and not (x @ x.t()).any()
+
+
+def devices(x):
+    with torch.device("meta"), torch.no_grad():
+        with torch.device("cpu") as entered:
+            inner = torch.arange(3), torch.tensor([1, 2]), torch.tensor([x[0].detach() * 0, 1.0]), torch.get_default_device(), entered
+        outer = (
+            torch.full((2,), 1.0),
+            torch.zeros(2, device="cpu"),
+            torch.zeros(2, device=None),
+            torch.zeros_like(x),
+            torch.get_default_device(),
+        )
+    return [getattr(value, "device", value) for value in (*inner, *outer, torch.ones(2))]
+
+
+def a_device_and_an_error(x):
+    try:
+        with torch.device("meta"):
+            y = torch.ones(3)
+            raise ValueError
+    except ValueError:
+        return y.device, torch.ones(2).device
+
+
+def a_device_and_a_break(x):
+    with torch.device("meta"):
+        y = torch.ones(3)
+        os.getloadavg()
+        z = torch.ones(3)
+    return y.device, z.device, torch.ones(2).device
+
+
+def a_device_and_a_missing_name(x):
+    with torch.device("meta"):
+        return missing(x)  # noqa: F821
+
+
+@pytest.mark.parametrize("fn", [devices, a_device_and_an_error, a_device_and_a_break, a_device_and_a_missing_name])
+def test_device_blocks(fn) -> None:
+    """Entered at each call for the calls inside, left on every way out; without a break where nothing inside breaks."""
+    x = torch.ones(3, requires_grad=True)
+    for nopython in {False, fn in (devices, a_device_and_an_error)}:
+        optimised = magneto.optimize("aot_eager", nopython=nopython)(fn)
+        for _ in range(3):
+            if fn is a_device_and_a_missing_name:
+                with pytest.raises(NameError):
+                    optimised(x)
+            else:
+                assert optimised(x) == fn(x)
+            assert torch._C._len_torch_function_stack() == 0
+        assert magneto.stats()["recompiles"] == 0

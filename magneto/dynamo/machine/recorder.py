@@ -119,6 +119,7 @@ class Recorder:
         """Record one call. Trackers inside args may be nested in lists, tuples, dicts and slices, tracked or plain."""
         machine = self.machine
         self.guard_modes()
+        kwargs = trackers.placed(machine, target, kwargs)
         tensors: list[trackers.TensorTracker] = []
         fx_args = tuple(self.argument(arg, tensors) for arg in args)
         fx_kwargs = {name: self.argument(arg, tensors) for name, arg in kwargs.items()}

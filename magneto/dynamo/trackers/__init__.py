@@ -46,6 +46,7 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.construct import call_value
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, NamedTupleTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.context import GradModeTracker, context_methods
+from magneto.dynamo.trackers.device_mode import placed
 from magneto.dynamo.trackers.dispatch import apply
 from magneto.dynamo.trackers.draw import HostCall, put_back
 from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
@@ -158,6 +159,7 @@ __all__ = [
     "can_be_watched",
     "call_value",
     "context_methods",
+    "placed",
     "each",
     "element",
     "forget_prototypes",

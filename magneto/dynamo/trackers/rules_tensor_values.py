@@ -11,6 +11,7 @@ import torch
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
+from magneto.dynamo.trackers.device_mode import default_device
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.item import number_of
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -95,7 +96,7 @@ def tensor(m: Machine, data: Tracker, /, *args: Tracker, **kwargs: Tracker) -> A
     if kwargs or args or wanted is None:
         m.graph_break("B102", operation="torch.tensor of tensors")
     place = device.try_const() if device is not None else None
-    target = torch.device(place.value) if place is not None and place.value is not None else torch.device("cpu")
+    target = torch.device(place.value) if place is not None and place.value is not None else default_device(m)
     parts = [_as_scalar(m, leaf, wanted, target) for leaf in leaves]
     return m.node(torch.reshape, [m.node(torch.stack, [parts], {}), shape], {})
 

@@ -154,16 +154,39 @@ is_watched(PyThreadState *ts)
 #endif
 }
 
+static int
+opcode_at(PyCodeObject *code, int unit, int *oparg)
+{
+    _Py_CODEUNIT word = _PyCode_CODE(code)[unit];
+#if MG_BEFORE_3_12
+    *oparg = _Py_OPARG(word);
+    return _Py_OPCODE(word);
+#else
+    *oparg = word.op.arg;
+    return word.op.code;
+#endif
+}
+
 /* Whether the instruction is a `raise` without an exception: the traceback has the frame's line already. */
 static int
 is_reraise(PyCodeObject *code, int unit)
 {
-    _Py_CODEUNIT word = _PyCode_CODE(code)[unit];
-#if MG_BEFORE_3_12
-    return _Py_OPCODE(word) == RAISE_VARARGS && _Py_OPARG(word) == 0;
-#else
-    return word.op.code == RAISE_VARARGS && word.op.arg == 0;
-#endif
+    int oparg;
+    return opcode_at(code, unit, &oparg) == RAISE_VARARGS && oparg == 0;
+}
+
+int
+mg_frame_enter_handler(PyThreadState *ts, mg_frame *f, int unit)
+{
+    int oparg;
+    if (opcode_at(mg_frame_code(f), unit, &oparg) != PUSH_EXC_INFO) {
+        return 0;
+    }
+    PyObject **top = &f->localsplus[f->stacktop - 1], **handled = &ts->exc_info->exc_value, *exc = *top;
+    *top = *handled != NULL ? *handled : Py_NewRef(Py_None);
+    *handled = exc;
+    f->localsplus[f->stacktop++] = Py_NewRef(exc);
+    return 1;
 }
 
 /* Adds the line of `f` to the traceback of `exc`. */

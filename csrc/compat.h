@@ -119,6 +119,9 @@ mg_frame_suspended_at(mg_frame *f)
 /* The exception being raised belongs to the instruction at unit `unit` (compat.c). */
 void mg_frame_raise_at(mg_frame *f, int unit);
 
+/* A frame that is to raise at the first instruction of a handler (PUSH_EXC_INFO, at which CPython never raises): executes that
+ * instruction. How many code units it takes, 0 for another instruction. */
+int mg_frame_enter_handler(PyThreadState *ts, mg_frame *f, int unit);
 /* Unwinds `f` to its own handler for `exc`, raised by the instruction at unit `unit`, as the interpreter would: a line in the
  * traceback, the stack the handler expects. The unit at which the handler starts; -1 (nothing done) when `f` has none, or when
  * somebody traces the thread (who wants to see the interpreter do it). */

@@ -62,6 +62,9 @@ raise_in_frame(PyThreadState *ts, mg_frame *f, int offset, int started)
         }
         PyErr_Restore(type, value, traceback);
     }
+    else {
+        unit += mg_frame_enter_handler(ts, f, unit);
+    }
     mg_frame_raise_at(f, unit);
     return mg_interpret(ts, f, 1);
 }
@@ -287,6 +290,20 @@ apply_resume(PyThreadState *ts, mg_frame *f, Resume *resume, int started, PyObje
     return 0;
 }
 
+/* The frame has ended with `result`. What it handled when it began (`outer`, stolen, as in apply_resume) is handled again: CPython's
+ * handlers put it back, but a frame that it refuses at the recursion limit ends without them. */
+static inline PyObject *
+ended(PyThreadState *ts, int generator, PyObject *outer, PyObject *result)
+{
+    if (MG_UNLIKELY(outer != NULL)) {
+        if (!generator && result == NULL) {
+            Py_XSETREF(ts->exc_info->exc_value, outer == Py_None ? NULL : Py_NewRef(outer));
+        }
+        Py_DECREF(outer);
+    }
+    return result;
+}
+
 /* Runs a frame that stands at `offset` (not `started`: before its prologue, with its free variables bound).
  * `entry`: the entry point there, or NULL. `outer` (stolen): NULL, or what was handled when the frame began, once a Resume has
  * changed that. */
@@ -294,6 +311,7 @@ static MG_HOT PyObject *
 run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry *entry, int offset, int started, PyObject *outer)
 {
     PyObject *result = NULL;
+    const int generator = f->owner != FRAME_OWNED_BY_THREAD;
     for (;;) {
         mg_call call;
         mg_frame_view view;
@@ -331,8 +349,7 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry
         if (resume->exc != NULL) {
             int target = interpret ? -1 : mg_frame_catch(ts, f, resume->exc, offset / 2);
             if (target < 0) {
-                Py_XDECREF(outer);
-                return throw_in_frame(ts, f, resume);
+                return ended(ts, generator, outer, throw_in_frame(ts, f, resume));
             }
             offset = 2 * target; /* its handler is an entry point, too */
         }
@@ -343,13 +360,14 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry
         entry = entry_for(mg_frame_code(f), policy, offset);
     }
 interpret:
-    Py_XDECREF(outer);
-    return started ? continue_in_frame(ts, f, offset) : start_frame(ts, t, f, entry);
+    return ended(ts, generator, outer, started ? continue_in_frame(ts, f, offset) : start_frame(ts, t, f, entry));
 raise:
-    Py_XDECREF(outer);
-    return raise_in_frame(ts, f, offset, started);
+    if (outer == NULL) {
+        outer = Py_NewRef(ts->exc_info->exc_value ? ts->exc_info->exc_value : Py_None);
+    }
+    return ended(ts, generator, outer, raise_in_frame(ts, f, offset, started));
 value:
-    if (MG_UNLIKELY(f->owner != FRAME_OWNED_BY_THREAD)) {
+    if (MG_UNLIKELY(generator)) {
         Py_DECREF(result);
         PyErr_SetString(PyExc_SystemError, "the region of a generator returned");
         goto raise;

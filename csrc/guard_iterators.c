@@ -188,13 +188,22 @@ mg_iterator_peek(PyObject *it, Py_ssize_t ahead, int part, PyObject **out)
     return status;
 }
 
-/* What the iterator is made of (mg_iterator_part in guards.h). */
+/* types.MappingProxyType (mappingproxyobject in Objects/descrobject.c, the same in 3.11 to 3.13). */
+typedef struct {
+    PyObject_HEAD PyObject *mapping;
+} read_only_view;
+
+/* What the iterator is made of (mg_iterator_part in guards.h); of a mappingproxy, the mapping. */
 int
 mg_iterator_part(PyObject *it, int part, PyObject **out)
 {
     PyObject *found = NULL;
     if (PyGen_CheckExact(it)) {
         return mg_generator_part(it, part, out);
+    }
+    if (Py_IS_TYPE(it, &PyDictProxy_Type)) {
+        *out = Py_NewRef(((read_only_view *)it)->mapping);
+        return 1;
     }
     switch (kind_of(it)) {
     case FORWARD:
@@ -295,7 +304,7 @@ iterator_advance(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"iterator_peek", iterator_peek, METH_VARARGS,
      "iterator_peek(it, ahead, part=0): the item that `ahead + 1` steps would give (LookupError: none; TypeError: cannot be known)."},
-    {"iterator_part", iterator_part, METH_VARARGS, "iterator_part(it, part): what a built-in iterator is made of."},
+    {"iterator_part", iterator_part, METH_VARARGS, "iterator_part(it, part): what a built-in iterator, or a mappingproxy, is made of."},
     {"iterator_advance", iterator_advance, METH_VARARGS, "iterator_advance(it, n): step a built-in iterator."},
     {NULL, NULL, 0, NULL},
 };

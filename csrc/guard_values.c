@@ -277,6 +277,9 @@ PyObject *
 mg_class_snapshot(PyTypeObject *type)
 {
     PyObject *mro = type->tp_mro, *result = mro ? PyTuple_New(PyTuple_GET_SIZE(mro)) : NULL;
+    if (mro == NULL) {
+        PyErr_Format(PyExc_TypeError, "class %s is not complete", type->tp_name);
+    }
     for (Py_ssize_t i = 0; result != NULL && i < PyTuple_GET_SIZE(mro); i++) {
         PyObject *cls = PyTuple_GET_ITEM(mro, i);
         int heap = PyType_HasFeature((PyTypeObject *)cls, Py_TPFLAGS_HEAPTYPE);

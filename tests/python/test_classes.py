@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 import pytest
 import torch
 
+import magneto
+
 from tests.python.programs import Program, Programs, X, Y, check
 
 programs = Programs()
@@ -564,3 +566,18 @@ def method_chaining(x):
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)
+
+
+def test_a_metaclass_asks_for_the_order_of_an_unfinished_class() -> None:
+    def make(x):
+        class Meta(type):
+            def mro(cls):
+                return type.mro(cls)
+
+        class Made(metaclass=Meta):
+            pass
+
+        return [cls.__name__ for cls in Made.__mro__], x + 1
+
+    with magneto.config.patch(suppress_errors=False):
+        assert magneto.optimize("eager")(make)(torch.ones(2))[0] == ["Made", "object"]

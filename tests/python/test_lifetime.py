@@ -346,3 +346,30 @@ def test_locals_of_a_class_body() -> None:
 
     traced = magneto.optimize("eager")(names)(torch.ones(2))
     assert traced[:2] == names(torch.ones(2))[:2]
+
+
+def test_an_object_made_inside_dies_before_a_nested_break() -> None:
+    """The region that begins at a call, and goes on in the callee, holds nothing that the callee has let go of."""
+
+    class Thing:
+        pass
+
+    def collect():
+        gc.collect()
+
+    class Case:
+        def look(self, act):
+            thing = Thing()
+            watch = weakref.ref(thing)
+            act()
+            thing = None
+            collect()
+            return watch() is None
+
+        def main(self):
+            def act():
+                return self
+
+            return self.look(act)
+
+    assert magneto.optimize("eager")(Case().main)()

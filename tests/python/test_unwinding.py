@@ -331,6 +331,22 @@ def stored_exception_keeps_its_traceback(x):
     return x, [e.__traceback__.tb_lineno - e.__traceback__.tb_frame.f_code.co_firstlineno for e in saved]
 
 
+@programs.add(graphs=None)
+def exceptions_whose_contexts_run_in_a_circle(x):
+    def circle():
+        try:
+            raise ValueError(1)
+        except ValueError as error:
+            error.__context__ = error
+            raise TypeError(2)
+
+    try:
+        circle()
+    except TypeError as error:
+        first = error.__context__
+        return x + 1, type(first), first.__context__ is first
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)
@@ -348,3 +364,24 @@ def test_a_generator_that_has_not_begun_leaves_the_graph() -> None:
 
     a, b = magneto.optimize("eager", nopython=True)(f)(torch.ones(2))
     assert [float(v[0]) for v in a] == [1, 2, 3] and [float(v[0]) for v in b] == [2, 4]
+
+
+def test_the_recursion_limit_leaves_nothing_handled() -> None:
+    """The region of a handler that finds no stack any more is left as if its exception had never been handled."""
+    import magneto
+
+    def f(x):
+        def g():
+            try:
+                return g()
+            except ValueError:
+                return -1
+
+        try:
+            g()
+        except RecursionError:
+            x = x + 1
+        return x, sys.exc_info()
+
+    assert magneto.optimize("eager")(f)(torch.ones(2))[1] == (None, None, None)
+    assert sys.exc_info() == (None, None, None)

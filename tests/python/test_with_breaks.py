@@ -31,6 +31,7 @@ FILES = (
     "inference_mode",
     "lazy_views",
     "made_records",
+    "read_only",
 )
 PROGRAMS = [(name, program) for name in FILES for program in importlib.import_module(f"tests.python.test_{name}").programs]
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)

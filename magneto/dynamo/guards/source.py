@@ -149,7 +149,7 @@ class KeyAt(Source):
 
 @source
 class Part(Source):
-    """`_C.iterator_part`: what a built-in iterator is made of."""
+    """`_C.iterator_part`: what a built-in iterator, or a mappingproxy, is made of."""
 
     of: Source
     index: int

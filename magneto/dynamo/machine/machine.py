@@ -193,7 +193,7 @@ class SymbolicMachine:
                 self._break(frame, GraphBreak("B022", self.user_stack(), value=problem.tracker.show()))
             except SizeUnknown as problem:  # out of a rule that may have begun
                 raise Restart(frame.count, GraphBreak("B114", self.user_stack(), reason=str(problem)), False) from None
-            except (RegionEnd, Restart, MagnetoError, MagnetoWarning):
+            except (RegionEnd, Restart, MagnetoError, MagnetoWarning, RecursionError):
                 raise
             except Exception as error:
                 self._defect(frame, error)
@@ -544,8 +544,11 @@ class SymbolicMachine:
 
 
 def _cut_cycle(raised: Tracker, context: Tracker | None) -> None:
-    """An exception raised again where its own consequence is handled leaves the chain of contexts there, as CPython has it."""
-    while isinstance(context, trackers.ExceptionTracker) and context.context is not raised:
+    """An exception raised again where its own consequence is handled leaves the chain of contexts there, as CPython has it. (The program may have made a chain
+    that runs in a circle.)"""
+    seen: set[Tracker] = set()
+    while isinstance(context, trackers.ExceptionTracker) and context.context is not raised and context not in seen:
+        seen.add(context)
         context = context.context
-    if isinstance(context, trackers.ExceptionTracker):
+    if isinstance(context, trackers.ExceptionTracker) and context not in seen:
         context.context = None

@@ -1,4 +1,5 @@
-"""Callables that look at the frame they are called from: they must be called by the program's own frame, never by generated code."""
+"""Callables that look at the frame they are called from: they must be called by the program's own frame, never by generated code. So must the functions of
+CPython's test modules: they show the interpreter's own state (an exception that is not made yet, the frame)."""
 
 from __future__ import annotations
 
@@ -61,6 +62,6 @@ def _is_reflective(obj: Any) -> bool:
     if isinstance(obj, types.MethodType):
         obj = obj.__func__
     try:
-        return obj in _CALLABLES or mark_of(obj) == FRAME
+        return obj in _CALLABLES or mark_of(obj) == FRAME or getattr(obj, "__module__", None) in ("_testcapi", "_testinternalcapi")
     except TypeError:
         return False

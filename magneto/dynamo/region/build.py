@@ -314,7 +314,7 @@ class _Builder:
     def _looked_at(self) -> bool:
         """Whether what breaks can tell that an object which the program has let go of in this region is still held by it."""
         machine = self.machine
-        if _resume_offset(machine.frames[0]) == machine.state.offset:
+        if len(machine.frames) == 1 and _resume_offset(machine.frames[0]) == machine.state.offset:
             return False  # the region has done nothing yet
         return bool(machine.references) or looks_at_the_heap(machine.frames[-1])
 

@@ -20,7 +20,7 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Local, Source, Stack
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_array
-from magneto.dynamo.trackers.base import Entry, Later, Tracker
+from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.bytearray import BytearrayTracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
@@ -35,6 +35,7 @@ from magneto.dynamo.trackers.marked import SCAN, MarkedTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, WeakRefTracker, instance_dict
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
+from magneto.dynamo.trackers.read_only import wrap_view
 from magneto.dynamo.trackers.switched import wrap_disabled, wrap_optimized
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
@@ -324,26 +325,6 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Tracker:
     return OpaqueTracker(obj, source, m)
 
 
-def wrap_mappingproxy(m: Machine, obj: Any, source: Source) -> Tracker:
-    """A class's __dict__ (the class is guarded), or a view of a dictionary, whose items are guarded."""
-    if isinstance(source, Held) and all(type(key) is str for key in obj):
-        entries: dict[Any, tuple[Entry, Entry]] = {
-            key: (ConstTracker(key), Later(value, Held(f"[{key!r}]", value))) for key, value in obj.items()
-        }
-        return DictTracker(entries, types.MappingProxyType, source, obj)
-    _same(m, obj, source)
-    m.guard(Kind.STATE, None, ("items of a view", _items, (obj,), _items(obj)))
-
-    def entry(key: Any, value: Any) -> tuple[Tracker, Later]:
-        return from_value(m, key), Later(value, Held(f"[{key!r}]", value))
-
-    return DictTracker({object_token(key): entry(key, value) for key, value in obj.items()}, types.MappingProxyType, source, obj)
-
-
-def _items(obj: Any) -> list[Any]:
-    return list(obj.items())
-
-
 _VALUES: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -462,7 +443,7 @@ BUILDERS: dict[type, Builder] = {
     types.ClassMethodDescriptorType: wrap_callable,
     types.CellType: wrap_cell,
     types.ModuleType: wrap_py_module,
-    types.MappingProxyType: wrap_mappingproxy,
+    types.MappingProxyType: wrap_view,
     **dict.fromkeys(ITERATORS, wrap_iterator),
     types.GeneratorType: wrap_generator,
     weakref.ReferenceType: wrap_weakref,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, Entry, Later, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_constant
 from magneto.dynamo.trackers.dispatch import TABLE
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
+from magneto.dynamo.trackers.mapping import DictTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -82,6 +83,8 @@ def guard_class(m: Machine, cls: type) -> None:
         return
     seen = m.__dict__.setdefault("_guarded_classes", set())
     if cls not in seen:
+        if cls.__mro__ is None:  # its metaclass is working it out
+            m.graph_break("B104", operation="use", value=f"class {cls.__qualname__}, which is not complete,")
         seen.add(cls)
         if WRITTEN and any(base in WRITTEN for base in cls.__mro__):
             m.guard(Kind.STATE, None, (f"contents of {cls.__name__}", contents, (cls,), contents(cls)))
@@ -116,6 +119,8 @@ class ClassTracker(Tracker):
             guard_class(m, cls)
             if any(owner == id(cls) for owner, _ in m.overlay):  # type: ignore[attr-defined]
                 m.graph_break("B103", attribute=name, value=self.show())
+            m.__dict__.setdefault("_viewed_classes", set()).add(cls)
+            return _contents_view(cls)
         if name == "__class__":
             return ClassTracker(type(cls))
         if isinstance(cls, enum.EnumType) and name in cls.__members__:
@@ -147,7 +152,8 @@ class ClassTracker(Tracker):
         meta: Any = type(cls)
         plain = meta.__setattr__ is type.__setattr__ and meta.__delattr__ is type.__delattr__
         old = vars(cls).get(name)
-        if id(cls) in m.made or not plain or name.startswith("__") or not name.isidentifier():  # type: ignore[attr-defined]
+        hidden = id(cls) in m.made or cls in m.__dict__.get("_viewed_classes", ())  # type: ignore[attr-defined]
+        if hidden or not plain or name.startswith("__") or not name.isidentifier():
             return False
         if not cls.__flags__ & _HEAP_TYPE or _binds(type(old)) or (value is not None and _binds(value.python_type())):
             return False
@@ -171,6 +177,15 @@ class ClassTracker(Tracker):
 
     def show(self) -> str:
         return f"class {self.obj.__qualname__}"
+
+
+def _contents_view(cls: type) -> DictTracker:
+    """`cls.__dict__`; the class is guarded."""
+    view = vars(cls)
+    entries: dict[Any, tuple[Entry, Entry]] = {
+        key: (ConstTracker(key), Later(value, Held(f"[{key!r}]", value))) for key, value in view.items()
+    }
+    return DictTracker(entries, types.MappingProxyType, Held(f"{cls.__name__}.__dict__", view), view)
 
 
 def _binds(kind: type) -> bool:

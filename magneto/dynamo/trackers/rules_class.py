@@ -16,7 +16,6 @@ from magneto.dynamo.trackers.container import ListTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, rule
 from magneto.dynamo.trackers.function import CODE_RULES, BoundMethodTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
-from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.plain import plain_all
 from magneto.dynamo.trackers.rules_operator import ask, same, user_method
@@ -52,15 +51,6 @@ def subclasses(m: Machine, cls: ClassTracker) -> Any:
 @rule(type.__subclasscheck__, ClassTracker, ClassTracker)
 def subclasscheck(m: Machine, cls: ClassTracker, sub: ClassTracker) -> Any:
     return m.const(type.__subclasscheck__(cls.obj, sub.obj))
-
-
-@rule(types.MappingProxyType, DictTracker)
-def view(m: Machine, v: DictTracker) -> Any:
-    """A read-only view of a dictionary that the region has not changed."""
-    if v.obj is MISSING or not isinstance(v.obj, dict) or m.effects:  # type: ignore[attr-defined]
-        return NotImplemented
-    real = types.MappingProxyType(v.obj)
-    return held(m, real, "view")
 
 
 @rule(type.mro, ClassTracker)

@@ -196,13 +196,22 @@ allocate(mg_program *p, Py_ssize_t n)
     p->pinned = PyMem_Calloc(r, sizeof(PyObject *));
     p->stable = PyMem_Calloc(r, 1);
     p->entry_of = PyMem_Calloc(r, sizeof(int));
-    p->exports = PyMem_Calloc(p->n_exports + 1, sizeof(int));
-    p->export_values = PyMem_Calloc(p->n_exports + 1, sizeof(PyObject *));
-    if (!p->instructions || !p->fast || !p->entries || !p->watched || !p->pinned || !p->stable || !p->entry_of || !p->exports || !p->export_values) {
+    if (!p->instructions || !p->fast || !p->entries || !p->watched || !p->pinned || !p->stable || !p->entry_of) {
         PyErr_NoMemory();
         return -1;
     }
     return 0;
+}
+
+static int
+all_written(const mg_program *p, const char *written, const int *registers, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (registers[i] < 0 || registers[i] >= p->n_registers || !written[registers[i]]) {
+            return 0;
+        }
+    }
+    return 1;
 }
 
 /* Registers are written before they are read, once. */
@@ -223,9 +232,7 @@ verify(mg_program *p)
             good = written[((int *)in->data)[j]];
         }
     }
-    for (int i = 0; good && i < p->n_exports; i++) {
-        good = p->exports[i] >= 0 && p->exports[i] < p->n_registers && written[p->exports[i]];
-    }
+    good = good && all_written(p, written, p->exports, p->n_exports) && all_written(p, written, p->packed, p->n_packed);
     PyMem_Free(written);
     if (!good) {
         PyErr_SetString(PyExc_ValueError, "GuardProgram: a register is read before it is written, or written twice");
@@ -234,14 +241,25 @@ verify(mg_program *p)
     return 0;
 }
 
+static int
+numbers_of(PyObject *tuple, int **out, int *n)
+{
+    *n = (int)PyTuple_GET_SIZE(tuple);
+    *out = PyMem_Calloc(*n + 1, sizeof(int));
+    for (int i = 0; *out != NULL && i < *n; i++) {
+        (*out)[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
+    }
+    return *out == NULL || PyErr_Occurred() ? -1 : 0;
+}
+
 static PyObject *
 program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"instructions", "n_registers", "exports", "steady", "globals", NULL};
-    PyObject *items, *exports = NULL, *globals = Py_None;
+    static char *names[] = {"instructions", "n_registers", "exports", "steady", "globals", "packed", NULL};
+    PyObject *items, *exports = NULL, *globals = Py_None, *packed = NULL;
     int n_registers, steady = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!i|O!pO:GuardProgram", names, &PyTuple_Type, &items, &n_registers, &PyTuple_Type, &exports,
-                                     &steady, &globals)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!i|O!pOO!:GuardProgram", names, &PyTuple_Type, &items, &n_registers, &PyTuple_Type, &exports,
+                                     &steady, &globals, &PyTuple_Type, &packed)) {
         return NULL;
     }
     if (n_registers < 0) {
@@ -254,7 +272,6 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     Py_ssize_t n = PyTuple_GET_SIZE(items);
     p->n_registers = n_registers;
-    p->n_exports = exports ? (int)PyTuple_GET_SIZE(exports) : 0;
     p->failed_row = -1;
     p->globals = globals == Py_None ? NULL : Py_NewRef(globals);
 #if MG_DICT_VERSIONS
@@ -267,9 +284,11 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         p->n_instructions = (int)i + 1; /* what has been set is freed */
         status = set_instruction(p, (int)i, PyTuple_GET_ITEM(items, i));
     }
-    for (int i = 0; status == 0 && i < p->n_exports; i++) {
-        p->exports[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(exports, i));
-        status = PyErr_Occurred() ? -1 : 0;
+    if (status == 0 && exports != NULL) {
+        status = numbers_of(exports, &p->exports, &p->n_exports);
+    }
+    if (status == 0 && packed != NULL && PyTuple_GET_SIZE(packed)) {
+        status = numbers_of(packed, &p->packed, &p->n_packed);
     }
     if (status < 0 || verify(p) < 0) {
         Py_DECREF(p);
@@ -291,9 +310,6 @@ program_traverse(PyObject *self, visitproc visit, void *arg)
         if (p->instructions[i].op == MG_G_TYPE_VERSION && p->instructions[i].data != NULL) {
             Py_VISIT(((mg_class_state *)p->instructions[i].data)->snapshot);
         }
-    }
-    for (int i = 0; p->export_values != NULL && i < p->n_exports; i++) {
-        Py_VISIT(p->export_values[i]);
     }
     for (int i = 0; i < p->n_fast; i++) {
         if (p->fast[i].op == MG_G_PIN) {
@@ -322,9 +338,6 @@ program_clear(PyObject *self)
         PyMem_Free(in->data);
         in->data = NULL;
     }
-    for (int i = 0; p->export_values != NULL && i < p->n_exports; i++) {
-        Py_CLEAR(p->export_values[i]);
-    }
     return 0;
 }
 
@@ -343,7 +356,7 @@ program_dealloc(PyObject *self)
     PyMem_Free(p->stable);
     PyMem_Free(p->entry_of);
     PyMem_Free(p->exports);
-    PyMem_Free(p->export_values);
+    PyMem_Free(p->packed);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -373,7 +386,6 @@ program_check(PyObject *self, PyObject *args, PyObject *kwargs)
                                      &closure, &unbound, &values)) {
         return NULL;
     }
-    mg_program *p = (mg_program *)self;
     mg_frame_view view = {.nlocalsplus = (int)PyTuple_GET_SIZE(locals), .nstack = (int)PyTuple_GET_SIZE(stack)};
     view.globals = globals == Py_None ? NULL : globals;
     view.builtins = builtins == Py_None ? NULL : builtins;
@@ -385,14 +397,12 @@ program_check(PyObject *self, PyObject *args, PyObject *kwargs)
         PyErr_NoMemory();
         goto done;
     }
-    int hit = mg_guard_check(self, &view);
-    result = hit && values ? PyTuple_New(p->n_exports) : PyBool_FromLong(hit);
-    if (hit && values && result != NULL && mg_guard_exports(self, &view, ((PyTupleObject *)result)->ob_item) < 0) {
-        PyErr_SetString(PyExc_RuntimeError, "GuardProgram: an exported value is missing");
-        Py_CLEAR(result);
-    }
-    for (int i = 0; i < p->n_exports; i++) {
-        Py_CLEAR(p->export_values[i]);
+    result = PyTuple_New(mg_guard_n_exports(self));
+    if (result != NULL) {
+        int hit = mg_guard_check(self, &view, values ? ((PyTupleObject *)result)->ob_item : NULL);
+        if (!hit || !values) {
+            Py_SETREF(result, PyBool_FromLong(hit));
+        }
     }
 done:
     PyMem_Free(view.localsplus);
@@ -417,7 +427,7 @@ program_time(PyObject *self, PyObject *args)
     struct timespec start, end;
     clock_gettime(CLOCK_MONOTONIC, &start);
     for (int i = 0; i < n; i++) {
-        hits += mg_guard_check(self, &view);
+        hits += mg_guard_check(self, &view, NULL);
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (hits != n) {

@@ -98,31 +98,28 @@ grad_holds(const mg_tensor_row *row, const uint64_t *impl, PyObject *value)
     return attribute_is(value, text_requires_grad, row->requires_grad ? Py_True : Py_False);
 }
 
+typedef uint64_t two_words __attribute__((vector_size(16), aligned(8), may_alias));
+
 /* Whether the metadata are, word for word, those of the last tensor that fitted, and there is memory. */
 static inline int
 is_remembered(const mg_tensor_row *row, const uint64_t *impl)
 {
-    uint64_t difference = 0;
-    const uint64_t *words = impl + first_word;
-    for (int i = 0; i < MG_META_WORDS; i++) {
-        difference |= words[i] ^ row->words[i];
+    const two_words *now = (const two_words *)(impl + first_word), *then = (const two_words *)row->words;
+    two_words pairs = now[0] ^ then[0];
+#pragma GCC unroll 8
+    for (int i = 1; i < MG_META_WORDS / 2; i++) {
+        pairs |= now[i] ^ then[i];
     }
+    uint64_t difference = pairs[0] | pairs[1] | (impl[first_word + MG_META_WORDS - 1] ^ row->words[MG_META_WORDS - 1]);
     return difference == 0 && ((const uint64_t *)impl[storage_word])[data_word] != 0;
 }
 
 static int holds_by_dlpack(const mg_tensor_row *row, const uint64_t *impl, PyObject *value);
 
-MG_HOT int
-mg_tensor_holds(mg_tensor_row *row, PyObject *value)
+static __attribute__((noinline)) int
+holds_anew(mg_tensor_row *row, const uint64_t *impl, PyObject *value)
 {
-    if (Py_TYPE(value) != row->cls || dlpack == NULL) {
-        return 0;
-    }
-    const uint64_t *impl = impl_of(value);
-    if (MG_LIKELY(row->remembered && is_remembered(row, impl))) {
-        return grad_holds(row, impl, value);
-    }
-    if (!holds_by_dlpack(row, impl, value)) {
+    if (dlpack == NULL || !holds_by_dlpack(row, impl, value)) {
         return 0;
     }
     if (row->may_remember) {
@@ -130,6 +127,19 @@ mg_tensor_holds(mg_tensor_row *row, PyObject *value)
         row->remembered = 1;
     }
     return grad_holds(row, impl, value);
+}
+
+MG_HOT int
+mg_tensor_holds(mg_tensor_row *row, PyObject *value)
+{
+    if (Py_TYPE(value) != row->cls) {
+        return 0;
+    }
+    const uint64_t *impl = impl_of(value);
+    if (MG_LIKELY(row->remembered && is_remembered(row, impl))) {
+        return grad_holds(row, impl, value);
+    }
+    return holds_anew(row, impl, value);
 }
 
 /* All facts but requires_grad. */

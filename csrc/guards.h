@@ -107,10 +107,10 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    int n_instructions, n_registers, n_exports, failed_row;
+    int n_instructions, n_registers, n_exports, n_packed, failed_row;
     mg_instruction *instructions;
-    int *exports; /* registers */
-    PyObject **export_values;
+    int *exports; /* registers handed out one by one ... */
+    int *packed;  /* ... and as one tuple behind them; NULL: no such tuple */
     PyObject *globals; /* the only globals for which the program may hold (owned), or NULL */
     /* the recording */
     unsigned char steady, recorded, dirty, busy, cleared;
@@ -131,6 +131,19 @@ typedef struct {
     PyObject *snapshot; /* owned */
 } mg_class_state;
 
+/* A stable register's value is known without loading it, or loaded and then compared with what it was (which may have died). */
+enum { MG_KNOWN = 1, MG_COMPARED = 2 };
+enum { MG_NO_ROW = -2 }; /* the failed row when a value to be handed out is missing */
+#define MG_PAUSE 64      /* checks for which nothing is recorded, when recordings do not last */
+
+typedef PyObject *(*mg_register_reader)(const mg_program *, PyObject *const *, int);
+
+/* guard_step.c. The value of a load, NULL when there is none; *owned: it is a new reference. *failed: it cannot be read at all (absent is something else). */
+PyObject *mg_guard_load(const mg_instruction *in, PyObject *src, const mg_frame_view *view, int *owned, int *failed);
+int mg_guard_holds(const mg_program *p, const mg_instruction *in, PyObject *src, PyObject *const *registers, mg_register_reader read);
+
+/* guard_record.c */
+void mg_guard_record(mg_program *p, const mg_frame_view *view, PyObject *const *registers); /* after a precise check has held with these registers */
 void mg_forget_recording(mg_program *p); /* also drops its watches */
 
 #endif

@@ -28,12 +28,10 @@ typedef struct {
     PyCodeObject *code;
 } mg_frame_view;
 
-/* guards.c. 1 = hit, 0 = miss; never raises. Weak, so that the extension links while a room is not there yet. */
-__attribute__((weak)) int mg_guard_check(PyObject *program, const mg_frame_view *view);
-/* Values that a program has evaluated anyway and that the region function gets after its slot arguments: how many, and (after a
- * hit only) new references to them. Nonzero, with nothing written and no exception = treat as a miss. */
+/* guards.c. 1 = hit, 0 = miss; never raises. After a hit `out`, unless it is NULL, has new references to values that the program has
+ * evaluated anyway and that the region function gets after its slot arguments: so many. (Weak, so that the extension links without guards.) */
+__attribute__((weak)) int mg_guard_check(PyObject *program, const mg_frame_view *view, PyObject **out);
 __attribute__((weak)) int mg_guard_n_exports(PyObject *program);
-__attribute__((weak)) int mg_guard_exports(PyObject *program, const mg_frame_view *view, PyObject **out);
 
 /* The init functions; guards and plan are weak for the same reason. */
 int mg_resume_init(PyObject *module);

@@ -106,7 +106,7 @@ static int
 check_native(Region *region, const mg_frame_view *view, PyObject **exports)
 {
     PyObject *program = Py_NewRef(region->guards); /* a property that it reads might invalidate the region */
-    int hit = mg_guard_check(program, view) && (region->n_exports == 0 || mg_guard_exports(program, view, exports) == 0);
+    int hit = mg_guard_check(program, view, exports);
     Py_DECREF(program);
     return hit;
 }

@@ -168,10 +168,11 @@ class Builder:
         payload = (row.cls, dtype_key, ambiguous_dtype, keys, device_type, device_index, tuple(row.shape), strides, grad, told)
         self.check("TENSOR", src, index, payload)
 
-    def build(self, exports: Sequence[Source], frame_globals: dict[str, Any] | None) -> Any:
+    def build(self, exports: Sequence[Source], frame_globals: dict[str, Any] | None, packed: Sequence[Source]) -> Any:
         registers = tuple(self.load(source, NO_ROW) for source in exports)
+        together = tuple(self.load(source, NO_ROW) for source in packed)
         instructions = (*_merged(self.modes), *self.body, *self.python)
-        return _C.GuardProgram(instructions, len(self.places), registers, self.steady, frame_globals)
+        return _C.GuardProgram(instructions, len(self.places), registers, self.steady, frame_globals, together)
 
 
 def _know_tensors() -> None:
@@ -200,19 +201,21 @@ def _merged(modes: list[Instruction]) -> list[Instruction]:
     return merged
 
 
-def build_guards(guards: GuardSet, exports: Sequence[Source] = (), frame_globals: dict[str, Any] | None = None) -> Any:
-    """The GuardProgram of a guard set; after a hit it hands out the values of `exports`. It only holds for frames with `frame_globals`, if
-    given: functions with the same code may have different globals."""
+def build_guards(
+    guards: GuardSet, exports: Sequence[Source] = (), frame_globals: dict[str, Any] | None = None, packed: Sequence[Source] = ()
+) -> Any:
+    """The GuardProgram of a guard set; after a hit it hands out the values of `exports`, and then those of `packed` as one tuple. It only holds
+    for frames with `frame_globals`, if given: functions with the same code may have different globals."""
     builder = Builder()
     for index, row in enumerate(guards):
         builder.add(index, row)
-    return builder.build(exports, frame_globals)
+    return builder.build(exports, frame_globals, packed)
 
 
-def build_program(guards: GuardSet, exports: Sequence[Source], state: Any) -> Any:
+def build_program(guards: GuardSet, exports: Sequence[Source], packed: Sequence[Source], state: Any) -> Any:
     """As `build_guards`; the frame that was captured (a FrameState) makes the first check, so that stable values are known from the start.
     The rows of `guards` then hold the objects whose identity they check weakly."""
-    program = build_guards(guards, exports, state.globals)
+    program = build_guards(guards, exports, state.globals, packed)
     if not check_state(program, state):
         log(GUARDS, lambda: f"guards do not hold for the frame they were made for: row {program.failed_row}")
     guards.weaken()

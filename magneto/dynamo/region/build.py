@@ -65,18 +65,34 @@ _BASE = {
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
 }
-_RESERVED = {"r", "e", "s", "graph", "before", "modes", "streams", "Streams", "random", "random_state", "assume", "written", "Written"}
+_RESERVED = {
+    "inputs",
+    "r",
+    "e",
+    "s",
+    "graph",
+    "before",
+    "modes",
+    "streams",
+    "Streams",
+    "random",
+    "random_state",
+    "assume",
+    "written",
+    "Written",
+}
 
 
 @dataclass(slots=True)
 class RegionPlan:
-    """A captured region as data: `text` defines `name`; `slots` + `exports` are its arguments in order."""
+    """A captured region as data: `text` defines `name`; `slots` + `exports`, and `packed` as one tuple if there are any, are its arguments in order."""
 
     name: str
     text: str
     namespace: dict[str, Any]
     slots: tuple[int, ...]
     exports: tuple[Source, ...]
+    packed: tuple[Source, ...]
     guards: GuardSet
     gm: fx.GraphModule | None
     example_inputs: list[torch.Tensor]
@@ -104,6 +120,7 @@ class _Builder:
         self.namespace = namespace
         stem = "".join(c if c.isalnum() else "_" for c in state.code.co_name).strip("_") or "code"
         self.name = f"{stem}_at_{state.offset}"
+        self.packed: tuple[Source, ...] = ()
 
     def build(self) -> RegionPlan:
         machine, em = self.machine, self.em
@@ -137,7 +154,7 @@ class _Builder:
         arguments = list(em.arguments.items())
         direct = [(source, name) for source, name in arguments if isinstance(source, (Local, Stack))]
         exported = [(source, name) for source, name in arguments if not isinstance(source, (Local, Stack))]
-        parameters = ", ".join(name for _, name in direct + exported)
+        parameters = ", ".join([*(name for _, name in direct + exported), *["inputs"] * bool(self.packed)])
         body = [self._comment(), *self._undone([*em.early_lines, *head, *checks]), *em.lines]
         text = f"def {self.name}({parameters}):\n" + indent("\n".join(body), 4) + "\n"
         n_locals = len(machine.state.locals)
@@ -149,6 +166,7 @@ class _Builder:
             self.namespace,
             slots,
             exports,
+            self.packed,
             machine.guards,
             gm,
             examples,
@@ -171,7 +189,8 @@ class _Builder:
         state = self.machine.state
         reason = self.ending.reason
         end = "returns" if self.ending.value is not None else f"break {reason.id} {reason.where}" if reason is not None else "raises"
-        return f"# {state.code.co_qualname} from offset {state.offset} ({state.code.co_filename}:{state.code.co_firstlineno}); {end}"
+        text = f"# {state.code.co_qualname} from offset {state.offset} ({state.code.co_filename}:{state.code.co_firstlineno}); {end}"
+        return text + (f"\n# {len(self.packed)} inputs: {self.packed[0].text()} ... {self.packed[-1].text()}" if self.packed else "")
 
     def _checks(self) -> list[str]:
         """Lines that check what capture has assumed of the graph's results, before anything happens that cannot be taken back."""
@@ -225,7 +244,7 @@ class _Builder:
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
             "spent_outputs": tuple(k for k, node in enumerate(outputs) if node in recorder.spent),
         }
-        call = f"graph({', '.join(self._input(tracker) for _, tracker in recorder.inputs)})"
+        call = f"graph({', '.join(self._arguments([tracker for _, tracker in recorder.inputs]))})"
         arrays = [tracker for _, tracker in recorder.inputs if isinstance(tracker, trackers.ArrayMemory)]
         if arrays and recorder.mutated:
             em.namespace["apart"] = runtime.apart
@@ -239,6 +258,16 @@ class _Builder:
         else:
             head = [line]
         return head, gm, [tracker.plain() for _, tracker in recorder.inputs]
+
+    def _arguments(self, inputs: list[trackers.TensorTracker]) -> list[str]:
+        """The graph's arguments. Many tensors in a row that the guards have found anyway come as one tuple, which costs less than a name for each."""
+        runs = [list(run) for _, run in itertools.groupby(inputs, lambda tracker: tracker.given() is not None)]
+        longest = max(runs, key=lambda run: (run[0].given() is not None) * len(run), default=[])
+        sources = [tracker.given() for tracker in longest]
+        if len(sources) < MANY or None in sources:
+            return [self._input(tracker) for tracker in inputs]
+        self.packed = tuple(source for source in sources if source is not None)
+        return [text for run in runs for text in (["*inputs"] if run is longest else map(self._input, run))]
 
     def _input(self, tracker: trackers.TensorTracker) -> str:
         """What the graph is given for one of its placeholders."""
@@ -404,6 +433,7 @@ def _resume_offset(frame: SymFrame) -> int:
     return instructions[first].offset
 
 
+MANY = 16  # inputs of a graph that come as one tuple
 MAX_COPIED = 1 << 20  # bytes that a region copies in each call, for the case that a check fails
 
 

@@ -270,12 +270,13 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
         context.on_plan(plan)
     graph = _call_backend(context, plan) if plan.gm is not None else None
     with events.timer("guards"):
-        program = build_program(plan.guards, plan.exports, state)
+        program = build_program(plan.guards, plan.exports, plan.packed, state)
     plan.info.update(
         name=plan.name,
         text=plan.text,
         guards=plan.guards,
         exports=plan.exports,
+        packed=plan.packed,
         gm=plan.gm,
         reason=reason,
         backend=context.backend_name,

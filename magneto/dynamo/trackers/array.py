@@ -232,6 +232,9 @@ class ArrayMemory(TensorTracker):
         data = repr(self.obj.numpy().tobytes()).replace("{", "{{").replace("}", "}}")
         m.guard(Kind.RELATION, self.source, f"{{}}.tobytes() == {data}")
 
+    def given(self) -> None:
+        return None
+
     def graph_input(self, em: Emitter) -> str:
         assert self.source is not None
         return f"{em.const(torch.from_numpy, 'from_numpy')}({em.source(self.source)})"

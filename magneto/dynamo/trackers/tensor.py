@@ -81,6 +81,10 @@ class TensorTracker(Tracker):
             return self.obj  # type: ignore[no-any-return]
         return plain_tensor(self.obj)
 
+    def given(self) -> Source | None:
+        """Where the tensor is found that the graph is given as it is; None when the region makes the graph's argument of something (`graph_input`)."""
+        return self.source if self.cls in PLAIN_CLASSES else None
+
     def graph_input(self, em: Emitter) -> str:
         """Text of the graph's argument."""
         assert self.source is not None

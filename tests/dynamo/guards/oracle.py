@@ -25,9 +25,9 @@ def guard_set(*rows: Row | tuple[Any, ...]) -> GuardSet:
 class Both:
     """`holds(...)` asks the text once and the program three times (the second time a recording may be used)."""
 
-    def __init__(self, *rows: Row | tuple[Any, ...], exports: Sequence[Source] = ()) -> None:
+    def __init__(self, *rows: Row | tuple[Any, ...], exports: Sequence[Source] = (), packed: Sequence[Source] = ()) -> None:
         self.guards = guard_set(*rows)
-        self.program = build_guards(self.guards, exports)
+        self.program = build_guards(self.guards, exports, None, packed)
         self.text = check_function(self.guards)
 
     def holds(self, *locals: Any, stack: tuple[Any, ...] = (), globals: dict[str, Any] | None = None) -> bool:

@@ -7,6 +7,7 @@ import enum
 import functools
 import math
 import struct
+import sys
 import types
 
 import pytest
@@ -330,6 +331,22 @@ def test_exports():
     other.a = 5
     assert both.program.check((other, cell), (), values=True) == (5, "c", other)
     assert both.program.check((obj, types.CellType()), (), values=True) is False
+
+
+def test_values_handed_out_as_one_tuple():
+    obj = Plain()
+    obj.a, cell = [], types.CellType("c")
+    both = Both((Kind.TYPE_IS, X, Plain), exports=[X], packed=[Cell(Y), Item(InstanceDict(X), "a"), X, X])
+    held = sys.getrefcount(obj.a)
+    for _ in range(3):
+        assert both.program.check((obj, cell), (), values=True) == (obj, ("c", obj.a, obj, obj))
+        assert both.program.check((obj, types.CellType()), (), values=True) is False  # one of them is missing
+        assert both.program.check((Plain(), cell), (), values=True) is False
+    kept = sys.getrefcount(obj.a) - held
+    assert kept == 0 and both.program.n_exports == 1
+    other = Plain()
+    other.a = 5
+    assert both.program.check((other, cell), (), values=True) == (other, ("c", 5, other, other))
 
 
 def test_failed_row():

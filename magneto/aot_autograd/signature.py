@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from magneto.aot_autograd.views import ViewStep
 
@@ -46,22 +49,26 @@ Output = Result | Input | Alias | Value
 class Mutation:
     """Input `index` receives the numbers of `source` (a result, or another input that is not written).
 
-    `counted`: eager raises the input's version counter; `under_no_grad`: eager wrote it with grad mode off.
+    `counted`: eager raises the input's version counter; `under_no_grad`: eager wrote it with grad mode off. `direct`: the compiled graph has written
+    the input's memory itself.
     """
 
     index: int
     source: Result | Input
     counted: bool = True
     under_no_grad: bool = False
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """None of the inputs `written` may share memory with another of `inputs`, which reach over `spans` bytes each."""
+    """None of the inputs `written` may share memory with another of `inputs`, which reach over `spans` bytes each. `trusted`: written inputs that are
+    apart from each other as long as the caller does nothing odd (parameters)."""
 
     inputs: tuple[int, ...]
     spans: tuple[int, ...]
     written: frozenset[int]
+    trusted: frozenset[int] = frozenset()
 
     def holds(self, starts: tuple[int, ...]) -> bool:
         """Whether they are apart, `starts` being the inputs' first bytes."""
@@ -98,6 +105,14 @@ class Signature:
     apart: Apart | None = None
     spent: tuple[int, ...] = ()
 
+    def written_directly(self, results: frozenset[int]) -> Signature:
+        """For a compiled graph that writes these results into the inputs themselves: their order is no longer the program's, so nothing is trusted."""
+        mutations = tuple(
+            replace(m, direct=True) if isinstance(m.source, Result) and m.source.index in results else m for m in self.mutations
+        )
+        apart = None if self.apart is None else replace(self.apart, written=self.apart.written | self.apart.trusted, trusted=frozenset())
+        return replace(self, mutations=mutations, apart=apart)
+
     @property
     def trivial(self) -> bool:
         """Whether the compiled functional graph already is what the caller wants."""
@@ -108,3 +123,22 @@ class Signature:
             and not self.spent
             and self.outputs == tuple(Result(i) for i in range(self.n_results))
         )
+
+
+def written_results(signature: Signature, inputs: Sequence[Any]) -> dict[int, int]:
+    """Results that serve for nothing but to be copied into an input, out of autograd's sight, with that input."""
+    shown = [o.base if isinstance(o, Alias) else o for o in signature.outputs]
+    used = {base.index for base in shown if isinstance(base, Result)}
+    found: dict[int, int] = {}
+    for mutation in signature.mutations:
+        plain = mutation.under_no_grad or not signature.training
+        if isinstance(mutation.source, Result) and plain and mutation.source.index not in used:
+            tensor = inputs[mutation.index] if mutation.index < len(inputs) else None
+            if isinstance(tensor, torch.Tensor) and tensor.is_inference():
+                continue  # writing it may raise
+            if mutation.source.index in found:  # two inputs get the same numbers
+                used.add(mutation.source.index)
+                del found[mutation.source.index]
+                continue
+            found[mutation.source.index] = mutation.index
+    return found

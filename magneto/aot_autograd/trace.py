@@ -224,10 +224,10 @@ def _apart(tracing: Tracing, mutations: tuple[Mutation, ...], parameters: set[in
         raise Refusal("inputs that share memory are written")
     n = len(tracing.inputs)
     inside = [i for i in spans if i < n]
-    free = frozenset(i for i in written if i < n and i not in parameters)
+    free = frozenset(i for i in written if i < n)
     if not free or len(inside) < 2:
         return None
-    return Apart(tuple(inside), tuple(spans[i][1] - spans[i][0] for i in inside), free)
+    return Apart(tuple(inside), tuple(spans[i][1] - spans[i][0] for i in inside), free - parameters, free & parameters)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

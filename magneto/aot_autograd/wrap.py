@@ -74,7 +74,7 @@ class Writer:
     def memory_check(self) -> None:
         """A written input that shares memory with another input is not what was compiled: that call runs in eager. Inputs that lie where they lay are apart."""
         apart = self.signature.apart
-        if apart is None:
+        if apart is None or not apart.written:
             return
         self.namespace.update(apart=apart.holds, seen=[()])
         self.add(f"where = ({''.join(f'a{i}.data_ptr(), ' for i in apart.inputs)})")
@@ -88,10 +88,16 @@ class Writer:
         together: dict[bool, list[Mutation]] = {}
         for mutation in self.signature.mutations:
             plain = mutation.under_no_grad or not self.signature.training
+            if mutation.direct:
+                continue
             if plain and isinstance(mutation.source, Result):
                 together.setdefault(mutation.counted, []).append(mutation)
             else:
                 self.write_back(mutation)
+        written = [self.name_of(m.index) for m in self.signature.mutations if m.direct and m.counted]
+        if written:
+            self.namespace["increment_version"] = torch._C._increment_version
+            self.add(f"increment_version([{', '.join(written)}])")
         for counted, group in together.items():
             if len(group) < 3:
                 for mutation in group:

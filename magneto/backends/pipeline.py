@@ -19,7 +19,7 @@ from magneto.aot_autograd.call import as_function, without_autocast, without_gra
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.refusal import Refusal
-from magneto.aot_autograd.signature import Signature
+from magneto.aot_autograd.signature import Signature, written_results
 from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
 from magneto.aot_autograd.training import plan_training, training_function
 from magneto.aot_autograd.wrap import wrap
@@ -107,9 +107,13 @@ def drop_unused(unit: Unit) -> Unit:
 
 def compile_kernels(unit: Unit) -> Unit:
     """Lower, schedule, generate code, build, plan."""
-    from magneto.inductor.compile import compile_graph
+    from magneto.inductor.compile import compile_writing
 
-    return replace(unit, compiled=without_autocast(compile_graph(unit.traced.graph, unit.name), unit.autocast))
+    aten = unit.traced
+    compiled, done = compile_writing(aten.graph, unit.name, {} if unit.cut is not None else written_results(aten.signature, unit.inputs))
+    if done:
+        unit = replace(unit, aten=replace(aten, signature=aten.signature.written_directly(done)))
+    return replace(unit, compiled=without_autocast(compiled, unit.autocast))
 
 
 def call_eagerly(unit: Unit) -> Unit:

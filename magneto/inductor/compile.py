@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -22,12 +22,13 @@ from magneto.inductor.codegen.cpp import kernel_text
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.plan import PlanCode, plan_code, show_plan
-from magneto.inductor.loops.ir import LibraryCall, Origin, Program
+from magneto.inductor.loops.ir import LibraryCall, Origin, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.runtime.build import KernelText, build
 from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
 from magneto.inductor.schedule.group import CannotSchedule
+from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import FusedKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.schedule import Schedule, schedule
@@ -42,23 +43,28 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
 
     Outputs are fresh memory with the strides of their meta["val"]. Thread-safe. Grad mode is off while it runs.
     """
+    return compile_writing(graph, name, {})[0]
+
+
+def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int]) -> tuple[Compiled, frozenset[int]]:
+    """As compile_graph, for a graph some of whose outputs (keys of `written`) serve for nothing but to be copied into inputs (the values) afterwards.
+    Also which of these the kernels write into the input's memory themselves; the output is then the input."""
+    nothing: frozenset[int] = frozenset()
     foreign = foreign_device(graph)
     if foreign is not None:
         emit("fallback", graph=name, reason=f"no kernels for {foreign} yet")
         log(LOOPS, f"{name} runs in eager: no kernels for {foreign} yet")
-        return without_grad(as_function(graph, name))
+        return without_grad(as_function(graph, name)), nothing
     try:
         with timer("lower"):
             program = lower_graph(graph)
-        plan: Compiled = compile_program(program, name)
-        return plan
+        return _planned(program, name, written)
     except (CannotLower, CannotSchedule, CannotEmit) as error:
         emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
         log(LOOPS, f"{name} runs in eager: {error}")
-        return without_grad(as_function(graph, name))
     except BuildFailed as error:
         emit("fallback", graph=name, reason=str(error))
-        return without_grad(as_function(graph, name))
+    return without_grad(as_function(graph, name)), nothing
 
 
 def foreign_device(graph: fx.Graph) -> str | None:
@@ -78,8 +84,12 @@ class BuildFailed(Exception):
 
 def compile_program(program: Program, name: str = "program") -> _C.Plan:
     """The plan of a lowered program. CannotSchedule, CannotEmit, BuildFailed."""
+    return _planned(program, name, {})[0]
+
+
+def _planned(program: Program, name: str, written: Mapping[int, int]) -> tuple[_C.Plan, frozenset[int]]:
     with timer("schedule"):
-        plan = schedule(program)
+        plan = write_inputs(schedule(program), written)
     with timer("codegen"):
         kernels = {step: _text_of(step, name) for step in plan.steps if isinstance(step, FusedKernel)}
     with timer("build"):
@@ -89,7 +99,7 @@ def compile_program(program: Program, name: str = "program") -> _C.Plan:
         made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
     _remember(made, code)
     _report(name, plan, kernels, code)
-    return made
+    return made, frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
 
 
 def _text_of(step: FusedKernel, name: str) -> KernelText:
@@ -134,7 +144,14 @@ def _report(name: str, plan: Schedule, kernels: dict[FusedKernel, KernelText], c
     counter("kernels_distinct", distinct)
     counter("library_calls", calls)
     emit(
-        "artifact", artifact="plan", graph=name, kernels=len(kernels), distinct=distinct, library_calls=calls, arena_bytes=code.arena_bytes
+        "artifact",
+        artifact="plan",
+        graph=name,
+        kernels=len(kernels),
+        distinct=distinct,
+        library_calls=calls,
+        arena_bytes=code.arena_bytes,
+        inputs_written=len(plan.into),
     )
     dump(f"{name}_plan", ".txt", lambda: show_plan(code))
 

@@ -147,6 +147,12 @@ class _Builder:
         moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type,misc]
         self.instructions.append(("KERNEL", address, registers, moved >= RELEASE_GIL))
 
+    def allocate_rest(self) -> None:
+        """Memory for all that follows: from here on inputs are written, and nothing may raise any more."""
+        for step in self.plan.steps[self.position :]:
+            for name in step.writes if not isinstance(step, LibraryCall) else ():
+                self.buffer(name)
+
     def call(self, step: LibraryCall) -> None:
         args = [self.argument(a) for a in step.args]
         kwargs = [(name, self.argument(v)) for name, v in step.kwargs]
@@ -224,8 +230,11 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[FusedKernel]
     if memory.arena_bytes:
         register = build.registers["<arena>"] = build.fresh()
         build.prologue.append(("ALLOC", register, torch.empty, (memory.arena_bytes,), {"dtype": torch.uint8}, True))
+    build.registers.update({name: build.registers[target] for name, target in plan.into.items()})
     for position, step in enumerate(plan.steps):
         build.position = position
+        if position == plan.last:
+            build.allocate_rest()
         if isinstance(step, FusedKernel):
             build.kernel(step, address_of(step))
         else:

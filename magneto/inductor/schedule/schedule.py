@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from magneto.base.flags import config
@@ -25,12 +25,15 @@ CANDIDATES = 16  # groups that one node tries to join
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`steps` in order; `buffers`: every buffer by name; `fused_away`: buffers that never exist in memory."""
+    """`steps` in order; `buffers`: every buffer by name; `fused_away`: buffers that never exist in memory; `into`: buffers that are an input's memory,
+    by whose kernels, from step `last` on, that input is written."""
 
     program: Program
     steps: tuple[Step, ...]
     buffers: Mapping[str, Buffer]
     fused_away: frozenset[str]
+    into: Mapping[str, str] = field(default_factory=dict)
+    last: int = -1
 
 
 class _Fusion:

@@ -1,0 +1,115 @@
+"""Which kernels write a graph input's memory themselves, instead of leaving fresh memory that the caller copies into it.
+
+A region that raises runs again in eager from its start, so inputs must not have changed by then: kernels that write inputs run at the end, behind
+everything that can raise. And no kernel may read an input's old numbers after they are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, LibraryCall, Load, Op, ViewOf, walk_values
+from magneto.inductor.lower.context import is_dense, same_layout
+from magneto.inductor.schedule.fuse import member_stages
+from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
+from magneto.inductor.schedule.schedule import Schedule
+
+DIVIDING = frozenset(("div", "floordiv", "remainder", "fmod"))
+
+
+def write_inputs(plan: Schedule, wanted: Mapping[int, int]) -> Schedule:
+    """The schedule in which outputs go into inputs' memory where that is sound. `wanted`: output -> the input that is to receive it, and nobody else needs
+    the output. What is done stands in `into` (buffer -> input) of the result, `last` says where the kernels begin that write inputs."""
+    pairs = {}
+    for output, place in wanted.items():
+        view, target = plan.program.outputs[output], plan.program.inputs[place]
+        if isinstance(view, ViewOf) and target is not None and _fits(plan, view, target, output):
+            pairs[view.buffer] = target.name
+    if not pairs:
+        return plan
+    writers = {name: step for step in plan.steps if isinstance(step, FusedKernel) for name in step.stored if name in pairs}
+    pairs = {name: target for name, target in pairs.items() if name in writers and _reads_in_step(writers[name], name, target)}
+    steps, first = _writers_last(plan.steps, pairs)
+    pairs = _unread(steps, first, pairs)
+    return replace(plan, steps=steps, into=pairs, last=first) if pairs else plan
+
+
+def _fits(plan: Schedule, view: ViewOf, target: Buffer, output: int) -> bool:
+    """Is the output a buffer of its own, laid out as the input, each element at a place of its own?"""
+    buffer = plan.buffers[view.buffer]
+    shape, strides = buffer.shape, buffer.strides
+    if view.offset != 0 or view.shape != shape or not same_layout(shape, view.strides, strides) or view.dtype is not buffer.dtype:
+        return False
+    if (target.shape, target.dtype, target.device) != (shape, buffer.dtype, buffer.device) or 0 in shape:
+        return False
+    if not same_layout(shape, strides, target.strides) or not is_dense(shape, strides):
+        return False
+    others = [v.buffer for k, v in enumerate(plan.program.outputs) if k != output and isinstance(v, ViewOf)]
+    return buffer.name not in others and target.name not in others
+
+
+def _reads_in_step(kernel: FusedKernel, name: str, target: str) -> bool:
+    """Does the kernel read every element of the input at the moment when it overwrites it, if at all?"""
+    loads = [load for m in kernel.members for load in member_loads(m.body) if load.buffer == target]
+    if not loads:
+        return True
+    member = next(m for m in kernel.members if m.name == name)
+    stages = member_stages(kernel.members)
+    if member.is_reduction or not member.full or stages[name] < max(stages[m.name] for m in kernel.members if m.full):
+        return False
+    return all(load.index is member.store for load in loads)
+
+
+def may_raise(step: Step) -> bool:
+    """Can the step fail? Library calls, computed indices (they are checked), and integer divisions."""
+    if isinstance(step, LibraryCall):
+        return True
+    for member in step.members:
+        for value in walk_values(member.body):
+            if isinstance(value, Op) and value.name in DIVIDING and not value.args[-1].dtype.is_floating_point:
+                return True
+            index = value.index if isinstance(value, Load) else value.expr if isinstance(value, IndexValue) else None
+            if index is not None and any(isinstance(s, Indirect) for s in index.free):
+                return True
+    return False
+
+
+def touched(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(buffers that a step reads, buffers that it writes)"""
+    if isinstance(step, LibraryCall):
+        return tuple(v.buffer for v in step.views), (*step.mutates, *(b.name for b in step.buffers))
+    return step.reads(), step.stored
+
+
+def _writers_last(steps: tuple[Step, ...], pairs: Mapping[str, str]) -> tuple[tuple[Step, ...], int]:
+    """The steps with those that write inputs, and what depends on them, at the end; and where these begin. Writers on which something
+    depends that may raise stay where they are."""
+    readers: dict[str, list[int]] = {}
+    for position, step in enumerate(steps):
+        for name in touched(step)[0]:
+            readers.setdefault(name, []).append(position)
+    followers = [{r for name in touched(step)[1] for r in readers.get(name, ()) if r > position} for position, step in enumerate(steps)]
+    safe: set[int] = set()
+    for position in reversed(range(len(steps))):
+        if followers[position] <= safe and not may_raise(steps[position]):
+            safe.add(position)
+    last: set[int] = set()
+    for position in sorted(safe):
+        if position in last or not pairs.keys().isdisjoint(touched(steps[position])[1]):
+            last.add(position)
+            last.update(followers[position])
+    early = [step for position, step in enumerate(steps) if position not in last]
+    return (*early, *(steps[position] for position in sorted(last))), len(early)
+
+
+def _unread(steps: tuple[Step, ...], first: int, pairs: Mapping[str, str]) -> dict[str, str]:
+    """The pairs whose writer is among the last steps and whose input nobody reads after it. Views that library calls return count as reads forever."""
+    last_read: dict[str, int] = {}
+    writer: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        reads, writes = touched(step)
+        forever = isinstance(step, LibraryCall) and (step.may_alias or bool(step.mutates))
+        last_read.update({name: len(steps) if forever else max(position, last_read.get(name, 0)) for name in reads})
+        writer.update(dict.fromkeys(writes, position))
+    return {name: target for name, target in pairs.items() if first <= writer[name] >= last_read.get(target, -1)}

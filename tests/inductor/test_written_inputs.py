@@ -1,0 +1,266 @@
+"""Kernels write inputs themselves where that cannot be told from eager: values, versions, aliases, errors, order of reads and writes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import magneto
+from magneto.base import events
+
+
+def run(fn: Callable[..., Any], *inputs: Any, written: int | None, calls: int = 2, backend: str = "inductor") -> None:
+    """`fn` optimised behaves as in eager, `written` of its inputs (in all graphs) being written by kernels."""
+    plain, ours = copy.deepcopy(list(inputs)), copy.deepcopy(list(inputs))
+    optimised = magneto.optimize(backend)(fn)
+    before = len(events.events("artifact"))
+    for _ in range(calls):
+        results = []
+        for call, args in ((fn, plain), (optimised, ours)):
+            try:
+                results.append(call(*args))
+            except Exception as error:  # noqa: BLE001  (compared)
+                results.append((type(error), str(error)))
+        same(*results)
+        for a, b in zip(plain, ours, strict=True):
+            same(a, b)
+            if isinstance(a, torch.Tensor):
+                assert bool(a._version) == bool(b._version) and a.requires_grad == b.requires_grad
+    if written is not None:
+        assert sum(event.inputs_written for event in events.events("artifact")[before:] if event.artifact == "plan") == written
+
+
+def same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert a.stride() == b.stride() and a.dtype is b.dtype
+        torch.testing.assert_close(a, b)
+    elif isinstance(a, (tuple, list)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    else:
+        assert a == b
+
+
+def test_update() -> None:
+    def fn(p: torch.Tensor, g: torch.Tensor) -> None:
+        p.add_(g, alpha=-0.1)
+
+    run(fn, torch.randn(3, 4), torch.randn(3, 4), written=1)
+
+
+def test_address_stays() -> None:
+    def fn(p: torch.Tensor) -> torch.Tensor:
+        return p.mul_(2)
+
+    p = torch.ones(3)
+    address = p.data_ptr()
+    assert magneto.optimize("inductor")(fn)(p) is p
+    assert p.data_ptr() == address and p.tolist() == [2.0, 2.0, 2.0] and p._version == 1
+
+
+def test_result_that_is_also_returned_is_copied() -> None:
+    """A caller gets memory of its own where eager gives it that."""
+
+    def fn(p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        new = p + g
+        p.copy_(new)
+        return new
+
+    run(fn, torch.randn(3), torch.randn(3), written=1)
+
+
+def test_old_numbers_are_read_first() -> None:
+    def fn(p: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = p @ w
+        before = p.sum()
+        p.add_(1)
+        return product, before
+
+    run(fn, torch.randn(4, 4), torch.randn(4, 4), written=1)
+
+
+def test_read_at_other_places_is_copied() -> None:
+    def fn(p: torch.Tensor) -> None:
+        p.add_(p.t().clone())
+
+    run(fn, torch.randn(4, 4), written=0)
+
+
+def test_swap() -> None:
+    """Each is read after the other is written: at most one of them may be written in place."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> None:
+        old = a * 1.0
+        a.copy_(b.sin())
+        b.copy_(old.exp())
+
+    run(fn, torch.randn(5), torch.randn(5), written=None, calls=4)
+
+
+def test_rotation_with_reductions() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        total = a.sum()
+        a.copy_(b + total)
+        b.copy_(c + a.mean())
+        c.copy_(c * total - b.max())
+
+    run(fn, torch.randn(5), torch.randn(5), torch.randn(5), written=None, calls=4)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_error_leaves_inputs_alone(late: bool) -> None:
+    """The region runs again in eager from its start: what it wrote must not be written twice."""
+
+    def fn(p: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if late:
+            p.add_(1)
+        rows = torch.nn.functional.embedding(index, table)
+        if not late:
+            p.add_(1)
+        return rows * 2
+
+    run(fn, torch.zeros(3), torch.randn(4, 2), torch.tensor([1, 9]), written=1)
+    run(fn, torch.zeros(3), torch.randn(4, 2), torch.tensor([1, 2]), written=1)
+
+
+def test_integer_division_that_fails() -> None:
+    def fn(p: torch.Tensor, q: torch.Tensor, n: torch.Tensor) -> None:
+        p.add_(1)
+        q.floor_divide_(n)
+
+    run(fn, torch.zeros(3), torch.arange(3), torch.tensor([1, 0, 2]), written=1)
+
+
+def test_error_that_depends_on_what_was_written() -> None:
+    def fn(p: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        p.add_(1)
+        return torch.nn.functional.embedding(p, table)
+
+    run(fn, torch.tensor([0, 1]), torch.randn(4, 2), written=0, calls=4)
+
+
+def test_layouts() -> None:
+    def fn(p: torch.Tensor, g: torch.Tensor) -> None:
+        p.sub_(g * 0.5)
+
+    channels = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    run(fn, channels, torch.randn(2, 3, 4, 4), written=1)
+    run(fn, torch.randn(3, 4).t(), torch.randn(4, 3), written=1)
+    run(fn, torch.randn(3, 8)[:, ::2], torch.randn(3, 4), written=0)  # gaps
+    run(fn, torch.tensor(1.5), torch.tensor(0.5), written=1)
+    run(fn, torch.randn(0, 3), torch.randn(0, 3), written=0)
+
+
+def test_dtypes() -> None:
+    def fn(p: torch.Tensor, g: torch.Tensor) -> None:
+        p.add_(g)
+
+    for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8):
+        run(fn, torch.ones(5).to(dtype), torch.ones(5).to(dtype) * 2, written=1)
+    run(fn, torch.ones(5), torch.arange(5), written=1)
+
+
+def test_expanded_input_raises_as_in_eager() -> None:
+    def fn(p: torch.Tensor) -> None:
+        p.add_(1)
+
+    run(fn, torch.zeros(1).expand(4), written=None)
+
+
+@pytest.mark.filterwarnings("ignore:.*share memory")
+def test_inputs_that_come_to_share_memory() -> None:
+    def fn(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        p.add_(1)
+        q.mul_(p)
+        return p + q
+
+    optimised = magneto.optimize("inductor")(fn)
+    for plain, ours in ((torch.arange(8.0), torch.arange(8.0)) for _ in range(2)):
+        for start in (4, 4, 0, 4):
+            expected = fn(plain[:4], plain[start : start + 4])
+            torch.testing.assert_close(optimised(ours[:4], ours[start : start + 4]), expected)
+            torch.testing.assert_close(plain, ours)
+
+
+@pytest.mark.filterwarnings("ignore:.*share memory")
+def test_parameter_that_comes_to_share_memory() -> None:
+    def fn(p: torch.nn.Parameter, x: torch.Tensor) -> torch.Tensor:
+        y = x.cumsum(0) * 2
+        with torch.no_grad():
+            p.add_(1)
+        return y
+
+    optimised = magneto.optimize("inductor")(fn)
+    p, q = torch.nn.Parameter(torch.arange(4.0)), torch.nn.Parameter(torch.arange(4.0))
+    for x, y in ((torch.ones(4), torch.ones(4)), (p.detach(), q.detach())):
+        for _ in range(2):
+            torch.testing.assert_close(optimised(p, x), fn(q, y))
+            torch.testing.assert_close(p, q)
+
+
+def test_saved_tensor_changed_in_place_is_noticed() -> None:
+    def update(p: torch.Tensor) -> None:
+        with torch.no_grad():
+            p.mul_(2)
+
+    p = torch.ones(3, requires_grad=True)
+    y = (p * p).sum()
+    magneto.optimize("inductor")(update)(p)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_views_of_a_written_input() -> None:
+    def fn(p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = p[0]
+        p.add_(1)
+        return first, p.view(-1)
+
+    run(fn, torch.randn(3, 4), written=1)
+
+
+def test_writes_through_views() -> None:
+    def fn(p: torch.Tensor) -> None:
+        p[0].add_(1)
+        p[:, 1].mul_(p[:, 0])
+
+    run(fn, torch.randn(3, 4), written=None)
+
+
+def test_history_is_kept() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x.mul_(w)
+        return x.sum()
+
+    def program(w: torch.Tensor) -> torch.Tensor:
+        x = w * 1.0
+        optimised(x, w)
+        x.sum().backward()
+        return w.grad  # type: ignore[return-value]
+
+    optimised: Callable[..., Any] = fn
+    expected = program(torch.tensor([1.0, 2.0], requires_grad=True))
+    optimised = magneto.optimize("inductor")(fn)
+    same(expected, program(torch.tensor([1.0, 2.0], requires_grad=True)))
+
+
+def test_inference_tensor() -> None:
+    def fn(p: torch.Tensor) -> None:
+        p.add_(1)
+
+    with torch.inference_mode():
+        p = torch.zeros(2)
+    errors = []
+    for call in (fn, magneto.optimize("inductor")(fn)):
+        try:
+            call(p)
+            errors.append("")
+        except RuntimeError as error:
+            errors.append(str(error))
+    assert errors[0] == errors[1]

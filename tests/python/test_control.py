@@ -24,6 +24,95 @@ class Sub(Custom):
     pass
 
 
+class Claims(type):
+    def __instancecheck__(cls, value):
+        return True
+
+    def __subclasscheck__(cls, value):
+        return True
+
+
+class Claiming(Exception, metaclass=Claims):
+    pass
+
+
+def _complaint(kinds, star):
+    found = "passed on"
+    try:
+        if star:
+            try:
+                raise ValueError
+            except* kinds:
+                found = "group caught"
+        else:
+            try:
+                raise ValueError
+            except kinds:
+                found = "caught"
+    except TypeError as error:
+        return str(error), type(error.__context__)
+    except (ValueError, ExceptionGroup) as error:
+        return found, repr(error)
+    return found
+
+
+@programs.add(graphs=None)
+def what_a_handler_may_name(x):
+    kinds = (
+        42,
+        None,
+        int,
+        (ValueError, 42),
+        (TypeError, int),
+        (TypeError, (OSError, ValueError)),
+        ExceptionGroup,
+        (TypeError, ExceptionGroup),
+        Claiming,
+        (),
+    )
+    return x + 1, [_complaint(kind, star) for kind in kinds for star in (False, True)]
+
+
+@programs.add()
+def causes_are_exceptions(x):
+    said = []
+    for cause in (3, None, KeyError, KeyError("k"), int):
+        try:
+            raise ValueError from cause
+        except TypeError as error:
+            said.append(str(error))
+        except ValueError as error:
+            said.append(repr(error.__cause__))
+    return x + 1, said
+
+
+@programs.add()
+def cycles_among_contexts(x):
+    try:
+        try:
+            raise ValueError(1)
+        except ValueError as first:
+            first.__context__ = first
+            raise TypeError(2)
+    except TypeError as error:
+        own = error.__context__.__context__ is error.__context__
+    try:
+        raise KeyError("a")
+    except KeyError as a:
+        try:
+            raise KeyError("b")
+        except KeyError as b:
+            try:
+                raise KeyError("c")
+            except KeyError as c:
+                a.__context__ = c
+                try:
+                    raise OSError("d")
+                except OSError as d:
+                    links = d.__context__ is c, c.__context__ is b, b.__context__ is a, a.__context__ is c
+    return x + 1, own, links
+
+
 @programs.add()
 def try_except_else_finally(x):
     log = []

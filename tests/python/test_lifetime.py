@@ -132,6 +132,38 @@ def _collect() -> None:
     gc.collect()
 
 
+def _dies_in_a_callee(step):
+    class Failure(Exception):
+        def __init__(self, thing):
+            self.thing = thing
+
+    def failing():
+        try:
+            raise Failure(thing)
+        except Failure:
+            yield
+
+    thing = Thing()
+    kept = weakref.ref(thing)
+    stepped = failing()
+    next(stepped)
+    step(stepped)
+    stepped = thing = None
+    _collect()
+    return kept()
+
+
+@program
+def what_a_callee_made_and_let_go_of():
+    def last(stepped):
+        try:
+            next(stepped)
+        except StopIteration:
+            pass
+
+    return _dies_in_a_callee(last)
+
+
 @program
 def a_collection_finds_what_the_program_has_let_go_of():
     class Tester:

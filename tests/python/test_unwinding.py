@@ -86,7 +86,7 @@ def delegate_that_does_not_catch(x):
             yield t * 2
 
     g = outer(x)
-    return [next(g), g.throw(KeyError, "k")], log
+    return [next(g), g.throw(KeyError("k"))], log
 
 
 @programs.add()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import operator
 import sys
+import types
 from typing import TYPE_CHECKING
 
 from magneto.dynamo import trackers
@@ -105,7 +106,7 @@ def pop_except(m: M, f: SymFrame, i: Instruction) -> None:
 @opcode("CHECK_EXC_MATCH", "exc type -- exc matches")
 def check_exc_match(m: M, f: SymFrame, i: Instruction) -> None:
     kind = f.pop()
-    f.push(m.apply(isinstance, f.stack[-1], kind))
+    f.push(m.const(trackers.catches(m, f.stack[-1], kind)))
 
 
 @opcode("RERAISE", "values* exc --")
@@ -134,7 +135,10 @@ def raise_varargs(m: M, f: SymFrame, i: Instruction) -> None:
     if exc.source is not None and any(frame.current and frame.decoded.handler_at(frame.current.offset) for frame in m.frames):
         m.graph_break("B107", value=exc.show(), reason="raising an existing exception changes its traceback")
     if cause is not None:
-        m.apply(setattr, exc, m.const("__cause__"), _instance(m, cause))
+        origin = _instance(m, cause)
+        if not issubclass(origin.python_type(), (BaseException, types.NoneType)):
+            m.raise_exception(TypeError("exception causes must derive from BaseException"))
+        m.apply(setattr, exc, m.const("__cause__"), origin)
     m.raise_exception(exc)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from magneto import _C
 from magneto.dynamo.trackers.draw import put_back, state_of
+from magneto.dynamo.trackers.rules_exception import NO_EXCEPTION, NO_GROUP
 
 END = type("End", (), {"__repr__": lambda self: "<end of iteration>"})()
 """Default of `next` in generated loops: the iterator is exhausted."""
@@ -56,9 +57,19 @@ def enter(manager: Any) -> tuple[Any, Any]:
     return leave, enter_method.__get__(manager, cls)()
 
 
+def _matches(exc: BaseException, kinds: Any) -> bool:
+    """As a handler matches: no metaclass is asked."""
+    return any(_matches(exc, kind) for kind in kinds) if isinstance(kinds, tuple) else kinds in type(exc).__mro__
+
+
 def match_group(exc: BaseException, kinds: Any) -> tuple[BaseException | None, BaseException | None]:
     """(rest, match) of `except* kinds`."""
-    if isinstance(exc, kinds):
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if not isinstance(kind, type) or BaseException not in kind.__mro__:
+            raise TypeError(NO_EXCEPTION)
+        if BaseExceptionGroup in kind.__mro__:
+            raise TypeError(NO_GROUP)
+    if _matches(exc, kinds):
         return None, exc if isinstance(exc, BaseExceptionGroup) else BaseExceptionGroup("", [exc])
     if isinstance(exc, BaseExceptionGroup):
         match, rest = exc.split(kinds)

@@ -65,7 +65,7 @@ from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.reference import can_be_watched
-from magneto.dynamo.trackers.rules_exception import match_group
+from magneto.dynamo.trackers.rules_exception import catches, match_group
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
 from magneto.dynamo.trackers.rules_size import EXACT
 from magneto.dynamo.trackers.size import SizeTracker
@@ -171,6 +171,7 @@ __all__ = [
     "join_memory",
     "join_views",
     "lower",
+    "catches",
     "match_group",
     "put_back",
     "next_or_none",

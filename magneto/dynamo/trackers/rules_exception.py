@@ -10,7 +10,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.exception import ExceptionTracker, TracebackTracker
-from magneto.dynamo.trackers.klass import find_in_type, held
+from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -40,8 +40,40 @@ def clear_frames(m: Machine, v: TracebackTracker) -> None:
     """Frames that have run inside the region are gone already."""
 
 
+NO_EXCEPTION = "catching classes that do not inherit from BaseException is not allowed"
+NO_GROUP = "catching ExceptionGroup with except* is not allowed. Use except instead."
+
+
+def catches(m: Machine, exc: Tracker, kinds: Tracker) -> bool:
+    """Whether `except kinds` catches the exception."""
+    _check_kinds(m, kinds, star=False)
+    return _matches(m, exc, kinds)
+
+
+def _check_kinds(m: Machine, kinds: Tracker, *, star: bool) -> None:
+    for kind in m.iterate(kinds) if issubclass(kinds.python_type(), tuple) else [kinds]:
+        if isinstance(kind, ClassTracker):
+            parents = kind.obj.__mro__
+        elif issubclass(kind.python_type(), type):
+            m.graph_break("B104", operation="except", value=kind.show())
+        else:
+            parents = ()
+        if BaseException not in parents:
+            m.raise_exception(TypeError(NO_EXCEPTION))
+        if star and BaseExceptionGroup in parents:
+            m.raise_exception(TypeError(NO_GROUP))
+
+
+def _matches(m: Machine, exc: Tracker, kinds: Tracker) -> bool:
+    """By the classes alone: no metaclass is asked."""
+    if issubclass(kinds.python_type(), tuple):
+        return any(_matches(m, exc, kind) for kind in m.iterate(kinds))
+    return isinstance(kinds, ClassTracker) and kinds.obj in exc.python_type().__mro__
+
+
 def match_group(m: Machine, exc: Tracker, kinds: Tracker) -> tuple[Tracker | None, Tracker | None]:
     """(match, rest) of `except* kinds`. An existing group is split by CPython, between two graphs."""
+    _check_kinds(m, kinds, star=True)
     if exc.try_const() is not None:
         return None, None
     assert isinstance(exc, ExceptionTracker)
@@ -54,7 +86,7 @@ def match_group(m: Machine, exc: Tracker, kinds: Tracker) -> tuple[Tracker | Non
 
 
 def _split(m: Machine, exc: Tracker, kinds: Tracker) -> tuple[Tracker | None, Tracker | None]:
-    if m.truth(m.apply(isinstance, exc, kinds)):
+    if _matches(m, exc, kinds):
         return exc, None
     if not isinstance(exc, ExceptionTracker) or not issubclass(exc.cls, BaseExceptionGroup):
         return None, exc

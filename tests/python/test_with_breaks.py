@@ -32,6 +32,7 @@ FILES = (
     "lazy_views",
     "made_records",
     "read_only",
+    "texts",
 )
 PROGRAMS = [(name, program) for name in FILES for program in importlib.import_module(f"tests.python.test_{name}").programs]
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)

@@ -34,7 +34,7 @@ from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
 from magneto.dynamo.machine.speculate import Speculation
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Signal, Tracker
 from magneto.graph import SizeUnknown, TensorMeta
 
 MAX_INSTRUCTIONS = 2_000_000
@@ -276,6 +276,9 @@ class SymbolicMachine:
         raise GraphBreak(id, self.user_stack(), **fields)
 
     def raise_exception(self, exc: BaseException | Tracker) -> NoReturn:
+        """The program raises `exc`. A rule that computes with the program's values may call back into capture: what is capture's own goes on through it."""
+        if isinstance(exc, (Signal, MagnetoError, SizeUnknown)):
+            raise exc
         real = None if isinstance(exc, Tracker) else exc
         value = exc if isinstance(exc, Tracker) else trackers.ExceptionTracker.of(self, exc)
         if isinstance(value, trackers.ExceptionTracker) and value.source is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magneto.base.errors import GraphBreak
-from magneto.dynamo.trackers.base import Raised, Tracker
+from magneto.dynamo.trackers.base import Raised, Signal, Tracker
 
 
 class CapturedRaise(Raised):
@@ -16,7 +16,7 @@ class CapturedRaise(Raised):
         self.count = count
 
 
-class Restart(Exception):
+class Restart(Signal):
     """Capture starts again; at instruction `count` it breaks for `reason`; `interpret`: CPython runs the rest from that instruction on."""
 
     def __init__(self, count: int, reason: GraphBreak | None, interpret: bool) -> None:
@@ -26,7 +26,7 @@ class Restart(Exception):
         self.interpret = interpret
 
 
-class RegionEnd(Exception):
+class RegionEnd(Signal):
     """Capture is complete: the machine's `ending` says how."""
 
 

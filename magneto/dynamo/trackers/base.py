@@ -42,7 +42,11 @@ class Missing:
 MISSING = Missing()
 
 
-class Raised(Exception):
+class Signal(Exception):
+    """What capture says to itself: it passes through everything that a rule runs."""
+
+
+class Raised(Signal):
     """The traced program raises `value` (a tracker); `exc` is the real exception where there is one. Only `Machine.raise_exception` raises it."""
 
     def __init__(self, value: Tracker, exc: BaseException | None = None) -> None:
@@ -54,7 +58,7 @@ class Raised(Exception):
         return issubclass(self.value.python_type(), cls)
 
 
-class CannotEmit(Exception):
+class CannotEmit(Signal):
     """A value that cannot be rebuilt outside the region; capture starts again and breaks at the instruction that made it (`tracker.born`)."""
 
     def __init__(self, tracker: Tracker) -> None:

@@ -520,9 +520,16 @@ for _method, _operation in _SET_METHODS.items():
     _set_method(_method, _operation)
 
 
+@rule(frozenset.copy, ConstTracker)
+def frozen_copy(m: Machine, v: ConstTracker) -> Any:
+    return v if type(v.value) is frozenset else NotImplemented
+
+
 @rule((set.copy, frozenset.copy), SetTracker)
 def set_copy(m: Machine, v: SetTracker) -> Tracker:
     v.known()
+    if v.cls is frozenset:
+        return v
     made = SetTracker(dict(v.entries), v.cls)
     made.real = v.real.copy() if v.real is not None else None
     return made

@@ -8,11 +8,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.attributes import find_special
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
-from magneto.dynamo.trackers.exception import ExceptionTracker
+from magneto.dynamo.trackers.exception import ExceptionTracker, built_in
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
@@ -99,17 +99,8 @@ def _object_text(m: Machine, v: Tracker, fn: Any) -> str:
             break
         if name == "__str__" and raw is not object.__str__:
             break
-    if isinstance(v, ExceptionTracker):
-        values = [arg.try_const() for arg in v.arguments(m)]
-        if all(value is not None for value in values) and isinstance(getattr(v.cls, f"__{fn.__name__}__"), types.WrapperDescriptorType):
-            made = v.cls.__new__(v.cls, *(value.value for value in values if value is not None))
-            made.args = tuple(value.value for value in values if value is not None)
-            for member, known in v.slots.items():  # what the text of a UnicodeError or SyntaxError is made of
-                const = known.try_const() if known is not None else None
-                if const is not None and const.value is not None:
-                    with contextlib.suppress(AttributeError, TypeError):
-                        setattr(made, member, const.value)
-            return BaseException.__repr__(made) if fn is repr else str(fn(made))
+    if isinstance(v, ExceptionTracker) and (made := _alike(m, v, fn)) is not None:
+        return BaseException.__repr__(made) if fn is repr else str(fn(made))
     if isinstance(v, ObjectTracker) and find_in_type(m, v.cls, "__repr__") is types.SimpleNamespace.__repr__:
         attrs = v.attrs(m)
         parts = [f"{text_of(m, key, str)}={text_of(m, value, repr)}" for key, value in attrs.pairs(m)] if attrs is not None else []
@@ -125,6 +116,33 @@ def _object_text(m: Machine, v: Tracker, fn: Any) -> str:
     m.graph_break("B104", operation=f"{fn.__name__}()", value=v.show())
 
 
+def _alike(m: Machine, v: ExceptionTracker, fn: Any) -> BaseException | None:
+    """An exception of the same class, arguments and members in C (what the text of a UnicodeError, OSError or SyntaxError is made of); None: unknown."""
+    values = [arg.try_const() for arg in v.arguments(m)]
+    if not isinstance(getattr(v.cls, f"__{fn.__name__}__"), types.WrapperDescriptorType) or any(value is None for value in values):
+        return None
+    args = tuple(value.value for value in values if value is not None)
+    base = built_in(v.cls)
+    made: BaseException = v.cls.__new__(v.cls, *args)
+    made.args = args
+    if fn is repr or base.__str__ in (BaseException.__str__, KeyError.__str__):
+        return made
+    if v.source is None:
+        with contextlib.suppress(TypeError):
+            base.__init__(made, *args)
+    members = (name for cls in base.__mro__ for name, raw in vars(cls).items() if isinstance(raw, types.MemberDescriptorType))
+    names = list(v.slots) if v.source is None else [name for name in members if not name.startswith("__")]
+    for name in names:
+        found = v.special_attr(m, name)
+        const = found.try_const() if found is not None else None
+        if const is None:
+            return None
+        if const.value is not None:
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(made, name, const.value)
+    return made
+
+
 def const_text(m: Machine, v: Tracker, name: str) -> str:
     """The str that a __str__, __repr__ or __format__ returned."""
     const = payload_of(v).try_const()
@@ -137,15 +155,36 @@ def const_text(m: Machine, v: Tracker, name: str) -> str:
 
 @rule(str, Tracker)
 def str_(m: Machine, v: Tracker, *args: Tracker) -> Any:
-    return NotImplemented if args else m.const(text_of(m, v, str))
+    return NotImplemented if args else _answer(m, v, ("__str__", "__repr__")) or m.const(text_of(m, v, str))
+
+
+def _answer(m: Machine, v: Tracker, names: tuple[str, ...]) -> Tracker | None:
+    """What the program's own method returns, which may be a str of its own class; None: there is no such method."""
+    if not isinstance(v, ObjectTracker):
+        return None
+    for name in names:
+        raw = find_in_type(m, v.python_type(), name)
+        if isinstance(raw, types.FunctionType):
+            method = find_special(m, v, name)
+            assert method is not None
+            answer = m.call(method, [], {})
+            const_text(m, answer, name)
+            return answer
+        if raw is not object.__str__:
+            return None
+    return None
 
 
 @rule(repr, Tracker)
 def repr_(m: Machine, v: Tracker) -> Any:
-    return m.const(text_of(m, v, repr))
+    return _answer(m, v, ("__repr__",)) or m.const(text_of(m, v, repr))
 
 
-rule(ascii, Tracker)(lambda m, v: m.const(text_of(m, v, repr).encode("ascii", "backslashreplace").decode()))
+@rule(ascii, Tracker)
+def ascii_(m: Machine, v: Tracker) -> Any:
+    answer = _answer(m, v, ("__repr__",))
+    text = text_of(m, v, repr) if answer is None else const_text(m, answer, "__repr__")
+    return answer if answer is not None and text.isascii() else m.const(text.encode("ascii", "backslashreplace").decode())
 
 
 @rule((object.__repr__, object.__str__), Tracker)
@@ -190,7 +229,15 @@ class _Shown:
         return const_text(self._m, self._m.apply(format, self._v, self._m.const(spec)), "format")
 
     def _number(self, fn: Any) -> Any:
-        const = self._m.apply(fn, self._v).try_const()
+        cls = self._v.python_type()
+        if fn is float and not hasattr(cls, "__float__") and not hasattr(cls, "__index__"):
+            raise TypeError(f"must be real number, not {cls.__name__}")
+        try:
+            const = self._m.apply(fn, self._v).try_const()
+        except Raised as raised:
+            if fn is not float and raised.matches(TypeError):
+                raise TypeError from None  # C code says it in its own words, with the name of the class
+            raise
         if const is None:
             self._m.graph_break("B104", operation="%", value=self._v.show())
         return const.value
@@ -219,7 +266,7 @@ class _ShownParts(_Shown):
 
 def shown(m: Machine, v: Tracker, kind: type[_Shown] = _ShownParts) -> Any:
     """A value to be formatted: a constant, or what stands for it."""
-    return v.read() if isinstance(v, ConstTracker) else kind(m, v)
+    return v.read() if isinstance(v, ConstTracker) else type(v.python_type().__name__, (kind,), {"__slots__": ()})(m, v)
 
 
 @rule(str.format, ConstTracker)

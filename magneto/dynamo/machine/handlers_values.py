@@ -163,7 +163,7 @@ def load_deref(m: M, f: SymFrame, i: Instruction) -> None:
 @opcode("STORE_DEREF", "value --")
 def store_deref(m: M, f: SymFrame, i: Instruction) -> None:
     cell = _cell(m, f, i.argval)
-    let_go(m, f, cell.known())
+    let_go(m, f, cell.known(), cell=True)
     cell.store(m, f.pop())
 
 
@@ -172,7 +172,7 @@ def delete_deref(m: M, f: SymFrame, i: Instruction) -> None:
     cell = _cell(m, f, i.argval)
     if cell.load(m) is None:
         _unbound(m, f, i.argval)
-    let_go(m, f, cell.known())
+    let_go(m, f, cell.known(), cell=True)
     cell.store(m, None)
 
 

@@ -51,12 +51,16 @@ def _is_watched(obj: Any) -> bool:
 _KEPT = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.CodeType)
 
 
-def let_go(m: M, f: SymFrame, old: Tracker | None) -> None:
+def let_go(m: M, f: SymFrame, old: Tracker | None, cell: bool = False) -> None:
     """A variable or cell loses its object: where something waits for its death, the region ends behind this instruction."""
     if old is None or not isinstance(old.source, (Local, Stack, Cell)):  # made here, or reached through what holds it
         return
+    if isinstance(old.source, Cell) and not cell:  # the cell holds it still
+        return
     obj = MISSING if isinstance(old, trackers.ConstTracker) else old.obj
     if obj is MISSING or not type(obj).__weakrefoffset__ or isinstance(obj, _KEPT):
+        return
+    if sum(slot is old for frame in m.frames for slot in (*frame.locals, *frame.stack)) > (not cell):  # another variable holds it still
         return
     waited = hasattr(type(obj), "__del__") or any(ref.__callback__ is not None for ref in weakref.getweakrefs(obj))
     alone = weakref.getweakrefcount(obj) > 0 if isinstance(old.source, Cell) else id(obj) in m.sole and f is m.frames[0]

@@ -415,9 +415,8 @@ class BoundMethodTracker(Tracker):
         return types.MethodWrapperType if isinstance(self.fn.obj, types.WrapperDescriptorType) else types.BuiltinMethodType
 
     def resolve_call(self, m: Machine) -> tuple[FunctionTracker, list[Tracker]] | None:
-        if isinstance(self.fn, FunctionTracker):
-            return self.fn, [self.owner]
-        return None
+        found = self.fn.resolve_call(m) if isinstance(self.fn, FunctionTracker) else None
+        return (found[0], [self.owner, *found[1]]) if found is not None else None
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         if type(self.fn) is BuiltinTracker:

@@ -66,7 +66,7 @@ def partition(joint: JointGraph) -> Partition:
             kept.append(Kept("result", result_place[node]))
         else:
             if not node.meta["val"].is_dense():
-                raise Refusal("a value with gaps in memory is kept for backward")
+                raise Refusal(f"a value with gaps in memory is kept for backward: {node.format_node()}")
             kept.append(Kept("extra", len(extras)))
             extras.append(node)
     copy_needed(forward, [*joint.results, *extras], env, _effects(joint))
@@ -182,7 +182,7 @@ CHEAP = frozenset(
     bitwise_or bitwise_xor bitwise_not maximum minimum pow square sign sgn floor ceil round trunc masked_fill rsub isnan isinf
     remainder fmod atan2 asin acos atan sinh cosh lerp addcmul addcdiv _to_copy clone fill full full_like zeros ones zeros_like ones_like
     arange scalar_tensor new_zeros new_ones new_full view _unsafe_view t transpose permute expand squeeze unsqueeze select slice alias detach
-    diagonal unfold split unbind view_as_real view_as_complex _conj tril triu getitem lift_fresh_copy""".split()
+    diagonal unfold split split_with_sizes unsafe_split unsafe_split_with_sizes unbind view_as_real view_as_complex _conj tril triu getitem lift_fresh_copy""".split()
 )
 
 
@@ -236,7 +236,7 @@ def _recomputable(node: fx.Node) -> bool:
 
 
 def _cost(joint: JointGraph, direct: set[fx.Node]) -> Callable[[fx.Node], int | None]:
-    """Bytes that keeping a node costs; None when it cannot be kept (several results in one node). Inputs and results are there anyway; but one that
+    """Bytes that keeping a node costs; None when it cannot be kept (several results in one node, a view with gaps). Inputs and results are there anyway; but one that
     no formula of autograd reads is not kept for nothing: its caller may write it in place after the call, as in eager."""
     results = set(joint.results)
 
@@ -249,6 +249,8 @@ def _cost(joint: JointGraph, direct: set[fx.Node]) -> Callable[[fx.Node], int | 
         free = node in direct and (node.op == "placeholder" or node in results)
         if free:
             return 0
-        return meta.nbytes + 1 if meta.is_dense() else 4 * meta.nbytes + 1  # with gaps: better what it is a view of
+        if not meta.is_dense() and _recomputable(node):  # a view with gaps: what it is a view of is kept, or computed again too
+            return None
+        return meta.nbytes + 1
 
     return cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -421,3 +422,49 @@ def test_unscaled_and_clipped_gradients(backend: str) -> None:
         same(a.detach(), b.detach(), backend == "inductor")
     assert scalers[0].state_dict() == scalers[1].state_dict()
     assert magneto.stats()["fallbacks"] == 0
+
+
+class Gates(nn.Module):
+    """Views with gaps are what backward needs: of the input, and of one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(4, 6)
+        self.mix = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, c = self.cell(x[:, 0], (x.new_zeros(len(x), 6), x.new_zeros(len(x), 6)))
+        a, b = self.mix(h).split([2, 4], 1)
+        return torch.cat([a.sin() * b[:, ::2].sigmoid(), c], 1)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_views_with_gaps_are_not_kept(backend: str) -> None:
+    nets = [Gates() for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimised = magneto.optimize(backend)(nets[1])
+    for _ in range(2):
+        x = torch.randn(3, 5, 4)
+        nets[0](x).sum().backward()
+        optimised(x).sum().backward()
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        same(a.grad, b.grad, backend == "inductor")
+    assert magneto.stats()["fallbacks"] == 0
+
+
+def test_an_optimiser_in_a_closure() -> None:
+    """A wrapper's own variable loses the optimiser, which the closure holds on to: no reason to end the region."""
+    net = nn.Linear(3, 2)
+    optimiser = torch.optim.Adam(net.parameters(), 0.001)
+    schedulers = [weakref.ref(optimiser, print)]  # as a learning rate schedule does
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = net(x).pow(2).sum()
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    optimised = magneto.optimize("eager", nopython=True)(step)
+    losses = [float(optimised(torch.ones(1, 3))) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True) and losses[0] > losses[2] and schedulers

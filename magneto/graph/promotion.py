@@ -6,6 +6,7 @@ counts when its category (bool < integer < float < complex) is higher.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -82,6 +83,18 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
     if category(lower) == COMPLEX and category(higher) == FLOAT:
         return complex_dtype(higher)
     return lower
+
+
+def fits(value: Any, dtype: torch.dtype) -> bool:
+    """Whether ATen stores the number in `dtype`, or raises ("cannot be converted ... without overflow"). Unsigned types take negative integers."""
+    kind = category(dtype)
+    if kind == BOOL or kind == COMPLEX or isinstance(value, (bool, complex)):
+        return True
+    if kind == FLOAT:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    info = torch.iinfo(dtype)
+    lowest = -info.max if not info.min and isinstance(value, int) else info.min
+    return math.isfinite(value) and lowest <= value <= info.max
 
 
 def complex_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -23,7 +23,7 @@ from magneto.graph.layout import (
 from magneto.graph.meta import TensorMeta
 from magneto.graph.promotion import result_type
 from magneto.graph.rule_table import rule_table
-from magneto.graph.rules_view import unsqueezed
+from magneto.graph.rules_view import slice_bounds, unsqueezed
 
 RULES, rule = rule_table()
 
@@ -66,6 +66,8 @@ def _stack(tensors: Sequence[TensorMeta], dim: int = 0) -> TensorMeta:
     dim = wrap_dim(dim, len(first.shape) + 1)
     if any(m.shape != first.shape or m.device != first.device for m in tensors):
         raise RuleError("stack of different sizes")
+    if len(first.shape) == 4 and dim == 0 and first.is_channels_last() and not first.is_contiguous():
+        raise RuleError("stack of channels-last images")
     return _cat([unsqueezed(m, dim) for m in tensors], dim)
 
 
@@ -220,7 +222,18 @@ def _copy(meta: TensorMeta, source: Any, non_blocking: bool = False) -> TensorMe
     return meta.with_(requires_grad=False, storage_offset=0, strides=preserved_strides(meta.shape, meta.strides), is_leaf=True)
 
 
-@rule("slice_scatter.default", "select_scatter.default", "diagonal_scatter.default", "as_strided_scatter.default")
+@rule("slice_scatter.default")
+def _slice_scatter(
+    meta: TensorMeta, source: TensorMeta, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TensorMeta:
+    dim = wrap_dim(dim, len(meta.shape))
+    first, last, step = slice_bounds(meta.shape[dim], start, end, step)
+    if source.shape != (*meta.shape[:dim], max(-(-(last - first) // step), 0), *meta.shape[dim + 1 :]):
+        raise RuleError("slice_scatter of another size")
+    return _scatter_into_view(meta, source)
+
+
+@rule("select_scatter.default", "diagonal_scatter.default", "as_strided_scatter.default")
 def _scatter_into_view(meta: TensorMeta, source: TensorMeta, *rest: Any) -> TensorMeta:
     """The whole storage is copied: strides and offset stay, unless elements overlap."""
     if any(stride == 0 and size > 1 for stride, size in zip(meta.strides, meta.shape, strict=True)):

@@ -12,7 +12,7 @@ import torch
 
 from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides
 from magneto.graph.meta import CPU, TensorMeta
-from magneto.graph.promotion import BOOL, COMPLEX, INTEGER, category, float_type, promote, real_dtype, result_type
+from magneto.graph.promotion import BOOL, COMPLEX, INTEGER, category, fits, float_type, promote, real_dtype, result_type
 from magneto.graph.rule_table import rule_table
 
 RULES, rule = rule_table()
@@ -113,17 +113,19 @@ def _div_mode(left: Any, right: Any, *, rounding_mode: str | None) -> TensorMeta
     return elementwise((left, right), dtype)
 
 
-@rule("rsub")
-def _rsub(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
-    return _add(right, left, alpha)
-
-
-@rule("add", "sub")
+@rule("add")
 def _add(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
     dtype = result_type((left, right))
-    if category(dtype) <= INTEGER and isinstance(alpha, float):
-        raise RuleError("a float alpha needs a float result")
+    if category(dtype) <= INTEGER and isinstance(alpha, float) or (isinstance(alpha, bool) and category(dtype) != BOOL) or not fits(alpha, dtype):
+        raise RuleError("alpha of a kind that the result has not")
     return elementwise((left, right), dtype)
+
+
+@rule("sub", "rsub")
+def _sub(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
+    if any(isinstance(operand, bool) or (type(operand) is TensorMeta and operand.dtype is torch.bool) for operand in (left, right)):
+        raise RuleError("subtraction of bool")
+    return _add(left, right, alpha)
 
 
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
@@ -138,6 +140,8 @@ def _masked_fill(value: TensorMeta, mask: TensorMeta, fill: Any) -> TensorMeta:
     """The result is a contiguous clone of the (expanded) input."""
     if mask.dtype is not torch.bool:
         raise RuleError("masked_fill expects a boolean mask")
+    if type(fill) is TensorMeta and fill.shape:
+        raise RuleError("masked_fill with a value that has dimensions")
     return TensorMeta.contiguous(broadcast_shapes((value.shape, mask.shape)), value.dtype, value.device)
 
 
@@ -145,7 +149,24 @@ def _masked_fill(value: TensorMeta, mask: TensorMeta, fill: Any) -> TensorMeta:
 def _clamp(value: TensorMeta, *bounds: Any, **kwargs: Any) -> TensorMeta:
     """Scalar bounds promote the result but are no operands of the iteration."""
     bounds += tuple(kwargs.values())
+    if all(bound is None for bound in bounds):
+        raise RuleError("clamp without bounds")
     return elementwise((value,), result_type((value, *bounds)))
+
+
+@rule("clamp.Tensor", "clip.Tensor")
+def _clamp_tensor(value: TensorMeta, low: TensorMeta | None = None, high: TensorMeta | None = None, **named: TensorMeta | None) -> TensorMeta:
+    operands = (value, named.get("min", low), named.get("max", high))
+    if operands[1] is None and operands[2] is None:
+        raise RuleError("clamp without bounds")
+    return elementwise(operands, result_type(operands))
+
+
+@rule("fill.Tensor")
+def _fill(value: TensorMeta, fill: TensorMeta) -> TensorMeta:
+    if fill.shape:
+        raise RuleError("fill with a value that has dimensions")
+    return elementwise((value,), value.dtype)
 
 
 @rule("isin.Tensor_Tensor")
@@ -188,7 +209,7 @@ def _glu(value: TensorMeta, dim: int = -1) -> TensorMeta:
     return elementwise((half, half), value.dtype)
 
 
-def _loss_rule(reduction_at: int, weighted: bool = False) -> Callable[..., TensorMeta]:
+def _loss_rule(reduction_at: int, weighted: bool = False, same: bool = False) -> Callable[..., TensorMeta]:
     """Losses of (input, target, ...) with `reduction` (0 none, 1 mean, 2 sum) as argument number `reduction_at`."""
 
     def loss(value: TensorMeta, target: TensorMeta, *rest: Any) -> TensorMeta:
@@ -197,13 +218,16 @@ def _loss_rule(reduction_at: int, weighted: bool = False) -> Callable[..., Tenso
         dtype = result_type((value, target))
         if category(dtype) == COMPLEX:
             raise RuleError("loss of complex numbers")
+        if same and value.dtype is not target.dtype:
+            raise RuleError("loss of different dtypes")
         full = elementwise(operands, dtype)
         return full if reduction == 0 else TensorMeta((), (), dtype, full.device)
 
     return loss
 
 
-RULES["aten.mse_loss"] = RULES["aten.smooth_l1_loss"] = RULES["aten.huber_loss"] = RULES["aten.soft_margin_loss"] = _loss_rule(2)
+RULES["aten.mse_loss"] = RULES["aten.smooth_l1_loss"] = RULES["aten.soft_margin_loss"] = _loss_rule(2)
+RULES["aten.huber_loss"] = _loss_rule(2, same=True)
 
 
 def _loss_backward(grad: TensorMeta, value: TensorMeta, target: TensorMeta, *rest: Any) -> TensorMeta:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.graph.layout import numel
+from magneto.graph.layout import RuleError, numel
 from magneto.graph.meta import CPU, TensorMeta
-from magneto.graph.promotion import promote
+from magneto.graph.promotion import INTEGER, category, promote
 from magneto.prims.table import PRIMS
 
 Number = bool | int | float
@@ -107,6 +107,8 @@ class Value:
 
     def _binary(self, name: str, other: Any, reverse: bool = False) -> Value:
         left: Any = self
+        if type(other) is float and category(self.meta.dtype) <= INTEGER:
+            raise RuleError(f"prims.{name} of {self.meta} and a float")
         if type(other) is Value and other.meta.dtype is not self.meta.dtype:
             dtype = promote(self.meta.dtype, other.meta.dtype)
             left, other = self.to(dtype), other.to(dtype)

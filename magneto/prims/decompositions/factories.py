@@ -10,7 +10,7 @@ import torch
 from magneto.graph.meta import CPU
 from magneto.graph.promotion import COMPLEX, category, scalar_dtype
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.rows import LIBRARY, number_of
+from magneto.prims.decompositions.rows import LIBRARY, stored_number
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -25,7 +25,7 @@ def _filled(b: Builder, size: Sequence[int], value: Any, options: dict[str, Any]
     dtype = options.get("dtype") or dtype or torch.get_default_dtype()
     if category(dtype) == COMPLEX or isinstance(value, complex) or options.get("layout") not in (None, torch.strided):
         return LIBRARY
-    return b.full(size, number_of(value, dtype), dtype, _device(options, device))
+    return b.full(size, stored_number(value, dtype), dtype, _device(options, device))
 
 
 @row("full.default")

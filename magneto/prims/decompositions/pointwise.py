@@ -10,7 +10,7 @@ import torch
 from magneto.graph.layout import broadcast_shapes
 from magneto.graph.promotion import COMPLEX, FLOAT, INTEGER, category, compute_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, number_of, promoted
+from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, number_of, promoted, stored_number
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -134,7 +134,10 @@ def _nan_to_num(b: Builder, x: Value, nan: float | None = None, posinf: float | 
 
 
 def _scaled(value: Any, alpha: Any) -> Any:
-    return value if alpha == 1 else value * alpha
+    """Kernels see the factor in the type that they compute in."""
+    if alpha == 1:
+        return value
+    return value * (stored_number(alpha, value.dtype) if type(value) is Value else alpha)
 
 
 @row("add.Tensor", "add.Scalar")
@@ -358,7 +361,7 @@ def _where(b: Builder, condition: Value, left: Any, right: Any) -> Any:
 def _masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Any:
     if category(x.dtype) == COMPLEX or mask.dtype is not torch.bool:
         return LIBRARY
-    fill = value.to(x.dtype).broadcast(x.shape) if type(value) is Value else number_of(value, x.dtype)
+    fill = value.to(x.dtype).broadcast(x.shape) if type(value) is Value else stored_number(value, x.dtype)
     return mask.broadcast(x.shape).where(fill, x)
 
 

@@ -245,7 +245,9 @@ def _vector_norm(
     if category(x.dtype) != FLOAT or category(dtype) != FLOAT or x.numel() == 0:
         return LIBRARY
     source = wide(x.to(dtype))
-    if order == 2:
+    if order != 0 and x.count(over) == 1:
+        result = source.unary("abs").reduce("sum", over, keepdim)
+    elif order == 2:
         result = (source * source).reduce("sum", over, keepdim).unary("sqrt")
     elif order == 1:
         result = source.unary("abs").reduce("sum", over, keepdim)

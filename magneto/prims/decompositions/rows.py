@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from magneto.graph.layout import broadcast_shapes
-from magneto.graph.promotion import COMPLEX, INTEGER, category, compute_type, float_type, result_type
+from magneto.graph.layout import RuleError, broadcast_shapes
+from magneto.graph.promotion import COMPLEX, INTEGER, category, compute_type, fits, float_type, result_type
 from magneto.prims.value import Builder, Value
 
 Row = Callable[..., Any]
@@ -65,6 +65,13 @@ def number_of(value: Any, dtype: torch.dtype) -> Any:
     if kind > INTEGER:
         return float(value)
     return bool(value) if dtype is torch.bool else int(value)
+
+
+def stored_number(value: Any, dtype: torch.dtype) -> Any:
+    """A number that an operation writes into memory of `dtype`: one that does not fit is left to the library, which raises."""
+    if not fits(value, dtype):
+        raise RuleError(f"{value} does not fit {dtype}")
+    return number_of(value, dtype)
 
 
 def elementwise(count: int, kind: str = "promote", exact_numbers: bool = False) -> Callable[[Row], Row]:

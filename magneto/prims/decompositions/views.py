@@ -12,7 +12,7 @@ from magneto.graph.layout import inferred_shape, is_contiguous, wrap_dim, wrap_d
 from magneto.graph.promotion import COMPLEX, INTEGER, category, result_type
 from magneto.graph.rule_table import rule_table
 from magneto.graph.rules_view import slice_bounds
-from magneto.prims.decompositions.rows import LIBRARY, number_of
+from magneto.prims.decompositions.rows import LIBRARY, stored_number
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -193,7 +193,7 @@ def _constant_pad(b: Builder, x: Value, pad: Sequence[int], value: Any = 0) -> A
 
 
 def _padded(b: Builder, x: Value, lo: Sequence[int], hi: Sequence[int], value: Any) -> Value:
-    return b.emit("pad", x, tuple(lo), tuple(hi), number_of(value, x.dtype)) if any(lo) or any(hi) else x
+    return b.emit("pad", x, tuple(lo), tuple(hi), stored_number(value, x.dtype)) if any(lo) or any(hi) else x
 
 
 def _padded_along(b: Builder, x: Value, dim: int, before: int, after: int) -> Value:

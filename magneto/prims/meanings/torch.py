@@ -8,11 +8,20 @@ from typing import Any
 
 import torch
 
+from magneto.graph.promotion import fits
+
 Tensor = torch.Tensor
 
 
+def _in_range(value: Any, dtype: torch.dtype) -> Any:
+    """An integer as it is in `dtype`, which may have no room for it: it wraps round."""
+    return value if fits(value, dtype) else torch.tensor(value).to(dtype).item()
+
+
 def _tensor(value: Any, like: Tensor) -> Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.full((), _in_range(value, like.dtype), dtype=like.dtype, device=like.device)
 
 
 def number_first(fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -21,7 +30,7 @@ def number_first(fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
     def binary(a: Any, b: Any) -> Tensor:
         if isinstance(a, torch.Tensor):
             return fn(a, b)
-        return fn(torch.full_like(b, a), b)
+        return fn(torch.full_like(b, _in_range(a, b.dtype)), b)
 
     return binary
 
@@ -40,7 +49,7 @@ def minimum(a: Tensor, b: Any) -> Tensor:
 
 def power(a: Tensor, b: Any) -> Tensor:
     """A number is spread out first: torch.pow has special cases for numbers that differ at infinities."""
-    return torch.pow(a, b if isinstance(b, torch.Tensor) else torch.full_like(a, b))
+    return torch.pow(a, b if isinstance(b, torch.Tensor) else torch.full_like(a, _in_range(b, a.dtype)))
 
 
 def where(condition: Tensor, a: Any, b: Any) -> Tensor:

@@ -1,0 +1,308 @@
+"""Runs one operator's call through the recipe of a backend and compares with eager: values, dtype, shape, strides, exceptions, gradients.
+
+`python -m tests.prims.exactness [name...]` runs the whole table (every public operator x dtype x layout) and prints what differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import math
+import operator
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.backends import pipeline
+from magneto.backends.pipeline import Pass, Unit
+from magneto.base.flags import config
+from magneto.prims.operators import Operator, public_operators
+from tests.prims.operator_samples import DTYPES, FLOATS, INTEGERS, KINDS, Call, Kind, calls_of
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in value for t in tensors_of(item)] if isinstance(value, (list, tuple)) else []
+
+
+def as_graph(op: Any, call: Call, count: int) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """A captured graph of the one call, and its inputs. `count`: how many results the call has (0: a single tensor)."""
+    graph = fx.Graph()
+    inputs: list[torch.Tensor] = []
+
+    def place(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            inputs.append(value)
+            return graph.placeholder(f"x{len(inputs)}")
+        return [place(item) for item in value] if isinstance(value, list) else value
+
+    args = tuple(place(arg) for arg in call[0])
+    kwargs = {name: place(arg) for name, arg in call[1].items()}
+    node = graph.call_function(op, args, kwargs)
+    graph.output(tuple(graph.call_function(operator.getitem, (node, i)) for i in range(count)) if count else (node,))
+    return fx.GraphModule({}, graph), inputs
+
+
+@dataclass
+class Run:
+    """What a call gave: results (tensors and numbers) or an exception; gradients where they were asked for."""
+
+    results: list[Any] = field(default_factory=list)
+    error: Exception | None = None
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+
+
+def _leaves(inputs: list[torch.Tensor], grad: bool) -> list[torch.Tensor]:
+    """Fresh inputs of the same layout."""
+    made = []
+    for x in inputs:
+        leaf = x.detach()
+        if grad and x.dtype.is_floating_point:
+            leaf = leaf.requires_grad_()
+        made.append(leaf)
+    return made
+
+
+def _with_gradients(run: Run, leaves: list[torch.Tensor]) -> Run:
+    outputs = [r for r in run.results if isinstance(r, torch.Tensor) and r.requires_grad]
+    wanted = [x for x in leaves if x.requires_grad]
+    if outputs and wanted:
+        weights = [torch.linspace(0.5, 1.5, o.numel(), dtype=torch.float64).to(o.dtype).reshape(o.shape) for o in outputs]
+        run.gradients = list(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
+    return run
+
+
+def run_eager(gm: fx.GraphModule, inputs: list[torch.Tensor], grad: bool) -> Run:
+    leaves = _leaves(inputs, grad)
+    try:
+        with torch.set_grad_enabled(grad):
+            return _with_gradients(Run(list(gm(*leaves))), leaves)
+    except Exception as error:
+        return Run(error=error)
+
+
+class Recorded:
+    """What became of the operation: the targets of the decomposed graphs, and why a graph fell back."""
+
+    def __init__(self) -> None:
+        self.targets: list[Any] = []
+        self.fallback: str = ""
+
+    def half(self, half: tuple[Pass, ...]) -> tuple[Pass, ...]:
+        def look(unit: Unit) -> Unit:
+            self.targets += [node.target for node in unit.traced.graph.nodes if node.op == "call_function"]
+            return unit
+
+        return (*half[:-1], Pass("record", look), half[-1])
+
+
+def run_compiled(gm: fx.GraphModule, inputs: list[torch.Tensor], grad: bool, half: tuple[Pass, ...], seen: Recorded) -> Run:
+    leaves = _leaves(inputs, grad)
+    try:
+        with torch.set_grad_enabled(grad), config.patch(suppress_errors=False):
+            try:
+                compiled = pipeline.compile_captured(gm, leaves, seen.half(half))
+            except Exception as error:  # what the compiler refuses runs in eager
+                seen.fallback = f"{type(error).__name__}: {error}"
+                compiled = gm
+            return _with_gradients(Run(list(compiled(*leaves))), leaves)
+    except Exception as error:
+        return Run(error=error)
+
+
+# ---- comparing -----------------------------------------------------------------------------------------------------------
+
+
+def distances(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Distance of each element in units of the last place that `dtype` has at the expected value; inf where nan or infinities differ."""
+    info = torch.finfo(dtype)
+    a, e = got.double(), expected.double()
+    exponent = torch.frexp(e.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=info.tiny))[1] - 1
+    apart = (a - e).abs() / torch.ldexp(torch.full_like(e, info.eps), exponent)
+    apart = torch.where(a.isfinite() & e.isfinite(), apart, math.inf)
+    return torch.where((a == e) | (a.isnan() & e.isnan()), 0.0, apart)
+
+
+def rounding(got: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor | None, bound: float) -> torch.Tensor:
+    """Which elements are wrong: further than `bound` ulps from eager, and (where float64 says what is right) further from the truth than eager is."""
+    if not bound:
+        return (got != expected) & ~(got.isnan() & expected.isnan()) | ((got == 0) & (torch.signbit(got) != torch.signbit(expected)))
+    wrong = distances(got, expected, expected.dtype) > bound
+    if exact is not None and exact.shape == got.shape and exact.dtype is torch.float64 and bool(wrong.any()):
+        rounded = exact.to(got.dtype).double().where(exact.to(got.dtype).isinf(), exact)
+        ours, theirs = distances(got, rounded, got.dtype), distances(expected, rounded, got.dtype)
+        wrong = wrong & (ours > torch.maximum(2 * theirs, torch.full_like(theirs, bound)))
+    return wrong
+
+
+def differ(got: Any, expected: Any, exact: Any, bound: float, strides: bool = True) -> str:
+    """What differs, in words; '' when nothing does. `exact`: the results in float64, or None."""
+    if isinstance(expected, (list, tuple)):
+        several = exact if isinstance(exact, (list, tuple)) and len(exact) == len(expected) else [None] * len(expected)
+        return "; ".join(filter(None, (differ(*three, bound, strides) for three in zip(got, expected, several, strict=True))))
+    if not isinstance(expected, torch.Tensor):
+        return "" if type(got) is type(expected) and (got == expected or got != got) else f"{got!r} for {expected!r}"
+    if got.shape != expected.shape or got.dtype is not expected.dtype:
+        return f"{got.dtype}{tuple(got.shape)} for {expected.dtype}{tuple(expected.shape)}"
+    if strides and expected.numel() and got.stride() != expected.stride():
+        return f"strides {got.stride()} for {expected.stride()}"
+    got, expected = got.detach().resolve_conj().resolve_neg(), expected.detach().resolve_conj().resolve_neg()
+    if expected.dtype.is_complex:
+        return differ(torch.view_as_real(got), torch.view_as_real(expected), None, bound, False)
+    if expected.dtype.is_floating_point:
+        wrong = rounding(got, expected, exact.detach() if isinstance(exact, torch.Tensor) else None, bound)
+    else:
+        wrong = got != expected
+    if not bool(wrong.any()):
+        return ""
+    return f"{got[wrong].flatten()[:4].tolist()} for {expected[wrong].flatten()[:4].tolist()} at {wrong.nonzero()[:4].tolist()}"
+
+
+@dataclass
+class Outcome:
+    """One call: what differs, whether eager refused it, whether the operator is still in the decomposed graph."""
+
+    problem: str
+    refused: bool
+    kept: bool
+    fallback: str
+
+
+def in_double(call: Call) -> Call:
+    """The call with float64 in place of smaller floats."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.double() if value.dtype.is_floating_point else value
+        if isinstance(value, list):
+            return [wide(item) for item in value]
+        return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+    return tuple(wide(arg) for arg in call[0]), {name: wide(arg) for name, arg in call[1].items()}
+
+
+def exact_run(op: Any, call: Call, count: int, grad: bool) -> Run:
+    gm, inputs = as_graph(op, in_double(call), count)
+    return run_eager(gm, inputs, grad)
+
+
+def check(
+    op: Any, call: Call, bound: float = 0.0, half: tuple[Pass, ...] = pipeline.CALL_HALF_DECOMPOSED, grad: bool = False, strides: bool = True
+) -> Outcome:
+    """One call through the recipe with `half` against eager. `bound`: ulps allowed (0: the same bits)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = op(*call[0], **call[1])
+        except Exception:
+            result = None
+        count = len(result) if isinstance(result, (list, tuple)) else 0
+        gm, inputs = as_graph(op, call, count)
+        eager = run_eager(gm, inputs, grad)
+        seen = Recorded()
+        compiled = run_compiled(gm, inputs, grad, half, seen)
+        problem = ""
+        if eager.error is not None or compiled.error is not None:
+            if type(eager.error) is not type(compiled.error):
+                problem = f"raises {compiled.error!r} for {eager.error!r}"
+        else:
+            exact = exact_run(op, call, count, grad) if bound else Run()
+            problem = differ(compiled.results, eager.results, exact.results, bound, strides)
+            problem += gradients_differ(compiled.gradients, eager.gradients, exact.gradients, bound)
+    return Outcome(problem, eager.error is not None, op in seen.targets, seen.fallback)
+
+
+def gradients_differ(got: list[Any], expected: list[Any], exact: list[Any], bound: float) -> str:
+    if [g is None for g in got] != [e is None for e in expected]:
+        return f" gradients {got} for {expected}"
+    several = exact if len(exact) == len(expected) else [None] * len(expected)
+    return "".join(
+        f" gradient {i}: {wrong}"
+        for i, (g, e, x) in enumerate(zip(got, expected, several, strict=True))
+        if e is not None and (wrong := differ(g, e, x, bound, False))
+    )
+
+
+# ---- the whole table -----------------------------------------------------------------------------------------------------
+
+ULPS: dict[str, float] = {}
+
+
+def bound_of(op: Any, dtype: torch.dtype) -> float:
+    return ULPS.get(str(op).removeprefix("aten.").partition(".")[0], 0.0)
+
+
+def is_random(row: Operator) -> bool:
+    return torch.Tag.nondeterministic_seeded in row.op.tags or "random" in row.why
+
+
+UNDEFINED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize resize_as empty_quantized".split())
+
+
+def testable(row: Operator) -> bool:
+    """Not random, not uninitialised, an operation."""
+    return row.kind != "outside" and not is_random(row) and row.packet not in UNDEFINED
+
+
+def describe(call: Call) -> str:
+    def one(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{value.stride()}"
+        return "[" + ", ".join(map(one, value)) + "]" if isinstance(value, list) else repr(value)
+
+    return "(" + ", ".join([*map(one, call[0]), *(f"{k}={one(v)}" for k, v in call[1].items())]) + ")"
+
+
+def kinds(dtypes: tuple[torch.dtype, ...], few: bool = False) -> Iterator[Kind]:
+    for dtype in dtypes:
+        for layout, shape in KINDS[6:] if few else KINDS:
+            yield Kind(dtype, layout, shape)
+        yield Kind(dtype, other=torch.int64 if dtype is not torch.int64 else torch.float32)
+        yield Kind(dtype, other=torch.float64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--dtypes", default="")
+    parser.add_argument("--grad", action="store_true")
+    parser.add_argument("--kind", default="")
+    parser.add_argument("--few", action="store_true", help="no layouts, only sizes")
+    parser.add_argument("--bound", type=float, default=0.0)
+    parser.add_argument("--show", type=int, default=3)
+    options = parser.parse_args()
+    chosen = [d for d in DTYPES if not options.dtypes or str(d).removeprefix("torch.") in options.dtypes.split(",")]
+    counts: collections.Counter[str] = collections.Counter()
+    start = time.process_time()
+    for row in public_operators():
+        if not testable(row) or (options.names and row.packet not in options.names) or (options.kind and row.kind not in options.kind.split(",")):
+            continue
+        worked = problems = 0
+        for kind in kinds(tuple(chosen), options.few):
+            for call in calls_of(row.op, kind):
+                outcome = check(row.op, call, options.bound, grad=options.grad)
+                counts["calls"] += 1
+                counts["refused"] += outcome.refused
+                worked += not outcome.refused
+                counts["fallback"] += bool(outcome.fallback and not outcome.refused)
+                counts["problems"] += bool(outcome.problem)
+                problems += bool(outcome.problem)
+                if outcome.problem and problems <= options.show:
+                    print(f"{row.name} {kind} {describe(call)}: {outcome.problem[:300]}")
+        if not worked:
+            print(f"{row.name}: no call works")
+        elif problems:
+            print(f"{row.name}: {problems} problems")
+        sys.stdout.flush()
+    print(dict(counts), f"{time.process_time() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

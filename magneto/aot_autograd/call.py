@@ -27,10 +27,21 @@ def own_memory(results: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, .
     for result, wanted in zip(results, strides, strict=True):
         address = result.untyped_storage()._cdata
         if address in taken or result.stride() != wanted:
-            result = torch.empty_strided(result.shape, wanted, dtype=result.dtype, device=result.device).copy_(result)
+            result = _copied(result, wanted)
         taken.add(address)
         out.append(result)
     return tuple(out)
+
+
+def _copied(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy laid out with `strides`; where they are 0, elements share memory and are written once."""
+    made = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+    target = made
+    for dim, stride in enumerate(strides):
+        if not stride and result.shape[dim] > 1:
+            target, result = target.narrow(dim, 0, 1), result.narrow(dim, 0, 1)
+    target.copy_(result)
+    return made
 
 
 def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:

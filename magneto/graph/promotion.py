@@ -88,7 +88,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 def fits(value: Any, dtype: torch.dtype) -> bool:
     """Whether ATen stores the number in `dtype`, or raises ("cannot be converted ... without overflow"). Unsigned types take negative integers."""
     kind = category(dtype)
-    if kind == BOOL or kind == COMPLEX or isinstance(value, (bool, complex)):
+    if kind in (BOOL, COMPLEX) or isinstance(value, (bool, complex)):
         return True
     if kind == FLOAT:
         return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max

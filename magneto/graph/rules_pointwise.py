@@ -116,12 +116,22 @@ def _div_mode(left: Any, right: Any, *, rounding_mode: str | None) -> TensorMeta
 @rule("add")
 def _add(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
     dtype = result_type((left, right))
-    if category(dtype) <= INTEGER and isinstance(alpha, float) or (isinstance(alpha, bool) and category(dtype) != BOOL) or not fits(alpha, dtype):
+    if (
+        category(dtype) <= INTEGER
+        and isinstance(alpha, float)
+        or (isinstance(alpha, bool) and category(dtype) != BOOL)
+        or not fits(alpha, dtype)
+    ):
         raise RuleError("alpha of a kind that the result has not")
     return elementwise((left, right), dtype)
 
 
-@rule("sub", "rsub")
+@rule("rsub")
+def _rsub(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
+    return _sub(right, left, alpha)
+
+
+@rule("sub")
 def _sub(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
     if any(isinstance(operand, bool) or (type(operand) is TensorMeta and operand.dtype is torch.bool) for operand in (left, right)):
         raise RuleError("subtraction of bool")
@@ -155,7 +165,9 @@ def _clamp(value: TensorMeta, *bounds: Any, **kwargs: Any) -> TensorMeta:
 
 
 @rule("clamp.Tensor", "clip.Tensor")
-def _clamp_tensor(value: TensorMeta, low: TensorMeta | None = None, high: TensorMeta | None = None, **named: TensorMeta | None) -> TensorMeta:
+def _clamp_tensor(
+    value: TensorMeta, low: TensorMeta | None = None, high: TensorMeta | None = None, **named: TensorMeta | None
+) -> TensorMeta:
     operands = (value, named.get("min", low), named.get("max", high))
     if operands[1] is None and operands[2] is None:
         raise RuleError("clamp without bounds")

@@ -44,6 +44,24 @@ LIBRARY_WHY: tuple[tuple[str, str], ...] = (
 """Why an operator without a decomposition is a library call: the first row whose expression matches its packet."""
 
 
+ROUNDED: tuple[tuple[str, float, bool, str], ...] = (
+    (r"(add|sub|rsub|subtract|addcmul|addcdiv|lerp|addr|addmv|linalg_cross|cross|dist|trapz|trapezoid|cumulative_trapezoid)", 2, True, "eager multiplies and adds with one rounding in its vector loop"),
+    (r"(pow|float_power|rsqrt|ldexp|logit|sinc|xlogy|special_\w+)", 2, False, "eager's vector loop and its tail differ in the last digit"),
+    (r"(gelu|mish|silu|softplus|elu|celu|selu|glu|sigmoid|log_sigmoid|logaddexp2?|hardswish|soft_margin_loss|prelu)", 4, True, "the formula's terms are rounded one by one"),
+    (r"(\w*_norm|renorm|norm|batch_norm|std|std_mean|var|var_mean|cov|corrcoef)", 64, True, "sums in another order"),
+    (r"(\w*softmax(\.int)?|logsumexp|log_softmax|sum|nansum|mean|nanmean|prod|trace|dot|vdot|matmul|inner|einsum|tensordot|linalg_\w+|\w*_loss\w*|binary_cross_entropy\w*|kl_div|"
+     r"cosine_similarity|pairwise_distance|cdist|pdist|scaled_dot_product_attention|kron|chain_matmul|stft|istft|bilinear|\w*_cell)", 16, True, "sums in another order"),
+    (r"(nuclear_norm|svd|det|logdet|slogdet|inverse|pinverse|matrix_power|matrix_exp|norm_except_dim|frobenius_norm|qr|lu_solve|orgqr)", 64, True, "LAPACK is asked for more, and takes another way"),
+)  # fmt: skip
+"""Where results may differ from eager's in the last digits: packets, units of the last place, whether these count at 1.0 for results below it (terms
+cancel), and why. Everything else gives the same bits."""
+
+
+def rounding_of(packet: str) -> tuple[float, bool, str]:
+    """(units of the last place, at 1.0 at least, why); zeros where results are bit for bit eager's."""
+    return next((row[1:] for row in ROUNDED if re.fullmatch(row[0], packet)), (0.0, False, ""))
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """kind: decomposed, view (decomposed, and an alias of its argument in eager), composite, library or outside."""
@@ -103,4 +121,4 @@ def _classified(packet: str, op: Any) -> Operator:
     return Operator(op, "library", _matching(LIBRARY_WHY, packet))
 
 
-__all__ = ["LIBRARY_WHY", "OUTSIDE", "Operator", "public_operators"]
+__all__ = ["LIBRARY_WHY", "OUTSIDE", "ROUNDED", "Operator", "public_operators", "rounding_of"]

@@ -9,11 +9,12 @@ import argparse
 import collections
 import math
 import operator
+import re
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from torch import fx
 from magneto.backends import pipeline
 from magneto.backends.pipeline import Pass, Unit
 from magneto.base.flags import config
-from magneto.prims.operators import Operator, public_operators
-from tests.prims.operator_samples import DTYPES, FLOATS, INTEGERS, KINDS, Call, Kind, calls_of
+from magneto.prims.operators import Operator, public_operators, rounding_of
+from tests.prims.operator_samples import DTYPES, KINDS, Call, Kind, calls_of
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -41,7 +42,7 @@ def as_graph(op: Any, call: Call, count: int) -> tuple[fx.GraphModule, list[torc
         if isinstance(value, torch.Tensor):
             inputs.append(value)
             return graph.placeholder(f"x{len(inputs)}")
-        return [place(item) for item in value] if isinstance(value, list) else value
+        return type(value)(place(item) for item in value) if isinstance(value, (list, tuple)) else value
 
     args = tuple(place(arg) for arg in call[0])
     kwargs = {name: place(arg) for name, arg in call[1].items()}
@@ -120,29 +121,44 @@ def run_compiled(gm: fx.GraphModule, inputs: list[torch.Tensor], grad: bool, hal
 # ---- comparing -----------------------------------------------------------------------------------------------------------
 
 
-def distances(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+@dataclass(frozen=True)
+class Bound:
+    """How far from eager a result may be: units in the last place (0: the same bits), of 1.0 at least for smaller results when `cancels`."""
+
+    ulps: float = 0.0
+    cancels: bool = False
+
+    def __bool__(self) -> bool:
+        return self.ulps > 0
+
+
+EXACT = Bound()
+
+
+def distances(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, cancels: bool) -> torch.Tensor:
     """Distance of each element in units of the last place that `dtype` has at the expected value; inf where nan or infinities differ."""
     info = torch.finfo(dtype)
+    smallest = 1.0 if cancels else info.tiny
     a, e = got.double(), expected.double()
-    exponent = torch.frexp(e.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=info.tiny))[1] - 1
+    exponent = torch.frexp(e.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=smallest))[1] - 1
     apart = (a - e).abs() / torch.ldexp(torch.full_like(e, info.eps), exponent)
     apart = torch.where(a.isfinite() & e.isfinite(), apart, math.inf)
     return torch.where((a == e) | (a.isnan() & e.isnan()), 0.0, apart)
 
 
-def rounding(got: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor | None, bound: float) -> torch.Tensor:
+def rounding(got: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor | None, bound: Bound) -> torch.Tensor:
     """Which elements are wrong: further than `bound` ulps from eager, and (where float64 says what is right) further from the truth than eager is."""
     if not bound:
         return (got != expected) & ~(got.isnan() & expected.isnan()) | ((got == 0) & (torch.signbit(got) != torch.signbit(expected)))
-    wrong = distances(got, expected, expected.dtype) > bound
+    wrong = distances(got, expected, expected.dtype, bound.cancels) > bound.ulps
     if exact is not None and exact.shape == got.shape and exact.dtype is torch.float64 and bool(wrong.any()):
         rounded = exact.to(got.dtype).double().where(exact.to(got.dtype).isinf(), exact)
-        ours, theirs = distances(got, rounded, got.dtype), distances(expected, rounded, got.dtype)
-        wrong = wrong & (ours > torch.maximum(2 * theirs, torch.full_like(theirs, bound)))
+        ours, theirs = (distances(x, rounded, got.dtype, bound.cancels) for x in (got, expected))
+        wrong = wrong & (ours > torch.maximum(2 * theirs, torch.full_like(theirs, bound.ulps)))
     return wrong
 
 
-def differ(got: Any, expected: Any, exact: Any, bound: float, strides: bool = True) -> str:
+def differ(got: Any, expected: Any, exact: Any, bound: Bound, strides: bool = True) -> str:
     """What differs, in words; '' when nothing does. `exact`: the results in float64, or None."""
     if isinstance(expected, (list, tuple)):
         several = exact if isinstance(exact, (list, tuple)) and len(exact) == len(expected) else [None] * len(expected)
@@ -181,8 +197,8 @@ def in_double(call: Call) -> Call:
     def wide(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.double() if value.dtype.is_floating_point else value
-        if isinstance(value, list):
-            return [wide(item) for item in value]
+        if isinstance(value, (list, tuple)):
+            return type(value)(wide(item) for item in value)
         return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
     return tuple(wide(arg) for arg in call[0]), {name: wide(arg) for name, arg in call[1].items()}
@@ -194,9 +210,14 @@ def exact_run(op: Any, call: Call, count: int, grad: bool) -> Run:
 
 
 def check(
-    op: Any, call: Call, bound: float = 0.0, half: tuple[Pass, ...] = pipeline.CALL_HALF_DECOMPOSED, grad: bool = False, strides: bool = True
+    op: Any,
+    call: Call,
+    bound: Bound = EXACT,
+    half: tuple[Pass, ...] = pipeline.CALL_HALF_DECOMPOSED,
+    grad: bool = False,
+    strides: bool = True,
 ) -> Outcome:
-    """One call through the recipe with `half` against eager. `bound`: ulps allowed (0: the same bits)."""
+    """One call through the recipe with `half` against eager."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -219,7 +240,7 @@ def check(
     return Outcome(problem, eager.error is not None, op in seen.targets, seen.fallback)
 
 
-def gradients_differ(got: list[Any], expected: list[Any], exact: list[Any], bound: float) -> str:
+def gradients_differ(got: list[Any], expected: list[Any], exact: list[Any], bound: Bound) -> str:
     if [g is None for g in got] != [e is None for e in expected]:
         return f" gradients {got} for {expected}"
     several = exact if len(exact) == len(expected) else [None] * len(expected)
@@ -232,11 +253,20 @@ def gradients_differ(got: list[Any], expected: list[Any], exact: list[Any], boun
 
 # ---- the whole table -----------------------------------------------------------------------------------------------------
 
-ULPS: dict[str, float] = {}
+FINITE = r"gelu|linalg_.*|.*(det|cond|svd|qr|inverse|eig).*"
+"""Operators for which eager's vector loop and its tail disagree about infinities, or that LAPACK refuses on them."""
+
+KNOWN: dict[str, str] = {
+    "quantile": "PyTorch reads numbers of q while it is traced; dynamo's regions check them",
+    "nanquantile": "as quantile",
+    "multilabel_margin_loss": "of nothing: memory that eager has not written",
+    "cdist": "chooses its way by size",
+}
+"""Packets that are not compared, and why."""
 
 
-def bound_of(op: Any, dtype: torch.dtype) -> float:
-    return ULPS.get(str(op).removeprefix("aten.").partition(".")[0], 0.0)
+def bound_of(row: Operator) -> Bound:
+    return Bound(*rounding_of(row.packet)[:2])
 
 
 def is_random(row: Operator) -> bool:
@@ -246,9 +276,13 @@ def is_random(row: Operator) -> bool:
 UNDEFINED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize resize_as empty_quantized".split())
 
 
-def testable(row: Operator) -> bool:
+def comparable(row: Operator) -> bool:
     """Not random, not uninitialised, an operation."""
-    return row.kind != "outside" and not is_random(row) and row.packet not in UNDEFINED
+    return row.kind != "outside" and not is_random(row) and row.packet not in UNDEFINED and row.packet not in KNOWN
+
+
+def special_for(row: Operator, kind: Kind) -> Kind:
+    return replace(kind, special=False) if re.fullmatch(FINITE, row.packet) else kind
 
 
 def describe(call: Call) -> str:
@@ -261,6 +295,7 @@ def describe(call: Call) -> str:
 
 
 def kinds(dtypes: tuple[torch.dtype, ...], few: bool = False) -> Iterator[Kind]:
+    """Every way to make tensors; `few`: sizes only, no layouts."""
     for dtype in dtypes:
         for layout, shape in KINDS[6:] if few else KINDS:
             yield Kind(dtype, layout, shape)
@@ -275,19 +310,22 @@ def main() -> None:
     parser.add_argument("--grad", action="store_true")
     parser.add_argument("--kind", default="")
     parser.add_argument("--few", action="store_true", help="no layouts, only sizes")
-    parser.add_argument("--bound", type=float, default=0.0)
     parser.add_argument("--show", type=int, default=3)
     options = parser.parse_args()
     chosen = [d for d in DTYPES if not options.dtypes or str(d).removeprefix("torch.") in options.dtypes.split(",")]
     counts: collections.Counter[str] = collections.Counter()
     start = time.process_time()
     for row in public_operators():
-        if not testable(row) or (options.names and row.packet not in options.names) or (options.kind and row.kind not in options.kind.split(",")):
+        if (
+            not comparable(row)
+            or (options.names and row.packet not in options.names)
+            or (options.kind and row.kind not in options.kind.split(","))
+        ):
             continue
         worked = problems = 0
         for kind in kinds(tuple(chosen), options.few):
-            for call in calls_of(row.op, kind):
-                outcome = check(row.op, call, options.bound, grad=options.grad)
+            for call in calls_of(row.op, special_for(row, kind)):
+                outcome = check(row.op, call, bound_of(row), grad=options.grad)
                 counts["calls"] += 1
                 counts["refused"] += outcome.refused
                 worked += not outcome.refused

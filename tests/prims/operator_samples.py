@@ -125,7 +125,9 @@ class Maker:
             count = min(len(extremes), n - 3)
             first = (self.made * 5) % len(extremes)
             rolled = (extremes[first:] + extremes[:first])[:count]
-            x[torch.randperm(n, generator=generator)[:count]] = torch.tensor(rolled, dtype=torch.float64 if dtype.is_floating_point else dtype).to(dtype)
+            x[torch.randperm(n, generator=generator)[:count]] = torch.tensor(
+                rolled, dtype=torch.float64 if dtype.is_floating_point else dtype
+            ).to(dtype)
         return x.reshape(tuple(shape))
 
     def positive(self, *shape: int) -> torch.Tensor:
@@ -143,7 +145,7 @@ class Maker:
 
 # ---- arguments by name and type ------------------------------------------------------------------------------------------
 
-NUMBERS: tuple[Any, ...] = (2, -1.5, 0, True, -3, 2.5, 255)
+NUMBERS: tuple[Any, ...] = (2, -1.5, 0, True, -3, 0.1, 255)
 BY_NAME: dict[str, tuple[Any, ...]] = {
     "dim": (0, -1),
     "dims": ([0], [-1, 0]),
@@ -290,12 +292,12 @@ def _later(kind: Kind) -> Maker:
 
 
 def _broadcasting(required: list[Any], call: Callable[..., Call]) -> Iterator[Call]:
-    """The last tensor smaller than the others: a row, a single element, no dimensions."""
+    """The last tensor laid out otherwise, or smaller than the others: a row, a single element, no dimensions."""
     args, kwargs = call()
     last = max((i for i, a in enumerate(args) if isinstance(a, torch.Tensor)), default=None)
     if last is None or not args[last].ndim or not args[last].numel():
         return
-    for smaller in (args[last][:1], args[last].flatten()[0], args[last][0]):
+    for smaller in (transposed(args[last]), args[last][:1], args[last].flatten()[0], args[last][0]):
         yield (*args[:last], smaller, *args[last + 1 :]), kwargs
 
 
@@ -339,7 +341,7 @@ def from_rows(op: Any, kind: Kind) -> Iterator[Call]:
 def _laid_out(value: Any, kind: Kind) -> Any:
     if isinstance(value, torch.Tensor):
         return LAYOUTS[kind.layout](value)
-    return [_laid_out(item, kind) for item in value] if isinstance(value, list) else value
+    return type(value)(_laid_out(item, kind) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def accepts(op: Any, call: Call) -> bool:

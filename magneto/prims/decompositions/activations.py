@@ -7,6 +7,7 @@ from typing import Any
 
 from magneto.graph.promotion import FLOAT, category
 from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.pointwise import at_least, at_most
 from magneto.prims.decompositions.rows import LIBRARY, elementwise
 from magneto.prims.value import Value
 
@@ -47,7 +48,7 @@ def _tanh_backward(grad: Value, output: Value) -> Value:
 @row("relu")
 @elementwise(1)
 def _relu(x: Value) -> Value:
-    return x.maximum(0 if not _floats(x) else 0.0)
+    return at_least(x, 0.0 if _floats(x) else 0)
 
 
 @row("threshold")
@@ -106,7 +107,7 @@ def _mish(x: Value) -> Value:
 @row("hardtanh")
 @elementwise(1)
 def _hardtanh(x: Value, low: Any = -1, high: Any = 1) -> Any:
-    return x.maximum(float(low)).minimum(float(high)) if _floats(x) else LIBRARY
+    return at_most(at_least(x, float(low)), float(high)) if _floats(x) else LIBRARY
 
 
 @row("hardtanh_backward")
@@ -118,7 +119,7 @@ def _hardtanh_backward(grad: Value, x: Value, low: Any, high: Any) -> Value:
 @row("relu6")
 @elementwise(1)
 def _relu6(x: Value) -> Any:
-    return x.maximum(0.0).minimum(6.0) if _floats(x) else LIBRARY
+    return at_most(at_least(x, 0.0), 6.0) if _floats(x) else LIBRARY
 
 
 @row("hardswish")

@@ -21,8 +21,8 @@ def _reduced(x: Value, reduction: int) -> Value:
     return total / float(x.numel()) if reduction == 1 else total
 
 
-def _loss(formula: Any) -> Any:
-    """A loss of (input, target): computed in float32 for half types and rounded once."""
+def _loss(formula: Any, stepwise: bool) -> Any:
+    """A loss of (input, target): computed in float32 for half types and rounded once; `stepwise`: the kernel rounds the difference too."""
 
     def decomposition(b: Builder, x: Value, target: Value, reduction: int = 1, *parameters: Any) -> Any:
         dtype = promoted((x, target))
@@ -31,7 +31,8 @@ def _loss(formula: Any) -> Any:
         first, second = common((x, target), compute_type(dtype))
         if first.numel() == 0:
             return LIBRARY
-        elements = formula(first, second, *parameters)
+        difference = first - second
+        elements = formula(difference.to(dtype).to(first.dtype) if stepwise else difference, *parameters)
         if compute_type(dtype) is not dtype:
             elements = elements.to(dtype).to(compute_type(dtype))
         return _reduced(elements, reduction).to(dtype)
@@ -39,26 +40,25 @@ def _loss(formula: Any) -> Any:
     return decomposition
 
 
-def _squared(x: Value, target: Value) -> Value:
-    difference = x - target
+def _squared(difference: Value) -> Value:
     return difference * difference
 
 
-def _smooth_l1(x: Value, target: Value, beta: float = 1.0) -> Value:
-    distance = (x - target).unary("abs")
+def _smooth_l1(difference: Value, beta: float = 1.0) -> Value:
+    distance = difference.unary("abs")
     if beta == 0:
         return distance
     return (distance < beta).where(0.5 * distance * distance / beta, distance - 0.5 * beta)
 
 
-def _huber(x: Value, target: Value, delta: float = 1.0) -> Value:
-    distance = (x - target).unary("abs")
+def _huber(difference: Value, delta: float = 1.0) -> Value:
+    distance = difference.unary("abs")
     return (distance <= delta).where(0.5 * distance * distance, delta * (distance - 0.5 * delta))
 
 
-row("mse_loss.default")(_loss(_squared))
-row("smooth_l1_loss.default")(_loss(_smooth_l1))
-row("huber_loss.default")(_loss(_huber))
+row("mse_loss.default")(_loss(_squared, True))
+row("smooth_l1_loss.default")(_loss(_smooth_l1, False))
+row("huber_loss.default")(_loss(_huber, True))
 
 
 @row("binary_cross_entropy.default")

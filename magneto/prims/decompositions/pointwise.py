@@ -141,27 +141,30 @@ def _scaled(value: Any, alpha: Any) -> Any:
 
 
 @row("add.Tensor", "add.Scalar")
-@elementwise(2, exact_numbers=True)
+@elementwise(2, exact_numbers="gpu")
 def _add(left: Any, right: Any, alpha: Any = 1) -> Any:
-    if (left if type(left) is Value else right).dtype is torch.bool:
+    if _dtype_of(left, right) is torch.bool:
         return left | right if alpha == 1 else LIBRARY
     return left + _scaled(right, alpha)
 
 
 @row("sub.Tensor", "sub.Scalar")
-@elementwise(2, exact_numbers=True)
+@elementwise(2, exact_numbers="gpu")
 def _sub(left: Any, right: Any, alpha: Any = 1) -> Any:
-    if (left if type(left) is Value else right).dtype is torch.bool:
+    """The kernel adds -alpha times the right side, which shows in the sign of zero."""
+    if _dtype_of(left, right) is torch.bool:
         return LIBRARY
-    return left - _scaled(right, alpha)
+    return left - right if alpha == 1 else left + _scaled(right, -alpha)
 
 
 @row("rsub.Tensor", "rsub.Scalar")
-@elementwise(2, exact_numbers=True)
-def _rsub(left: Any, right: Any, alpha: Any = 1) -> Any:
-    if left.dtype is torch.bool:
-        return LIBRARY
-    return right - _scaled(left, alpha)
+def _rsub(b: Builder, left: Any, right: Any, alpha: Any = 1) -> Any:
+    return _sub(b, right, left, alpha)
+
+
+def _dtype_of(left: Any, right: Any) -> torch.dtype:
+    dtype: torch.dtype = (left if type(left) is Value else right).dtype
+    return dtype
 
 
 @row("mul.Tensor", "mul.Scalar")
@@ -316,7 +319,7 @@ def _pow_scalar(b: Builder, x: Value, exponent: Any) -> Any:
     if exponent == 2:
         return (wide * wide).to(dtype)
     if exponent == 3:
-        return (wide * wide * wide).to(dtype)
+        return ((wide * wide).to(dtype).to(wide.dtype) * wide).to(dtype)
     if category(dtype) <= INTEGER:
         return LIBRARY
     if dtype is torch.float16:  # that kernel knows no special cases
@@ -328,7 +331,7 @@ def _pow_scalar(b: Builder, x: Value, exponent: Any) -> Any:
     if exponent == -1:
         return wide.unary("reciprocal").to(dtype)
     if exponent == -2:
-        return (wide * wide).unary("reciprocal").to(dtype)
+        return (wide * wide).to(dtype).to(wide.dtype).unary("reciprocal").to(dtype)
     return wide._binary("pow", float(exponent)).to(dtype)
 
 
@@ -383,8 +386,18 @@ def _clamped(x: Value, low: Any, high: Any) -> Any:
     if x.dtype is torch.bool:
         return LIBRARY
     if low is not None:
-        x = x.maximum(low)
-    return x if high is None else x.minimum(high)
+        x = at_least(x, low)
+    return x if high is None else at_most(x, high)
+
+
+def at_least(x: Value, low: Any) -> Value:
+    """maximum, where equal operands (zeros of either sign) give `x`."""
+    return x._binary("maximum", low, True)
+
+
+def at_most(x: Value, high: Any) -> Value:
+    """minimum, where equal operands (zeros of either sign) give `x`."""
+    return x._binary("minimum", high, True)
 
 
 @row("lerp.Scalar", "lerp.Tensor")

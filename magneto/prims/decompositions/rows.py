@@ -74,11 +74,17 @@ def stored_number(value: Any, dtype: torch.dtype) -> Any:
     return number_of(value, dtype)
 
 
-def elementwise(count: int, kind: str = "promote", exact_numbers: bool = False) -> Callable[[Row], Row]:
+def _unrounded(exact_numbers: bool | str, operands: Sequence[Any]) -> bool:
+    if exact_numbers != "gpu":
+        return bool(exact_numbers)
+    return any(type(x) is Value and x.shape and x.device.type != "cpu" for x in operands)
+
+
+def elementwise(count: int, kind: str = "promote", exact_numbers: bool | str = False) -> Callable[[Row], Row]:
     """Make a row of a formula over `count` operands: promote, broadcast, compute half precision in float32, round the result.
 
     kind: promote, float (integers become floats) or bool (the formula's result is a truth value).
-    exact_numbers: on half precision a number or 0-d tensor takes part unrounded (add, mul, div); other kernels round it to the dtype.
+    exact_numbers: on half precision a number or 0-d tensor takes part unrounded (mul, div; "gpu": not on the CPU: add, sub); other kernels round it to the dtype.
     """
 
     def wrap(formula: Row) -> Row:
@@ -88,7 +94,7 @@ def elementwise(count: int, kind: str = "promote", exact_numbers: bool = False) 
             if category(dtype) == COMPLEX:
                 return LIBRARY
             wide = compute_type(dtype)
-            if wide is not dtype and not exact_numbers:
+            if wide is not dtype and not _unrounded(exact_numbers, operands):
                 operands = tuple(x.to(dtype) if type(x) is Value else rounded_number(x, dtype) for x in operands)
             result = formula(*common(operands, wide), *args[count:], **kwargs)
             if result is LIBRARY or kind == "bool":

@@ -80,6 +80,15 @@ def remainder(a: Array, b: Array) -> Array:
     return np.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
 
 
+def maximum(a: Array, b: Array) -> Array:
+    """Of equal operands (zeros of either sign) the second; nan wins."""
+    return np.where((a > b) | (a != a), a, b)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    return np.where((a < b) | (a != a), a, b)
+
+
 def shift_left(a: Array, b: Array) -> Array:
     """Shifts of the width or more, and negative ones, give 0."""
     bits = a.dtype.itemsize * 8

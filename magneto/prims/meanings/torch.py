@@ -36,7 +36,9 @@ def number_first(fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
 
 
 def maximum(a: Tensor, b: Any) -> Tensor:
-    return torch.maximum(a, _tensor(b, a))
+    """Of equal operands (zeros of either sign) the second, as in the kernels; nan wins."""
+    b = _tensor(b, a)
+    return torch.where((a > b) | (a != a), a, b) if a.is_floating_point() else torch.maximum(a, b)
 
 
 def atan2(a: Tensor, b: Any) -> Tensor:
@@ -44,7 +46,9 @@ def atan2(a: Tensor, b: Any) -> Tensor:
 
 
 def minimum(a: Tensor, b: Any) -> Tensor:
-    return torch.minimum(a, _tensor(b, a))
+    """Of equal operands (zeros of either sign) the second, as in the kernels; nan wins."""
+    b = _tensor(b, a)
+    return torch.where((a < b) | (a != a), a, b) if a.is_floating_point() else torch.minimum(a, b)
 
 
 def power(a: Tensor, b: Any) -> Tensor:

@@ -1,0 +1,61 @@
+"""Every public operator of ATen, with arguments made from its schema, decomposed and called in eager: the same values, dtypes, strides, exceptions.
+
+Each operator meets float32 in one layout and one other dtype here; `MAGNETO_WHOLE_PRIMS=1` runs all dtypes and layouts, and all gradients.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from magneto.prims.operators import Operator, public_operators
+from tests.prims.exactness import bound_of, check, comparable, describe, kinds, special_for
+from tests.prims.operator_samples import DTYPES, FLOATS, KINDS, Kind, calls_of
+
+OPERATORS = [row for row in public_operators() if comparable(row)]
+CHUNKS = 16
+OTHER_DTYPES = [dtype for dtype in DTYPES if dtype is not torch.float32]
+CALLS = 6
+
+
+def wrong_of(row: Operator, chosen: list[Kind], limit: int, grad: bool = False) -> Iterator[str]:
+    """What differs in at most `limit` calls of each kind."""
+    for kind in chosen:
+        calls = list(calls_of(row.op, special_for(row, kind)))
+        step = max(len(calls) // limit, 1)
+        for call in calls[::step][:limit]:
+            outcome = check(row.op, call, bound_of(row), grad=grad)
+            if outcome.problem:
+                yield f"{row.name} {kind} {describe(call)}: {outcome.problem[:300]}"
+
+
+def chosen_for(number: int) -> list[Kind]:
+    """One layout of float32, one size of another dtype."""
+    layout, shape = KINDS[number % len(KINDS)]
+    size = KINDS[6 + number % 4][1]
+    return [Kind(torch.float32, layout, shape), Kind(OTHER_DTYPES[number % len(OTHER_DTYPES)], shape=size)]
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_operators_are_exact(chunk: int) -> None:
+    wrong = [text for number in range(chunk, len(OPERATORS), CHUNKS) for text in wrong_of(OPERATORS[number], chosen_for(number), CALLS)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MAGNETO_WHOLE_PRIMS" not in os.environ, reason="a quarter of an hour; MAGNETO_WHOLE_PRIMS=1 runs it")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_whole_table(dtype: torch.dtype) -> None:
+    wrong = [text for row in OPERATORS for text in wrong_of(row, list(kinds((dtype,))), 10_000)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MAGNETO_WHOLE_PRIMS" not in os.environ, reason="minutes; MAGNETO_WHOLE_PRIMS=1 runs it")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_all_gradients(dtype: torch.dtype) -> None:
+    wrong = [text for row in OPERATORS for text in wrong_of(row, list(kinds((dtype,), few=True)), 8, grad=True)]
+    assert not wrong, "\n".join(wrong)

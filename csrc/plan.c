@@ -8,6 +8,7 @@
  *   ("VIEW",   dst, src, callable, args, keep)       callable(src, *args)
  *   ("KERNEL", address, registers, release_gil)      int f(void *const *data): pointers of the registers' tensors; the result
  *                                                    is 0, or has bits 1 (index out of range), 2 (integer division by zero)
+ *   ("TABLE",  address, registers, work, release_gil) int f(void *const *data, const int64_t *work): as KERNEL; `work` is constant
  *   ("CALL",   dst, callable, registers, kwnames)    the last len(kwnames) registers are keyword arguments; dst -1 drops the result
  *   ("LIST",   dst, registers)
  *   ("UNPACK", src, dsts)                            dst -1 skips an element
@@ -28,8 +29,9 @@
 #include <string.h>
 #include "dlpack.h"
 
-typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE } PlanOp;
+typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_TABLE, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE } PlanOp;
 typedef int (*PlanKernel)(void *const *data);
+typedef int (*PlanTable)(void *const *data, const int64_t *work);
 
 typedef struct {
     PlanOp op;
@@ -38,7 +40,7 @@ typedef struct {
     int flag;          /* keep, or release_gil */
     int slot;          /* kept VIEW: index into the workspace's remembered sources */
     int *regs;         /* owned */
-    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides */
+    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides; TABLE: work */
     PlanKernel kernel;
     PyObject *callable, *args, *kwargs; /* owned; kwargs is a dict (ALLOC) or a tuple of names (CALL) */
 } PlanInstr;
@@ -258,12 +260,10 @@ run_kernel(const PlanInstr *in, Workspace *ws, void **pointers)
     for (int i = 0; i < in->n; i++)
         if (plan_pointer(ws, in->regs[i], &pointers[i]) < 0) return -1;
     int status;
-    if (in->flag) {
-        Py_BEGIN_ALLOW_THREADS
-        status = in->kernel((void *const *)pointers);
-        Py_END_ALLOW_THREADS
-    }
+    PyThreadState *ts = in->flag ? PyEval_SaveThread() : NULL;
+    if (in->op == OP_TABLE) status = ((PlanTable)in->kernel)((void *const *)pointers, in->layout);
     else status = in->kernel((void *const *)pointers);
+    if (ts != NULL) PyEval_RestoreThread(ts);
     if (status == 0) return 0;
     if (status & 1) PyErr_SetString(PyExc_IndexError, "index out of range in self");
     else PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError");
@@ -366,6 +366,7 @@ plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
     for (const PlanInstr *in = plan->code, *end = in + plan->n_code; in < end; in++) {
         int failed = 0;
         switch (in->op) {
+        case OP_TABLE:
         case OP_KERNEL: failed = run_kernel(in, ws, scratch); break;
         case OP_CALL: failed = run_call(in, ws, scratch); break;
         case OP_ALLOC: failed = run_alloc(in, ws); break;
@@ -518,6 +519,30 @@ parse_kernel(PlanObject *plan, PyObject *t, PlanInstr *in)
 }
 
 static int
+parse_table(PlanObject *plan, PyObject *t, PlanInstr *in)
+{
+    const char *op;
+    PyObject *address, *regs, *work;
+    if (!PyArg_ParseTuple(t, "sOOO!p", &op, &address, &regs, &PyTuple_Type, &work, &in->flag)) return -1;
+    in->op = OP_TABLE;
+    *(void **)&in->kernel = PyLong_AsVoidPtr(address);
+    if (in->kernel == NULL) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "TABLE needs an address");
+        return -1;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(work);
+    if ((in->layout = PyMem_Malloc(sizeof(int64_t) * (size_t)(n + 1))) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        in->layout[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(work, i));
+        if (in->layout[i] == -1 && PyErr_Occurred()) return -1;
+    }
+    return parse_regs(plan, regs, &in->regs, &in->n, 0);
+}
+
+static int
 parse_alloc(PlanObject *plan, PyObject *t, PlanInstr *in)
 {
     const char *op;
@@ -635,6 +660,7 @@ parse_instruction(PlanObject *plan, PyObject *t)
     if (strcmp(op, "CONST") == 0) return parse_const(plan, t);
     PlanInstr *in = &plan->code[plan->n_code++];
     if (strcmp(op, "KERNEL") == 0) return parse_kernel(plan, t, in);
+    if (strcmp(op, "TABLE") == 0) return parse_table(plan, t, in);
     if (strcmp(op, "ALLOC") == 0) return parse_alloc(plan, t, in);
     if (strcmp(op, "VIEW") == 0) return parse_view(plan, t, in);
     if (strcmp(op, "CALL") == 0) return parse_call(plan, t, in);
@@ -654,7 +680,7 @@ plan_verify(PlanObject *plan)
     for (int r = 0; r < plan->n_registers; r++) defined[r] = plan->kind[r] == REG_INPUT || plan->kind[r] == REG_CONST;
     for (Py_ssize_t i = 0; i < plan->n_code; i++) {
         PlanInstr *in = &plan->code[i];
-        int bad = -1, reads = in->op == OP_KERNEL || in->op == OP_CALL || in->op == OP_LIST || in->op == OP_FREE;
+        int bad = -1, reads = in->op == OP_KERNEL || in->op == OP_TABLE || in->op == OP_CALL || in->op == OP_LIST || in->op == OP_FREE;
         if ((in->op == OP_VIEW || in->op == OP_UNPACK) && !defined[in->src]) bad = in->src;
         if (in->op == OP_LAYOUT && !defined[in->dst]) bad = in->dst;
         for (int k = 0; reads && k < in->n; k++) {
@@ -669,7 +695,7 @@ plan_verify(PlanObject *plan)
             for (int k = 0; k < in->n; k++)
                 if (in->regs[k] >= 0) defined[in->regs[k]] = 1;
         }
-        else if (in->op != OP_KERNEL && in->op != OP_FREE && in->dst >= 0) defined[in->dst] = 1;
+        else if (in->op != OP_KERNEL && in->op != OP_TABLE && in->op != OP_FREE && in->dst >= 0) defined[in->dst] = 1;
     }
     for (int i = 0; i < plan->n_outputs; i++)
         if (!defined[plan->outputs[i]]) {

@@ -20,6 +20,7 @@ from magneto.base.events import counter, emit, timer
 from magneto.base.logs import KERNELS, LOOPS, dump, log, logging, trace_kernel
 from magneto.inductor.codegen.cpp import kernel_text
 from magneto.inductor.codegen.cpp_preamble import preamble
+from magneto.inductor.codegen.cpp_table import table_text
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.plan import PlanCode, plan_code, show_plan
 from magneto.inductor.loops.ir import LibraryCall, Origin, Program, ViewOf
@@ -29,9 +30,10 @@ from magneto.inductor.runtime.build import KernelText, build
 from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.kernel import Kernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.schedule import Schedule, schedule
+from magneto.inductor.schedule.table import gather
 
 Compiled = Callable[..., Sequence[Any]]
 
@@ -89,9 +91,9 @@ def compile_program(program: Program, name: str = "program") -> _C.Plan:
 
 def _planned(program: Program, name: str, written: Mapping[int, int]) -> tuple[_C.Plan, frozenset[int]]:
     with timer("schedule"):
-        plan = write_inputs(schedule(program), written)
+        plan = gather(write_inputs(schedule(program), written))
     with timer("codegen"):
-        kernels = {step: _text_of(step, name) for step in plan.steps if isinstance(step, FusedKernel)}
+        kernels = {step: _text_of(step, name) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("build"):
         addresses = _built(list(kernels.values()))
     with timer("plan"):
@@ -102,15 +104,16 @@ def _planned(program: Program, name: str, written: Mapping[int, int]) -> tuple[_
     return made, frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
 
 
-def _text_of(step: FusedKernel, name: str) -> KernelText:
-    kernel = KernelText.of(kernel_text(step), preamble(vector_math_level()))
+def _text_of(step: Kernel, name: str) -> KernelText:
+    text = table_text(step) if isinstance(step, TableKernel) else kernel_text(step)
+    kernel = KernelText.of(text, preamble(vector_math_level()))
     trace_kernel(lambda: f"{describe(step)}\n{kernel.source}", f"{name}: {', '.join(step.stored)}")
     if logging(KERNELS):
         log(KERNELS, f"{name}: {kernel.symbol} computes {', '.join(step.stored)}")
     return kernel
 
 
-def describe(step: FusedKernel) -> str:
+def describe(step: Kernel) -> str:
     """What a kernel computes and why it is one, as a C comment: operations, the user's lines, fusion decisions."""
     lines = [f"/* {' '.join(dict.fromkeys(o.target for o in step.origins)) or 'loop'}"]
     lines += [f"   {file}:{line} in {function}" for file, line, function in user_lines(step.origins)]
@@ -135,7 +138,7 @@ def _built(kernels: list[KernelText]) -> dict[str, int]:
     return result
 
 
-def _report(name: str, plan: Schedule, kernels: dict[FusedKernel, KernelText], code: PlanCode) -> None:
+def _report(name: str, plan: Schedule, kernels: dict[Kernel, KernelText], code: PlanCode) -> None:
     calls = sum(isinstance(step, LibraryCall) for step in plan.steps)
     distinct = len({kernel.hash for kernel in kernels.values()})
     for step, kernel in {kernel.hash: (step, kernel) for step, kernel in kernels.items()}.values():

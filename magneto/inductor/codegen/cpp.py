@@ -55,12 +55,12 @@ def parameters(kernel: FusedKernel) -> tuple[str, ...]:
 
 def kernel_text(kernel: FusedKernel) -> str:
     """The C function, named SYMBOL."""
-    return _Writer(kernel).text()
+    return Writer(kernel).text()
 
 
-class _Writer:
-    def __init__(self, kernel: FusedKernel) -> None:
-        self.nest: Nest = nest_of(kernel)
+class Writer:
+    def __init__(self, kernel: FusedKernel, nest: Nest | None = None) -> None:
+        self.nest: Nest = nest or nest_of(kernel)
         self.kernel = self.nest.kernel
         self.members = {m.name: m for m in self.kernel.members}
         self.stages = member_stages(self.kernel.members)
@@ -391,7 +391,7 @@ class Fill:
 
     def __init__(
         self,
-        writer: _Writer,
+        writer: Writer,
         stores: Sequence[Member] = (),
         folds: Sequence[Fold] = (),
         keeps: Sequence[Member] = (),

@@ -10,10 +10,10 @@ from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_types import compute_type, to_memory
 
 if TYPE_CHECKING:
-    from magneto.inductor.codegen.cpp import _Writer
+    from magneto.inductor.codegen.cpp import Writer
 
 
-def write_split(writer: _Writer) -> list[str]:
+def write_split(writer: Writer) -> list[str]:
     """The statements of a kernel in split mode."""
     nest, emitter, kernel = writer.nest, writer.emitter, writer.kernel
     rows = nest.iterations // nest.portions
@@ -54,7 +54,7 @@ def write_split(writer: _Writer) -> list[str]:
     return body
 
 
-def _answer(writer: _Writer, results: dict[str, tuple[str, Fold]], row: str) -> None:
+def _answer(writer: Writer, results: dict[str, tuple[str, Fold]], row: str) -> None:
     """Results of earlier passes as values of the row scope."""
     emitter = writer.emitter
     depth = len(emitter.scopes) - 1
@@ -66,7 +66,7 @@ def _answer(writer: _Writer, results: dict[str, tuple[str, Fold]], row: str) -> 
     emitter._depth_memo.clear()
 
 
-def _over_rows(writer: _Writer, rows: int, results: dict[str, tuple[str, Fold]], members: list) -> list[str]:  # type: ignore[type-arg]
+def _over_rows(writer: Writer, rows: int, results: dict[str, tuple[str, Fold]], members: list) -> list[str]:  # type: ignore[type-arg]
     """A serial loop over the rows that stores row values."""
     nest, emitter = writer.nest, writer.emitter
     lines, symbols = [], {}

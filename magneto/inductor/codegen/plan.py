@@ -15,8 +15,9 @@ import torch
 from magneto.base.events import counter
 from magneto.inductor.codegen.calls import fast_callable
 from magneto.inductor.codegen.cpp import parameters
+from magneto.inductor.codegen.cpp_table import work_of
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf, iter_views
-from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, TableKernel
 from magneto.inductor.schedule.memory import Memory
 from magneto.inductor.schedule.schedule import Schedule
 
@@ -147,6 +148,11 @@ class _Builder:
         moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type,misc]
         self.instructions.append(("KERNEL", address, registers, moved >= RELEASE_GIL))
 
+    def table(self, step: TableKernel, address: int) -> None:
+        registers = tuple(self.buffer(name) for row in step.rows for name in row)
+        moved = sum(int(self.plan.buffers[name].nbytes) for row in step.rows for name in row)  # type: ignore[arg-type,misc]
+        self.instructions.append(("TABLE", address, registers, work_of(step.sizes), moved >= RELEASE_GIL))
+
     def allocate_rest(self) -> None:
         """Memory for all that follows: from here on inputs are written, and nothing may raise any more."""
         for step in self.plan.steps[self.position :]:
@@ -218,7 +224,7 @@ def _constant_key(value: Any) -> Any:
     return type(value), repr(value) if isinstance(value, float) else value
 
 
-def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[FusedKernel], int]) -> PlanCode:
+def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], int]) -> PlanCode:
     """The instructions of a schedule. `address_of`: the function of each kernel."""
     program = plan.program
     build = _Builder(plan, memory, len(program.inputs), count=len(program.inputs))
@@ -237,6 +243,8 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[FusedKernel]
             build.allocate_rest()
         if isinstance(step, FusedKernel):
             build.kernel(step, address_of(step))
+        elif isinstance(step, TableKernel):
+            build.table(step, address_of(step))
         else:
             build.call(step)
         build.free(position)

@@ -103,7 +103,28 @@ class FusedKernel:
         return self.stored
 
 
-Step: TypeAlias = "FusedKernel | LibraryCall"
+@dataclass(frozen=True, slots=True, eq=False)
+class TableKernel:
+    """`body` computes one row over generic buffers; `rows`: per row the buffers in the order of `body.parameters`; `sizes`: elements of each row."""
+
+    body: FusedKernel
+    rows: tuple[tuple[str, ...], ...]
+    sizes: tuple[int, ...]
+    stored: tuple[str, ...]
+    origins: tuple[Origin, ...] = ()
+    why: str = ""
+
+    def reads(self) -> tuple[str, ...]:
+        count = len(self.body.reads())
+        return tuple(dict.fromkeys(name for row in self.rows for name in row[:count]))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return self.stored
+
+
+Kernel: TypeAlias = "FusedKernel | TableKernel"
+Step: TypeAlias = "FusedKernel | TableKernel | LibraryCall"
 
 
 def member_loads(body: Value) -> list[Load]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from magneto.base.flags import config
 from magneto.inductor.loops.ir import LibraryCall, Program, ViewOf
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import FusedKernel, member_loads
+from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
 from magneto.inductor.schedule.schedule import Schedule
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -61,15 +61,15 @@ def plan_memory(plan: Schedule) -> Memory:
     return Memory(arena, free.top, frozenset(made_here & leaving), last, in_place)
 
 
-def _allocated(step: FusedKernel | LibraryCall) -> tuple[str, ...]:
+def _allocated(step: Step) -> tuple[str, ...]:
     """Buffers of a step whose memory the plan provides."""
-    if isinstance(step, FusedKernel):
+    if not isinstance(step, LibraryCall):
         return step.stored
     return tuple(b.name for b in step.buffers) if step.out_op is not None else ()
 
 
-def _touched(step: FusedKernel | LibraryCall) -> tuple[str, ...]:
-    if isinstance(step, FusedKernel):
+def _touched(step: Step) -> tuple[str, ...]:
+    if not isinstance(step, LibraryCall):
         return (*step.reads(), *step.stored)
     return (*(v.buffer for v in step.views), *step.mutates, *(b.name for b in step.buffers))
 
@@ -105,7 +105,7 @@ def _leaving(plan: Schedule) -> set[str]:
 
 def _taken_over(
     plan: Schedule,
-    step: FusedKernel | LibraryCall,
+    step: Step,
     name: str,
     position: int,
     last: Mapping[str, int],

@@ -41,7 +41,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
@@ -517,8 +517,17 @@ def walk_values(*roots: Value) -> list[Value]:
     return order
 
 
+_LOADS: WeakKeyDictionary[Value, list[Load]] = WeakKeyDictionary()
+
+
 def loads(body: Value) -> list[Load]:
-    return [v for v in walk_values(body) if isinstance(v, Load)]
+    """Every load of a body, each once. Not to be changed: bodies are asked again and again."""
+    found = _LOADS.get(body)
+    if found is None:
+        found = [v for v in walk_values(body) if isinstance(v, Load)]
+        if not isinstance(body, Load):  # it would keep itself alive
+            _LOADS[body] = found
+    return found
 
 
 def reads(node: Node) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ everything that can raise. And no kernel may read an input's old numbers after t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -22,9 +23,10 @@ def write_inputs(plan: Schedule, wanted: Mapping[int, int]) -> Schedule:
     """The schedule in which outputs go into inputs' memory where that is sound. `wanted`: output -> the input that is to receive it, and nobody else needs
     the output. What is done stands in `into` (buffer -> input) of the result, `last` says where the kernels begin that write inputs."""
     pairs = {}
+    leaving = Counter(view.buffer for view in plan.program.outputs if isinstance(view, ViewOf))
     for output, place in wanted.items():
         view, target = plan.program.outputs[output], plan.program.inputs[place]
-        if isinstance(view, ViewOf) and target is not None and _fits(plan, view, target, output):
+        if isinstance(view, ViewOf) and target is not None and _fits(plan, view, target, leaving):
             pairs[view.buffer] = target.name
     if not pairs:
         return plan
@@ -35,7 +37,7 @@ def write_inputs(plan: Schedule, wanted: Mapping[int, int]) -> Schedule:
     return replace(plan, steps=steps, into=pairs, last=first) if pairs else plan
 
 
-def _fits(plan: Schedule, view: ViewOf, target: Buffer, output: int) -> bool:
+def _fits(plan: Schedule, view: ViewOf, target: Buffer, leaving: Mapping[str, int]) -> bool:
     """Is the output a buffer of its own, laid out as the input, each element at a place of its own?"""
     buffer = plan.buffers[view.buffer]
     shape, strides = buffer.shape, buffer.strides
@@ -45,8 +47,7 @@ def _fits(plan: Schedule, view: ViewOf, target: Buffer, output: int) -> bool:
         return False
     if not same_layout(shape, strides, target.strides) or not is_dense(shape, strides):
         return False
-    others = [v.buffer for k, v in enumerate(plan.program.outputs) if k != output and isinstance(v, ViewOf)]
-    return buffer.name not in others and target.name not in others
+    return leaving[buffer.name] == 1 and target.name not in leaving
 
 
 def _reads_in_step(kernel: FusedKernel, name: str, target: str) -> bool:

@@ -10,9 +10,9 @@ from torch import fx
 
 
 def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """`compiled`, by default `gm.forward`; where it writes to inputs, with their values put back before an error leaves it.
+    """`compiled`, by default `gm.forward`; where it writes to inputs, with their values and histories put back before an error leaves it.
 
-    What autograd has recorded for a write cannot be taken back: such an error is marked `magneto_applied`, and passes through the region to the program.
+    What autograd has recorded for a write to a view cannot be taken back: such an error is marked `magneto_applied`, and passes through the region to the program.
     """
     forward: Callable[..., Any] = compiled or gm.forward
     written = gm.meta.get("magneto", {}).get("mutated_inputs", ()) if hasattr(gm, "meta") else ()
@@ -20,22 +20,45 @@ def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Ca
         return forward
 
     def run(*inputs: Any) -> Any:
-        with torch.no_grad():
-            saved = [(t, t.clone(), t.grad_fn, None if t.is_inference() else t._version) for t in map(inputs.__getitem__, written)]
+        saved = [_Before(inputs[index]) for index in written]
         try:
             return forward(*inputs)
         except Exception as error:
-            with torch.no_grad():
-                for tensor, _before, grad_fn, _version in saved:
-                    if tensor.grad_fn is not grad_fn:
-                        error.magneto_applied = True  # type: ignore[attr-defined]
-                        break
-                else:
-                    for tensor, before, _, version in saved:
-                        if before.shape == tensor.shape and not torch.equal(before, tensor):
-                            tensor.copy_(before)
-                        if version is not None:
-                            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            if not all(before.can_be_put_back() for before in saved):
+                error.magneto_applied = True  # type: ignore[attr-defined]
+                raise
+            for before in saved:
+                before.put_back()
             raise
 
     return run
+
+
+class _Before:
+    """A tensor that a graph writes, as it was before. The copy has the history of the tensor, so that one copied back has its gradients."""
+
+    __slots__ = ("copy", "grad_fn", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.grad_fn = tensor.grad_fn
+        self.version = None if tensor.is_inference() else tensor._version
+        with torch.set_grad_enabled(self.grad_fn is not None):
+            self.copy = tensor.clone()
+
+    def can_be_put_back(self) -> bool:
+        return self.tensor.grad_fn is self.grad_fn or not self.tensor._is_view()
+
+    def put_back(self) -> None:
+        tensor = self.tensor
+        recorded = tensor.grad_fn is not self.grad_fn
+        if recorded:
+            tensor.detach_()
+        if recorded and self.grad_fn is not None:
+            with torch.enable_grad():
+                tensor.copy_(self.copy)
+        elif self.copy.shape == tensor.shape and not torch.equal(self.copy, tensor):
+            with torch.no_grad():
+                tensor.copy_(self.copy)
+        if self.version is not None:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (self.version,))

@@ -80,6 +80,14 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         "def main(x):\n    net.weight.data.mul_(0.5)\n    net.steps.add_(1)\n    x.add_(1)\n    x.detach().add_(x.view(7))",
         (CALL, CALL),
     ),
+    "an error behind a write that autograd recorded": (
+        "def main(x):\n    items[1] += 1\n    box.t[:2] = x[0, :2]\n    box.value = 5\n    x.view(-1)[0] = 3",
+        ("x.requires_grad_(); items.append(0)", CALL, CALL, "backward(box.t)"),
+    ),
+    "an index out of range behind a write to a tensor with a history": (
+        "def main(x):\n    G_H.add_(x[0])\n    box.value = 5\n    try:\n        return G_H[(x[0] * 0).long() + 9]\n    except IndexError:\n        return G_H * 2",
+        ("x.requires_grad_(); G_H = box.t * x.sum()", CALL, CALL, "backward(out)"),
+    ),
 }
 
 

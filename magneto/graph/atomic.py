@@ -20,7 +20,7 @@ def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Ca
         return forward
 
     def run(*inputs: Any) -> Any:
-        saved = [_Before(inputs[index]) for index in written]
+        saved = [Before(inputs[index]) for index in written]
         try:
             return forward(*inputs)
         except Exception as error:
@@ -34,24 +34,27 @@ def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Ca
     return run
 
 
-class _Before:
+class Before:
     """A tensor that a graph writes, as it was before. The copy has the history of the tensor, so that one copied back has its gradients."""
 
-    __slots__ = ("copy", "grad_fn", "tensor", "version")
+    __slots__ = ("copy", "grad_fn", "owner", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.grad_fn = tensor.grad_fn
+        self.owner = tensor._base if tensor._is_view() else tensor  # a view finds a new node after each write, recorded or not
+        self.grad_fn = self.owner.grad_fn  # type: ignore[union-attr]
         self.version = None if tensor.is_inference() else tensor._version
         with torch.set_grad_enabled(self.grad_fn is not None):
             self.copy = tensor.clone()
 
     def can_be_put_back(self) -> bool:
-        return self.tensor.grad_fn is self.grad_fn or not self.tensor._is_view()
+        return self.owner is self.tensor or not self.recorded()
+
+    def recorded(self) -> bool:
+        return self.owner.grad_fn is not self.grad_fn  # type: ignore[union-attr]
 
     def put_back(self) -> None:
-        tensor = self.tensor
-        recorded = tensor.grad_fn is not self.grad_fn
+        tensor, recorded = self.tensor, self.recorded()
         if recorded:
             tensor.detach_()
         if recorded and self.grad_fn is not None:

@@ -16,6 +16,7 @@ import torch
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.bytecode.decode import Decoded, Instruction
 from magneto.dynamo.trackers.base import Tracker
+from magneto.graph.atomic import Before
 
 MAX_LENGTH = 200  # instructions between a branch and its raise
 
@@ -49,18 +50,16 @@ class Assumption:
 
 
 class Written:
-    """Copies of tensors that a graph writes."""
+    """The tensors that a graph writes, as they were before."""
 
     __slots__ = ("tensors",)
 
     def __init__(self, *tensors: torch.Tensor) -> None:
-        with torch.no_grad():
-            self.tensors = [(tensor, tensor.clone()) for tensor in tensors]
+        self.tensors = [Before(tensor) for tensor in tensors]
 
     def put_back(self) -> None:
-        with torch.no_grad():
-            for tensor, before in self.tensors:
-                tensor.copy_(before)
+        for before in self.tensors:
+            before.put_back()
 
 
 def assume(condition: object, expected: bool, place: Place, random: torch.Tensor | None = None, written: Written | None = None) -> None:

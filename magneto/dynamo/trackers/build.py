@@ -247,6 +247,9 @@ def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Tracker:
     return BoundMethodTracker(parts[0], parts[1], source, obj)
 
 
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType, property)
+
+
 def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
     owner = getattr(obj, "__self__", None)
     raw = inspect.getattr_static(owner, obj.__name__, None) if isinstance(owner, type) else None
@@ -265,6 +268,8 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Tracker:
     _typed(m, obj, source)
     if not isinstance(source, Held):
         m.guard(Kind.EQUALS, Attr(source, "__name__"), obj.__name__)
+        if isinstance(owner, _DESCRIPTORS):  # `Tensor.requires_grad.__get__`, as a `__torch_function__` is given it
+            m.guard(Kind.ID_IS, Attr(source, "__self__"), owner)
     return BoundMethodTracker(BuiltinTracker(unbound), m.wrap(owner, Attr(source, "__self__")), source, obj)
 
 

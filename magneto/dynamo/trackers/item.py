@@ -14,7 +14,7 @@ import torch
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import prefer
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import TensorTracker, overrides_operations
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -52,7 +52,7 @@ class ItemTracker(Tracker):
 def number_of(m: Machine, v: TensorTracker, operation: str, cls: type = object) -> ItemTracker | None:
     """The tensor's only number as it is now; None where the tensor has none such, or none that the region can give."""
     dtype = v.meta.dtype
-    if v.meta.numel != 1 or dtype.is_complex or v.meta.device.type == "meta" or hasattr(m.recorder, "around"):  # type: ignore[attr-defined]
+    if v.meta.numel != 1 or dtype.is_complex or v.meta.device.type == "meta" or hasattr(m.recorder, "around") or overrides_operations(m, v):  # type: ignore[attr-defined]
         return None
     own = bool if dtype == torch.bool else float if dtype.is_floating_point else int
     now = m.node("clone", [m.node("detach", [v], {}, method=True)], {}, method=True)  # it may be written later

@@ -8,6 +8,8 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
@@ -15,7 +17,7 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.guards.source import Source
@@ -392,12 +394,11 @@ def known_items(m: Machine, v: Tracker) -> list[Tracker] | None:
 
 
 def tensor_rows(m: Machine, v: TensorTracker) -> list[Tracker]:
-    """Iteration over a tensor: its first dimension unbound."""
-    if not v.meta.ndim:
+    """Iteration over a tensor: its first dimension unbound. A class with a `__torch_function__` hears of both questions."""
+    if not m.truth(m.apply(torch.Tensor.dim, v)):
         m.raise_exception(TypeError("iteration over a 0-d tensor"))
-    rows = m.node("unbind", [v, 0], {}, method=True)
-    assert isinstance(rows, (SequenceTracker, ListTracker))
-    return rows.items(m)
+    rows = m.node("unbind", [v, 0], {}, method=True) if v.cls in PLAIN_CLASSES else m.apply(torch.Tensor.unbind, v, m.const(0))
+    return rows.items(m) if isinstance(rows, (SequenceTracker, ListTracker)) else m.iterate(rows)
 
 
 def each(m: Machine, v: Tracker) -> Iterator[Tracker]:

@@ -14,7 +14,7 @@ from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.device_mode import default_device
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.item import number_of
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import TensorTracker, overrides_operations
 from magneto.dynamo.trackers.torch_calls import lower, record
 
 if TYPE_CHECKING:
@@ -60,7 +60,13 @@ for _name in ("item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__"
 
 
 def _conversion(fn: Callable[[Any], Any]) -> None:
-    rule(fn, TensorTracker)(lambda m, v: asked(m, v, fn, f"{fn.__name__}()", _kind(v, fn.__name__)))
+    method = getattr(torch.Tensor, f"__{fn.__name__}__", None)
+
+    @rule(fn, TensorTracker)
+    def body(m: Machine, v: TensorTracker) -> Tracker:
+        if method is not None and overrides_operations(m, v):
+            return m.apply(method, v)
+        return asked(m, v, fn, f"{fn.__name__}()", _kind(v, fn.__name__))
 
 
 for _fn in (int, float, complex, math.floor, math.ceil, math.trunc, torch.is_nonzero):

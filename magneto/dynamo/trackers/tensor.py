@@ -29,6 +29,9 @@ PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Classes on which torch's operations mean what they mean."""
 
 
+DISABLED = torch._C._disabled_torch_function_impl
+
+
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, and the same place in autograd, as a plain tensor."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -107,6 +110,11 @@ class TensorTracker(Tracker):
         return f"{self.cls.__name__} {where} {dtype}{self.meta.shown_sizes()}"
 
 
+def overrides_operations(m: Machine, v: TensorTracker) -> bool:
+    """Whether torch asks the tensor's class what an operation on it means."""
+    return v.cls not in PLAIN_CLASSES and not m.functions_off and v.cls.__torch_function__ is not DISABLED  # type: ignore[attr-defined]
+
+
 class MadeInput(TensorTracker):
     """A tensor that the region makes at each call before the graph runs: an input of the graph without a source. `hint`: its name there;
     `constant`: its numbers, where they are the same at each call."""
@@ -175,7 +183,8 @@ META_ATTRS: dict[str, Callable[[TensorMeta], Any]] = {
 """Attributes that are constants of the metadata."""
 
 
-_HISTORY = frozenset({"requires_grad", "is_leaf", "grad", "grad_fn"})
+_OF_AUTOGRAD = frozenset({"is_leaf", "grad", "grad_fn"})
+_HISTORY = _OF_AUTOGRAD | {"requires_grad"}
 
 
 def size_of(m: Machine, shape: tuple[int, ...]) -> TupleTracker:
@@ -191,6 +200,8 @@ def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
         return v.attrs[name]
     if name == "nbytes":
         return m.apply(operator.mul, numel_of(m, v), m.const(v.meta.dtype.itemsize))
+    if name in _OF_AUTOGRAD and v.source is not None and v.cls not in PLAIN_CLASSES and v.cls.__torch_function__ is not DISABLED:  # type: ignore[attr-defined]
+        m.graph_break("B103", attribute=name, value=v.show())  # a guard that reads it would call the class
     if name in ("is_leaf", "grad_fn"):
         guard_leaf(m, v)
     computed = META_ATTRS.get(name)

@@ -25,24 +25,30 @@ from magneto.dynamo.trackers.function import BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import ObjectTracker
-from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker, join_memory, own_attr, set_tensor_attr, tensor_attr
+from magneto.dynamo.trackers.tensor import (
+    DISABLED,
+    PLAIN_CLASSES,
+    TensorTracker,
+    join_memory,
+    overrides_operations,
+    own_attr,
+    set_tensor_attr,
+    tensor_attr,
+)
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
-DISABLED = torch._C._disabled_torch_function_impl
 DEFAULT = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _GETTERS: dict[Any, str] = {}
 
 
 def overrides(m: Machine, v: Tracker) -> bool:
     """Whether torch asks the value's class what an operation on it means."""
-    if m.functions_off:  # type: ignore[attr-defined]
-        return False
     if isinstance(v, TensorTracker):
-        return v.cls not in PLAIN_CLASSES and v.cls.__torch_function__ is not DISABLED  # type: ignore[attr-defined]
-    return isinstance(v, ObjectTracker) and getattr(v.cls, "__torch_function__", DISABLED) is not DISABLED
+        return overrides_operations(m, v)
+    return isinstance(v, ObjectTracker) and not m.functions_off and getattr(v.cls, "__torch_function__", DISABLED) is not DISABLED
 
 
 def overriding(m: Machine, values: Sequence[Tracker]) -> list[Tracker]:
@@ -213,8 +219,8 @@ def _operator_call(fn: Any, sorts: tuple[str, ...]) -> tuple[Any, tuple[int, ...
     ]
     try:
         fn(*operands)
-    except Exception:
-        return None
+    except Exception:  # perhaps because the answer is no number
+        pass
     if len(calls) != 1:
         return None
     func, args = calls[0]

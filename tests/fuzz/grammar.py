@@ -24,7 +24,7 @@ FIXED = {
         "x.requires_grad",
         "torch.is_grad_enabled()",
         "isinstance(box, Sub)",
-        "callable(net) or magneto.is_compiling()",
+        "(callable(net) or magneto.is_compiling())",
     ],
     "S": ["mode", "box.kind", "net.mode", "'abc'"],
     "L": ["G_L", "box.shared", "[1, 2, 3]", "list(range(3))"],

@@ -142,10 +142,17 @@ def enable_grad(m: Machine, *args: Tracker) -> Tracker:
     return _decorate(m, torch.enable_grad, args) if args else GradModeTracker(torch.enable_grad, True)
 
 
+def _flag(m: Machine, mode: Tracker) -> bool:
+    """torch takes True and False only."""
+    if mode.python_type() is not bool:
+        m.graph_break("B101", callee="set_grad_enabled", reason=f"argument {mode.show()}")
+    return m.truth(mode)
+
+
 @rule(torch.set_grad_enabled, Tracker)
 def set_grad_enabled(m: Machine, mode: Tracker) -> Tracker:
     """As a context manager; as a statement it switches for good, which the machine replays."""
-    made = GradModeTracker(torch.set_grad_enabled, m.truth(mode))
+    made = GradModeTracker(torch.set_grad_enabled, _flag(m, mode))
     made.previous = m.grad_enabled()  # type: ignore[attr-defined]
     m.set_grad_enabled(made.flag)  # type: ignore[attr-defined]
     return made
@@ -153,7 +160,7 @@ def set_grad_enabled(m: Machine, mode: Tracker) -> Tracker:
 
 @rule(torch._C._set_grad_enabled, Tracker)
 def raw_set_grad_enabled(m: Machine, mode: Tracker) -> None:
-    m.set_grad_enabled(m.truth(mode))  # type: ignore[attr-defined]
+    m.set_grad_enabled(_flag(m, mode))  # type: ignore[attr-defined]
 
 
 @rule(torch.is_grad_enabled)
@@ -194,7 +201,7 @@ def autocast(
     cache = _constant(m, cache_enabled) if cache_enabled is not None else None
     if cache is None:
         cache = _constant(m, m.apply(torch.is_autocast_cache_enabled))
-    on = True if enabled is None else m.truth(enabled)
+    on = True if enabled is None else _flag(m, enabled)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -155,6 +156,9 @@ def type_as(m: Machine, v: TensorTracker, other: TensorTracker) -> Any:
     return m.node("type_as", [v, other], {}, method=True)
 
 
+_COMPARABLE = (torch.Tensor, int, float, complex)
+
+
 def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
     raw = (
         getattr(TENSOR_BASE, name, None)
@@ -170,12 +174,12 @@ def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
             len(args) != 1 or isinstance(args[0], TensorTracker)
         ):  # called by name: the operator would not come here, and divides otherwise
             return NotImplemented
+        if fn in (operator.eq, operator.ne) and args and not issubclass(args[0].python_type(), _COMPARABLE):  # called by name it declines
+            return NotImplemented
         return m.apply(fn, args[0], v) if swap else m.apply(fn, v, *args)
 
 
 def _register_dunders() -> None:
-    import operator
-
     for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor"):
         fn = getattr(operator, f"__{name}__")
         _dunder(f"__{name}__", getattr(operator, name, None) or getattr(operator, f"{name}_", fn))

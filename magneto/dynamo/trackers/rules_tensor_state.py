@@ -65,6 +65,8 @@ def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
 
 @rule(torch.Tensor.requires_grad_, TensorTracker)
 def requires_grad_(m: Machine, v: TensorTracker, requires_grad: Tracker | None = None) -> Any:
+    if requires_grad is not None and requires_grad.python_type() is not bool:
+        _refuse(m, v, "requires_grad is set to what is no bool")
     return require_grad(m, v, requires_grad is None or m.truth(requires_grad))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.trackers.base import Tracker
-from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.device_mode import default_device
 from magneto.dynamo.trackers.dispatch import rule
@@ -85,6 +85,28 @@ def _comparison(fn: Any) -> None:
 
 for _compare in (torch.equal, torch.allclose, torch.Tensor.equal, torch.Tensor.allclose):
     _comparison(_compare)
+
+
+def _of_numpy(fn: Any) -> None:
+    @rule(fn, Tracker)
+    def body(m: Machine, data: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
+        """Scalars of numpy say of which type the tensor is; the graph has plain numbers in their place."""
+        if args or "dtype" in kwargs or not _holds_numpy(m, data):
+            return NotImplemented
+        const = data.try_const()
+        if const is None:
+            m.graph_break("B102", operation=f"torch.{fn.__name__} of {data.show()}")
+        return m.apply(fn, data, **kwargs, dtype=m.const(fn(const.value).dtype))
+
+
+def _holds_numpy(m: Machine, v: Tracker) -> bool:
+    if isinstance(v, SequenceTracker):
+        return any(_holds_numpy(m, item) for item in v.items(m))
+    return isinstance(v, ConstTracker) and is_numpy_scalar(v.read())
+
+
+for _fn in (torch.tensor, torch.as_tensor, torch.asarray):
+    _of_numpy(_fn)
 
 
 @rule(torch.tensor, Tracker)

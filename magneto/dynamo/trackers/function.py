@@ -115,6 +115,7 @@ class FunctionTracker(Tracker):
     __slots__ = (
         "anew",
         "attrs",
+        "born",
         "closure",
         "code",
         "defaults",
@@ -149,6 +150,7 @@ class FunctionTracker(Tracker):
         self.name = code.co_name if obj is MISSING else obj.__name__
         self.qualname = code.co_qualname if obj is MISSING else obj.__qualname__
         self.anew = False  # guarded by its code alone: what else is read of it is guarded when it is read
+        self.born: int | None = None  # the instruction that made it
         self.attrs: dict[str, Tracker] = {}  # of FUNCTION_SLOTS, written or made
         self.namespace = DictTracker()  # its __dict__
 
@@ -195,6 +197,7 @@ class FunctionTracker(Tracker):
         if kwdefaults is not None:
             pairs = {key.try_const().value: value for key, value in kwdefaults.pairs(m)}  # type: ignore[attr-defined]
         fn = cls(code, globals, globals_source, m.iterate(defaults) if defaults is not None else (), pairs, closure)
+        fn.born = m.count  # type: ignore[attr-defined]
         if annotations is not None:
             fn.attrs["__annotations__"] = annotations_of(m, annotations)
         return fn

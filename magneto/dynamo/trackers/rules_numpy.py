@@ -477,7 +477,7 @@ def as_array(m: Machine, v: TensorTracker) -> Any:
         torch.empty(0, dtype=v.meta.dtype).numpy()
     except (TypeError, RuntimeError):
         return NotImplemented
-    return ArrayTracker(v)
+    return ArrayTracker(m.node("detach", [v], {}, method=True))  # type: ignore[arg-type]  # the tensor may take another shape
 
 
 @rule((torch.Tensor.numpy, torch.Tensor.__array__), TensorTracker)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from magneto.dynamo.trackers.base import Tracker
-from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -49,6 +49,8 @@ def _by_number(m: Machine, mask: torch.Tensor) -> Tracker:
 
 @rule(operator.setitem, TensorTracker, Tracker, Tracker)
 def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -> None:
+    if isinstance(value, ConstTracker) and is_numpy_scalar(value.read()) and not isinstance(value.read(), (int, float, complex)):
+        m.graph_break("B104", operation="x[...] =", value=value.show())  # torch takes those of numpy's scalars that are Python's too
     m.node(operator.setitem, [v, lower(m, key), lower(m, value)], {})
     gradient = isinstance(value, TensorTracker) and value.meta.requires_grad
     if gradient and not v.meta.requires_grad and m.grad_enabled():  # type: ignore[attr-defined]

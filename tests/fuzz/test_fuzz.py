@@ -88,6 +88,40 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         "def main(x):\n    G_H.add_(x[0])\n    box.value = 5\n    try:\n        return G_H[(x[0] * 0).long() + 9]\n    except IndexError:\n        return G_H * 2",
         ("x.requires_grad_(); G_H = box.t * x.sum()", CALL, CALL, "backward(out)"),
     ),
+    "what an assumption that fails has written is put back with its version": (
+        "def main(x):\n    x.add_(1)\n    assert x.sum() < 100, 'large'\n    x.mul_(2)\n    return x",
+        (CALL, "x.mul_(50)", CALL, CALL),
+    ),
+    "a write under no_grad to a view with a history, before an error": (
+        "def main(x):\n    with torch.no_grad():\n        G_V.add_(1)\n    box.value = 7\n    return G_V[(x[0] * 0).long() + 9]",
+        ("x.requires_grad_(); G_V = (x * 2)[0]", CALL, CALL),
+    ),
+    "a class with __torch_function__ hears of iteration, of len and of conversions": (
+        "def main(x):\n    rows = [row for row in x]\n    a, b, c = x\n    return len(x), float(x[0, 0]), int(x[0, 1]), rows[0] + a if x.sum() > 0 else b",
+        ("x = x.as_subclass(Tagged)", CALL, CALL, "x = x - 9", CALL),
+    ),
+    "attributes that differ in the getter alone": (
+        "def main(x):\n    return x.requires_grad, x.grad, x.is_leaf, x.dtype, x.ndim",
+        ("x = x.as_subclass(Tagged)", CALL, CALL, "x = x.detach().requires_grad_(); x.sum().backward()", CALL),
+    ),
+    "an array keeps the shape that its tensor had": (
+        "def main(x):\n    b = x.numpy()\n    x.t_()\n    return b.shape, b, x.numpy().shape",
+        (CALL, CALL),
+    ),
+    "numpy's scalars say of which type a tensor is": (
+        "def main(x):\n    return torch.tensor([np.float64(1)]), torch.tensor(np.int32(4)), torch.as_tensor([[np.float16(1)]]), torch.tensor([1, np.float32(2)])",
+        (CALL, CALL),
+    ),
+    "numpy's float32 is not stored into a tensor": ("def main(x):\n    x[0] = np.float64(2)\n    x[1] = np.float32(1)", (CALL, CALL)),
+    "== by name declines": ("def main(x):\n    return x.__eq__(None), x.__ne__('a'), x == None", (CALL, CALL)),
+    "a weak set of what the function makes": (
+        "def main(x):\n    import weakref\n    found = weakref.WeakSet()\n    b = Box(1, x)\n    found.add(b)\n    n = len(found)\n    b = None\n    return n, len(found)",
+        (CALL, CALL),
+    ),
+    **{
+        f"{text} is no flag": (f"def main(x):\n    box.log.append(1)\n    with {text}:\n        return x * 2", (CALL, CALL))
+        for text in ("torch.set_grad_enabled(1)", "torch.autocast('cpu', enabled=1)", "(x * 2).requires_grad_(1)")
+    },
 }
 
 

@@ -87,6 +87,11 @@ class ConstTracker(Tracker):
         return Const(self.read())
 
     def python_type(self) -> type:
+        """The class; of a number that is known to change, only that is guarded."""
+        machine, cls = self._machine, type(self.value)
+        if machine is not None and (cls is int or cls is float) and self.source in machine.changing:
+            machine.guard(Kind.TYPE_IS, self.source, cls)  # type: ignore[arg-type]
+            return cls
         return type(self.read())
 
     def instance_attr(self, m: Machine, name: str) -> Tracker | None:

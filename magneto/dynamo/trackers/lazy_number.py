@@ -115,9 +115,14 @@ def leaves(number: ConstTracker) -> list[ConstTracker]:
 
 
 def changing(m: Machine, *numbers: ConstTracker) -> bool:
-    """Whether something unread is in these numbers, and all of it is known to differ between calls."""
+    """Whether something unread is in these numbers that is known to differ between calls. What is not known to differ beside it is read."""
     found = [leaf for number in numbers for leaf in leaves(number)]
-    return bool(found) and all(leaf.source in m.changing for leaf in found)
+    steady = [leaf for leaf in found if leaf.source not in m.changing]
+    if len(steady) == len(found):
+        return False
+    for leaf in steady:
+        leaf.read()
+    return True
 
 
 def guard_types(m: Machine, *numbers: ConstTracker) -> None:

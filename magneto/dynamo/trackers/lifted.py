@@ -7,6 +7,7 @@ has dimensions and whose kind of type is not below the number's. What a changing
 
 from __future__ import annotations
 
+import collections
 import math
 import operator
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.dispatch import prefer, rule
 from magneto.dynamo.trackers.host import HostNumber, is_numpy
-from magneto.dynamo.trackers.lazy_number import changing, guard_types, is_unread, leaves, text_of
+from magneto.dynamo.trackers.lazy_number import changing, guard_types, leaves, text_of
+from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.object import payload_of
 from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker
 
 if TYPE_CHECKING:
@@ -185,10 +189,9 @@ def _compare(m: Machine, name: str, number: ConstTracker, bound: Any) -> Any:
 def _comparison(name: str) -> None:
     @rule(getattr(operator, name), ConstTracker, ConstTracker)
     def compare(m: Machine, left: ConstTracker, right: ConstTracker) -> Any:
-        if not is_unread(right) and _may_decide(m, left):
-            return _compare(m, name, left, right.value)
-        if not is_unread(left) and _may_decide(m, right):
-            return _compare(m, _SWAPPED[name], right, left.value)
+        for number, bound, symbol in ((left, right, name), (right, left, _SWAPPED[name])):
+            if _may_decide(m, number) and not changing(m, bound):
+                return _compare(m, symbol, number, bound.read())
         return NotImplemented
 
 
@@ -201,3 +204,21 @@ def decides(m: Machine, number: ConstTracker) -> bool | None:
     if not _may_decide(m, number):
         return None
     return bool(_compare(m, "ne", number, 0).value)
+
+
+@prefer(operator.contains, Tracker, ConstTracker)
+def among_keys(m: Machine, container: Tracker, number: ConstTracker) -> Any:
+    """Whether a changing whole number is a key of a small dictionary."""
+    if type(number.value) is not int or container.python_type() not in _DICTIONARIES or not _may_decide(m, number):
+        return NotImplemented
+    target = payload_of(container)
+    keys = [key.try_const() for key in target.keys(m)] if isinstance(target, DictTracker) else [None]
+    if len(keys) > _MOST_KEYS or any(key is None or type(key.value) not in (int, str) for key in keys):
+        return NotImplemented
+    values = [key.value for key in keys if key is not None]
+    _decide(m, number, f"({{}} in {values!r}) is {number.value in values}")
+    return m.const(number.value in values)
+
+
+_DICTIONARIES = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+_MOST_KEYS = 32

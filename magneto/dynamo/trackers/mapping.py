@@ -379,6 +379,8 @@ class DictTracker(Tracker):
     def _keep_order_of_finalisers(self, m: Machine, key: Tracker) -> None:
         """A value that may die here with a finaliser of its own must die now, not when the effects are replayed."""
         found = self.entries.get(self.token(m, key))
+        if found is not None and isinstance(found[1], ConstTracker):
+            return
         old = found[1].obj if found is not None else MISSING if self._whole else dict.get(self.obj, real_key(self.token(m, key)), MISSING)
         if old is not MISSING and hasattr(type(old), "__del__"):
             m.graph_break("B107", value=self.show(), reason="it drops an object that has a finaliser")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Item, Source
+from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Item, Local, Source
 from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
@@ -201,6 +201,19 @@ class OpaqueTracker(Tracker):
         return f"{type(self.obj).__name__} object {self.source.text() if self.source else ''}".rstrip()
 
 
+def still_held(m: Machine, v: Tracker) -> bool:
+    """Whether an object that the region has met is certain to live: a variable holds it, or what the program found it in, none of which has been changed."""
+    source = v.source
+    if isinstance(source, (Held, Local)):
+        return True
+    holders = []
+    while source is not None and (source := source.base()) is not None:
+        holders.append(source)
+    if holders and not any(operands and operands[0].source in holders for _, operands in m.effects):  # type: ignore[attr-defined]
+        return True
+    return any(value is v for frame in m.frames for value in frame.locals)  # type: ignore[attr-defined]
+
+
 class WeakRefTracker(OpaqueTracker):
     """An existing weak reference: the same reference object means the same referent, as long as that lives. What the region has done may have ended the
     life of anything but tensors, modules and classes."""
@@ -210,5 +223,7 @@ class WeakRefTracker(OpaqueTracker):
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         referent = self.obj()
         if referent is not None and not isinstance(referent, (torch.Tensor, torch.nn.Module, type)):
-            m.graph_break("B104", operation="a weak reference", value=self.show())
+            found = m.wrapped.get(id(referent))  # type: ignore[attr-defined]
+            if found is None or isinstance(found.source, Held) or not still_held(m, found):
+                m.graph_break("B104", operation="a weak reference", value=self.show())
         return m.const(None) if referent is None else m.wrap(referent, Held(f"{self.show()}()", referent))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, Local, Stack
+from magneto.dynamo.guards.source import Local, Stack
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.klass import ClassTracker, held
-from magneto.dynamo.trackers.object import OpaqueTracker
+from magneto.dynamo.trackers.object import OpaqueTracker, still_held
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -44,15 +44,7 @@ class RefTracker(Tracker):
         return self.referent
 
     def alive(self, m: Machine) -> bool:
-        source = self.referent.source
-        if isinstance(self.referent, ClassTracker) or isinstance(source, (Held, Local)):
-            return True
-        holders = []  # the objects through which the program found it: none of them has been changed
-        while source is not None and (source := source.base()) is not None:
-            holders.append(source)
-        if holders and not any(operands and operands[0].source in holders for _, operands in m.effects):  # type: ignore[attr-defined]
-            return True
-        return any(value is self.referent for frame in m.frames for value in frame.locals)  # type: ignore[attr-defined]
+        return isinstance(self.referent, ClassTracker) or still_held(m, self.referent)
 
     def emit(self, em: Emitter) -> str:
         callback = "" if self.callback is None else f", {em.value(self.callback)}"

@@ -42,6 +42,7 @@ class TrainingPlan:
     replay_outputs: tuple[int, ...] | None  # positions of the differentiable results among the captured graph's outputs
     weak_inputs: tuple[int, ...]  # inputs that a replay needs and nobody else keeps alive
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
+    cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
     backward: Compiled | None = None
     keep: Compiled = field(init=False)
     answer: Compiled = field(init=False)
@@ -65,12 +66,14 @@ def plan_training(
     parameters: Sequence[int] = (),
     replay: bool = True,
     holds: Callable[[], bool] | None = None,
+    differentiable: Sequence[int] = (),
 ) -> TrainingPlan:
-    """`captured` runs the captured graph in eager; `parameters`: inputs that live as long as their module; `replay`: whether a run of
+    """`differentiable`: inputs that require grad. `captured` runs the captured graph in eager; `parameters`: inputs that live as long as their module; `replay`: whether a run of
     `captured` during backward would be the same computation."""
     kept = tuple((k.kind, k.index) for k in cut.kept)
     n = len(joint.results)
     held = {index for kind, index in kept if kind == "input"} | set(parameters)
+    cut_off = tuple(i for i in differentiable if cut.gradients[i] is None)
     return TrainingPlan(
         joint.name,
         forward,
@@ -84,8 +87,9 @@ def plan_training(
         cut.needs,
         captured,
         _replay_outputs(joint) if replay else None,
-        tuple(i for i in range(len(cut.gradients)) if i not in held),
+        tuple(i for i in range(len(cut.gradients)) if i not in held and i not in cut_off),
         holds,
+        cut_off,
     )
 
 
@@ -106,7 +110,16 @@ def training_function(plan: TrainingPlan) -> Compiled:
         return plan.forward
     # Past torch.autograd.Function.apply, whose Python part serves functorch only.
     apply = super(torch.autograd.Function, CompiledGraph).apply
-    return functools.partial(apply, plan)
+    if not plan.cut_off:
+        return functools.partial(apply, plan)
+
+    def run(*inputs: Any) -> Any:
+        passed = list(inputs)
+        for index in plan.cut_off:  # the engine would go on into a history that eager's backward does not reach
+            passed[index] = passed[index].detach()
+        return apply(plan, *passed)
+
+    return run
 
 
 class CompiledGraph(torch.autograd.Function):

@@ -141,7 +141,8 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
 
     meta = unit.gm.meta.get("magneto", {})
     parameters, holds = meta.get("parameter_inputs", ()), meta.get("backward_holds")
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), parameters, not unit.autocast, holds)
+    inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), parameters, not unit.autocast, holds, inputs)
     return replace(unit, compiled=training_function(plan))
 
 

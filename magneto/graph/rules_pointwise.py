@@ -253,3 +253,11 @@ def _loss_backward(grad: TensorMeta, value: TensorMeta, target: TensorMeta, *res
 
 for _name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"):
     RULES[f"aten.{_name}"] = _loss_backward
+
+
+def _scaled(x: TensorMeta, *args: TensorMeta) -> TensorMeta:
+    """`graph/scaled.py`: the last argument is a number."""
+    return elementwise((x, *args[:-1]), x.dtype)
+
+
+RULES.update({f"magneto.scaled_{name}": _scaled for name in ("add", "addcmul", "addcdiv")})

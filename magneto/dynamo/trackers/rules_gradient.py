@@ -138,7 +138,8 @@ def _ancestors(m: Machine, nodes: Sequence[fx.Node]) -> set[fx.Node]:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo.extend(node.all_input_nodes)
+            if getattr(node.meta["val"], "requires_grad", True):  # nothing flows through what was computed without gradients
+                todo.extend(node.all_input_nodes)
     return found
 
 

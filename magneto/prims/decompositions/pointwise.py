@@ -431,3 +431,10 @@ def _addcmul(x: Value, left: Value, right: Value, *, value: Any = 1) -> Any:
 @elementwise(3, "float")
 def _addcdiv(x: Value, left: Value, right: Value, *, value: Any = 1) -> Any:
     return x + _scaled(left, value) / right
+
+
+# ---- updates scaled by a number that lies in a tensor (graph/scaled.py)
+
+ROWS["magneto.scaled_add"] = elementwise(3)(lambda x, other, number: x + other * number)
+ROWS["magneto.scaled_addcmul"] = elementwise(4)(lambda x, one, two, number: x + one * number * two)
+ROWS["magneto.scaled_addcdiv"] = elementwise(4)(lambda x, one, two, number: x + one * number / two)

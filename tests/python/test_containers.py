@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -353,6 +355,63 @@ TABLE = {ONE: 1.0, TWO: 2.0, (ONE, TWO): 3.0}
 IDS, KNOWN = {id(ONE): 0.25, id(TWO): 0.125}, {id(TWO)}
 
 
+@programs.add(graphs=None, again=False)
+def items_that_change_their_container_when_compared(x):
+    class Clears:
+        def __init__(self, which):
+            self.which = which
+
+        def __hash__(self):
+            return 0
+
+        def __eq__(self, other):
+            self.which.clear()
+            return NotImplemented
+
+    one, two = [], []
+    one.append(Clears(two))
+    two.append(Clears(one))
+    said = [one == two]
+    for action in (list.__contains__, list.index, list.count, list.remove):
+        clearing = []
+        clearing += [Clears(clearing), Clears(clearing), 3]
+        try:
+            said.append(action(clearing, 3))
+        except ValueError as error:
+            said.append(str(error))
+    other = {i: 0 for i in range(1, 20)}
+    other[Clears(other)] = 0
+    try:
+        {Clears([]): 0, 1: 1}.update(other)
+    except RuntimeError as error:
+        said.append(str(error))
+    return x + 1, said
+
+
+@programs.add()
+def dictionaries_that_answer_for_their_keys(x):
+    class Backwards(dict):
+        def keys(self):
+            return reversed(list(dict.keys(self)))
+
+        __iter__ = keys
+
+    class Hiding(dict):
+        def keys(self):
+            return ["b"]
+
+    d = Backwards([("a", 1), ("b", 2)])
+    return x + 1, list(dict(d)), list({**d}), list({"z": 1} | d), dict(Hiding(a=1, b=2)), {"a": 3} | Hiding(a=1, b=2)
+
+
+@programs.add()
+def the_mapping_of_a_view(x):
+    d = {}
+    views = [d.keys().mapping, d.values().mapping, d.items().mapping]
+    d["k"] = 1
+    return x + 1, [view == d for view in views], [type(view).__name__ for view in views]
+
+
 def test_look_up_of_other_objects():
     """What an object is found under in an existing dictionary depends on which object it is."""
 
@@ -367,3 +426,39 @@ def test_look_up_of_other_objects():
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)
+
+
+def test_popitem_is_popitem_outside() -> None:
+    """An instance dictionary that has lost its last key by popitem is laid out anew; `del` would not do that."""
+
+    class Shared:
+        def __init__(self):
+            self.x, self.y, self.z = 1, 2, 3
+
+    def pop(x):
+        return x + 1, d.popitem()
+
+    sizes = []
+    for fn in (pop, magneto.optimize("eager", nopython=True)(pop)):
+        first, d = Shared(), vars(Shared())
+        sizes.append((fn(X)[1], sys.getsizeof(d)))
+    assert sizes[0] == sizes[1]
+
+
+def test_builtins_replaced_while_a_region_is_kept() -> None:
+    """The generated text means Python's own functions, whatever the program has put in their place since."""
+    own = iter
+
+    def step(x):
+        return x + 1, own((1, 2))
+
+    def fail(*args):
+        raise AssertionError("the program's function has been called")
+
+    compiled = magneto.optimize("eager", nopython=True)(step)
+    compiled(X)
+    builtins.iter = fail  # type: ignore[assignment]
+    try:
+        assert compiled(X)[1].__length_hint__() == 2
+    finally:
+        builtins.iter = own

@@ -405,3 +405,22 @@ def test_an_object_made_inside_dies_before_a_nested_break() -> None:
             return self.look(act)
 
     assert magneto.optimize("eager")(Case().main)()
+
+
+def test_what_a_list_held_dies_with_it() -> None:
+    dead = []
+
+    class Thing:
+        def __del__(self):
+            dead.append(1)
+
+    def drop(x):
+        things = [Thing(), Thing()]
+        try:
+            a, b, c = iter(things)
+        except ValueError:
+            pass
+        del things
+        return len(dead), x + 1
+
+    assert magneto.optimize("eager")(drop)(torch.ones(2))[0] == 2

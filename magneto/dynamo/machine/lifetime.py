@@ -53,6 +53,9 @@ _KEPT = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.CodeType)
 
 def let_go(m: M, f: SymFrame, old: Tracker | None, cell: bool = False) -> None:
     """A variable or cell loses its object: where something waits for its death, the region ends behind this instruction."""
+    held = _held_finaliser(old) if isinstance(old, trackers.SequenceTracker | trackers.DictTracker) else None
+    if held is not None:
+        m.end_behind(GraphBreak("B120", m.user_stack(), value=held))
     if old is None or not isinstance(old.source, (Local, Stack, Cell)):  # made here, or reached through what holds it
         return
     if isinstance(old.source, Cell) and not cell:  # the cell holds it still
@@ -66,6 +69,19 @@ def let_go(m: M, f: SymFrame, old: Tracker | None, cell: bool = False) -> None:
     alone = weakref.getweakrefcount(obj) > 0 if isinstance(old.source, Cell) else id(obj) in m.sole and f is m.frames[0]
     if waited or alone:
         m.end_behind(GraphBreak("B120", m.user_stack(), value=old.show()))
+
+
+def _held_finaliser(container: trackers.SequenceTracker | trackers.DictTracker, depth: int = 3) -> str | None:
+    """What a list, tuple or dictionary holds that has a finaliser (such objects are never made inside a region)."""
+    entries = container.entries if isinstance(container, trackers.SequenceTracker) else [value for _, value in container.entries.values()]
+    for entry in entries:
+        if isinstance(entry, trackers.SequenceTracker | trackers.DictTracker):
+            found = _held_finaliser(entry, depth - 1) if depth else None
+            if found is not None:
+                return found
+        elif not isinstance(entry, trackers.ConstTracker) and entry.obj is not MISSING and hasattr(type(entry.obj), "__del__"):
+            return f"{type(entry.obj).__name__} object"
+    return None
 
 
 def looks_at_the_heap(frame: SymFrame) -> bool:

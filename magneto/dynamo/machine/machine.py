@@ -91,6 +91,7 @@ class SymbolicMachine:
         self.handling = Handling(self.outside, Handling(trackers.OutsideException()))
         self.limit = min(MAX_IDLE, MAX_INSTRUCTIONS)
         self.steps = 0  # items taken from iterators
+        self.changes = 0  # of containers
         self.ending: Ending | None = None
         self.generators: dict[int, GeneratorRun] = {}
         self._tail = False

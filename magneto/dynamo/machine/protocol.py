@@ -130,6 +130,8 @@ class Machine(Protocol):
     def user_stack(self) -> Any:
         """Where the program is: (file, line, function), innermost last."""
 
+    changes: int
+
     def restart_before(self, callee: str, reason: str) -> NoReturn:
         """A break at the current instruction from the state before it, which the rule has changed already."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 import sys
 import types
@@ -41,6 +42,7 @@ from magneto.graph.modes import modes
 
 _numbers = itertools.count()
 _BASE = {
+    "__builtins__": dict(vars(builtins)),  # generated text means these, whatever the program has put in their place
     "Resume": _C.Resume,
     "UNBOUND": _C.UNBOUND,
     "KEEP": _C.KEEP,

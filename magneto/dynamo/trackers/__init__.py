@@ -45,7 +45,7 @@ from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tra
 from magneto.dynamo.trackers.build import from_value, wrap
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.construct import call_value
-from magneto.dynamo.trackers.container import DequeTracker, ListTracker, NamedTupleTracker, SliceTracker, TupleTracker
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, NamedTupleTracker, SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.context import GradModeTracker, context_methods
 from magneto.dynamo.trackers.device_mode import placed
 from magneto.dynamo.trackers.dispatch import apply
@@ -150,6 +150,7 @@ __all__ = [
     "Plain",
     "PyModuleTracker",
     "Raised",
+    "SequenceTracker",
     "SetTracker",
     "SizeTracker",
     "SliceTracker",

@@ -70,6 +70,7 @@ class SequenceTracker(Tracker):
 
     def log(self, m: Machine, method: str, *operands: Tracker) -> None:
         """Log the call of a method that changes an existing sequence, past overrides of a subclass."""
+        m.changes += 1
         if self.source is None:
             return
         places = [f"{{{i}}}" for i in range(1, len(operands) + 1)]

@@ -51,6 +51,15 @@ def _writes(method: Any) -> bool:
 _WRITES = frozenset(["STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_SUBSCR"])
 
 
+def equal_keys(m: Machine, a: Tracker, b: Tracker) -> bool:
+    """`a == b`, asked by an operation on a container. Where the program changes one while it answers, CPython must do the whole operation."""
+    changes = m.changes
+    answer = m.truth(m.apply(operator.eq, a, b))
+    if m.changes != changes:
+        m.restart_before("==", "it changes a container while another operation compares its items")
+    return answer
+
+
 class ByProgram:
     """Token of a key that hashes and compares by methods of the program."""
 
@@ -71,9 +80,9 @@ class ByProgram:
 
     def __eq__(self, other: object) -> bool:
         if type(other) is ByProgram:
-            return other.of is self.of or self.m.truth(self.m.apply(operator.eq, self.of, other.of))
+            return other.of is self.of or equal_keys(self.m, self.of, other.of)
         if is_constant(other):
-            return self.m.truth(self.m.apply(operator.eq, self.of, ConstTracker(other)))
+            return equal_keys(self.m, self.of, ConstTracker(other))
         self.m.graph_break("B104", operation="use as a dictionary key", value=self.of.show())
 
     def __hash__(self) -> int:
@@ -372,6 +381,7 @@ class DictTracker(Tracker):
 
     def put(self, m: Machine, key: Tracker, value: Tracker) -> None:
         self._keep_order_of_finalisers(m, key)
+        m.changes += 1
         self.put_silently(m, key, value)
         if self.logged():
             self._effect(m, "{0}[{1}] = {2}", "{3}.__setitem__({0}, {1}, {2})", key, value)
@@ -395,17 +405,29 @@ class DictTracker(Tracker):
 
     def remove(self, m: Machine, key: Tracker) -> None:
         """Remove a key that is present."""
+        self._remove_silently(m, key)
+        if self.logged():
+            self._effect(m, "del {0}[{1}]", "{2}.__delitem__({0}, {1})", key)
+
+    def _remove_silently(self, m: Machine, key: Tracker) -> None:
         self._keep_order_of_finalisers(m, key)
         self.materialise()
         del self.entries[self.token(m, key)]
         self.removals += 1
+        m.changes += 1
+
+    def remove_end(self, m: Machine, key: Tracker, last: bool) -> None:
+        """popitem, of the last key or the first."""
+        self._remove_silently(m, key)
         if self.logged():
-            self._effect(m, "del {0}[{1}]", "{2}.__delitem__({0}, {1})", key)
+            arguments = "" if last else "last=False"
+            self._effect(m, f"{{0}}.popitem({arguments})", f"{{1}}.popitem({{0}}{arguments and ', ' + arguments})")
 
     def clear(self, m: Machine) -> None:
         self.listed()
         self.entries.clear()
         self.removals += 1
+        m.changes += 1
         if self.logged():
             self._effect(m, "{0}.clear()", "{1}.clear({0})")
 
@@ -581,6 +603,7 @@ class SetTracker(Tracker):
 
     def effect(self, m: Machine, method: str, *operands: Tracker) -> None:
         """Log the call of a method of set."""
+        m.changes += 1
         if self.logged():
             places = "".join(f", {{{i}}}" for i in range(1, len(operands) + 1))
             m.effect(f"set.{method}({{0}}{places})", self.owner, *operands)

@@ -10,8 +10,9 @@ from magneto import _C
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Part
 from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import apply, prefer, rule
-from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.guards.source import Source
@@ -48,6 +49,11 @@ def wrap_view(m: Machine, obj: Any, source: Source) -> Tracker:
 @rule(types.MappingProxyType, DictTracker)
 def view(m: Machine, mapping: DictTracker) -> Tracker:
     return ReadOnlyTracker(mapping)
+
+
+@prefer(getattr, DictViewTracker, ConstTracker)
+def mapping_of_view(m: Machine, v: DictViewTracker, name: ConstTracker) -> Any:
+    return ReadOnlyTracker(v.of.owner) if name.value == "mapping" else NotImplemented
 
 
 def _method(name: str) -> None:

@@ -27,7 +27,7 @@ from magneto.dynamo.trackers.dispatch import fold, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.iterator import CallableIterator, GetItemIterator, iterate, known_items
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, equal_keys
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.plain import plain_all
 from magneto.dynamo.trackers.rules_operator import same, set_algebra, user_method
@@ -112,7 +112,9 @@ def pairs_of(m: Machine, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) 
     if args:
         source = args[0]
         inner = payload_of(source)
-        if isinstance(inner, DictTracker):
+        if isinstance(inner, DictTracker) and (
+            inner is source or getattr(source.python_type(), "__iter__", None) in (dict.__iter__, ODict.__iter__)
+        ):
             pairs = inner.pairs(m)
         elif hasattr(source.python_type(), "keys"):
             keys = m.iterate(m.call(m.apply(getattr, source, m.const("keys")), [], {}))
@@ -315,7 +317,7 @@ def sequence_index(m: Machine, v: SequenceTracker, item: Tracker, *bounds: Track
         start, stop, _ = slice(*(limit.value for limit in limits if limit is not None), *([None] * (2 - len(limits)))).indices(stop)
     for position in range(start, stop):
         candidate = v.item(m, position)
-        if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
+        if same(m, candidate, item) or equal_keys(m, candidate, item):
             return m.const(position)
     shown = item.try_const()
     text = "tuple.index(x): x not in tuple" if isinstance(v, TupleTracker) else f"{shown.value if shown else item.show()!r} is not in list"
@@ -326,13 +328,13 @@ def sequence_index(m: Machine, v: SequenceTracker, item: Tracker, *bounds: Track
 
 @rule((list.count, tuple.count, collections.deque.count), SequenceTracker, Tracker)
 def count(m: Machine, v: SequenceTracker, item: Tracker) -> Any:
-    return m.const(sum(same(m, c, item) or m.truth(m.apply(operator.eq, c, item)) for c in v.items(m)))
+    return m.const(sum(same(m, c, item) or equal_keys(m, c, item) for c in v.items(m)))
 
 
 @rule(list.remove, ListTracker, Tracker)
 def list_remove(m: Machine, v: ListTracker, item: Tracker) -> None:
     for position, candidate in enumerate(v.items(m)):
-        if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
+        if same(m, candidate, item) or equal_keys(m, candidate, item):
             del v.entries[position]
             v.log(m, "__delitem__", m.const(position))
             return
@@ -420,7 +422,7 @@ def popitem(m: Machine, v: DictTracker, last: Tracker | None = None) -> Any:
     key = keys[-1 if last is None or m.truth(last) else 0]
     value = v.get(m, key)
     assert value is not None
-    v.remove(m, key)
+    v.remove_end(m, key, last is None or m.truth(last))
     return TupleTracker([key, value])
 
 

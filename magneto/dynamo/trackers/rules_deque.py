@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import operator
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import DequeTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.iterator import iterate
+from magneto.dynamo.trackers.mapping import equal_keys
 from magneto.dynamo.trackers.rules_operator import same
 from magneto.dynamo.trackers.rules_subscript import index_of
 
@@ -52,7 +52,7 @@ def insert(m: Machine, v: DequeTracker, index: Tracker, item: Tracker) -> None:
 def _position(m: Machine, v: DequeTracker, item: Tracker, start: int = 0, stop: int | None = None) -> int | None:
     for position in range(*slice(start, stop).indices(v.length())):
         candidate = v.item(m, position)
-        if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
+        if same(m, candidate, item) or equal_keys(m, candidate, item):
             return position
     return None
 

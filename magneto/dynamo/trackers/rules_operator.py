@@ -24,7 +24,7 @@ from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import each, iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.lifted import decides
-from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
+from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, equal_keys
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker, payload_of
 from magneto.dynamo.trackers.plain import plain
@@ -130,6 +130,16 @@ def _binary(name: str, fn: Callable[..., Any], symbol: str) -> Callable[..., Any
         left, right = payload_of(a), payload_of(b)
         if name == "mod" and isinstance(left, ConstTracker) and type(left.value) in (str, bytes):
             return m.apply(type(left.read()).__mod__, left, b)
+        if (
+            name == "or"
+            and isinstance(left, DictTracker)
+            and right is not b
+            and isinstance(right, DictTracker)
+            and left.cls is right.cls is dict
+        ):
+            made = DictTracker.of(m, left.pairs(m))  # the other may answer for its keys by itself
+            m.apply(dict.update, made, b)
+            return made
         result = _containers(m, name, left, right)
         if result is not NotImplemented:
             return result
@@ -358,14 +368,14 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
         if left.cls is right.cls is collections.OrderedDict and list(left.entries) != list(right.entries):
             return False
         pairs = [(left.get_token(m, token), right.get_token(m, token)) for token in list(left.entries)]
-        return all(x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in pairs if x is not None and y is not None)
+        return all(x is y or equal_keys(m, x, y) for x, y in pairs if x is not None and y is not None)
     if (
         issubclass(left.python_type(), tuple)
         and issubclass(right.python_type(), tuple)
         or (isinstance(left, (ListTracker, DequeTracker)) and type(left) is type(right))
     ):
         items, others = iterate(m, left), iterate(m, right)
-        return len(items) == len(others) and all(x is y or m.truth(m.apply(operator.eq, x, y)) for x, y in zip(items, others, strict=True))
+        return len(items) == len(others) and all(x is y or equal_keys(m, x, y) for x, y in zip(items, others, strict=True))
     folded = fold(m, operator.eq, (left, right), {})
     if folded is not NotImplemented:
         return bool(folded.try_const().value)
@@ -396,7 +406,7 @@ def _ordered(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tra
     if both or (issubclass(a.python_type(), tuple) and issubclass(b.python_type(), tuple)):
         items, others = iterate(m, a), iterate(m, b)
         for x, y in zip(items, others, strict=False):
-            if x is not y and not m.truth(m.apply(operator.eq, x, y)):
+            if x is not y and not equal_keys(m, x, y):
                 return m.apply(fn, x, y)
         return m.const(fn(len(items), len(others)))
     folded = fold(m, fn, (a, b), {})
@@ -602,6 +612,6 @@ def contains(m: Machine, container: Tracker, item: Tracker) -> Any:
     if isinstance(target, OpaqueTracker):
         m.graph_break("B104", operation="in", value=target.show())
     for candidate in each(m, target):
-        if same(m, candidate, item) or m.truth(m.apply(operator.eq, candidate, item)):
+        if same(m, candidate, item) or equal_keys(m, candidate, item):
             return m.const(True)
     return m.const(False)

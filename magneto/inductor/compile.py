@@ -91,7 +91,7 @@ def compile_program(program: Program, name: str = "program") -> _C.Plan:
 
 def _planned(program: Program, name: str, written: Mapping[int, int]) -> tuple[_C.Plan, frozenset[int]]:
     with timer("schedule"):
-        plan = gather(write_inputs(schedule(program), written))
+        plan = gather(write_inputs(schedule(program, _updates(program, written)), written))
     with timer("codegen"):
         kernels = {step: _text_of(step, name) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("build"):
@@ -102,6 +102,10 @@ def _planned(program: Program, name: str, written: Mapping[int, int]) -> tuple[_
     _remember(made, code)
     _report(name, plan, kernels, code)
     return made, frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
+
+
+def _updates(program: Program, written: Mapping[int, int]) -> frozenset[str]:
+    return frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
 
 
 def _text_of(step: Kernel, name: str) -> KernelText:

@@ -291,10 +291,9 @@ class Writer:
             row.lines.clear()
 
         for number, current in enumerate(self._passes()):
-            for member in self.kernel.members:  # row values that this stage allows
-                if not member.full and member.name in self.kernel.stored and self.stages[member.name] == number:
-                    text = self.store(member)
-                    row.lines.append(text)
+            rows = [m for m in self.kernel.members if not m.full and m.name in self.kernel.stored and self.stages[m.name] == number]
+            texts = [self.store(m) for m in rows]  # row values that this stage allows; loads stand before the first store
+            row.lines.extend(texts)
             if not current:
                 continue
             folds = [fold_of(m, emitter.fresh("a")) for m in current.folds]

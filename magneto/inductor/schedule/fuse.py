@@ -67,6 +67,8 @@ def may_fuse(a: Group, b: Group, buffers: Mapping[str, Buffer], limit: int = 64)
     shared = [name for name in a.reads if name in b.reads]
     if not flow and not shared:
         return No("nothing in common")
+    if not flow and a.numel > 1 and all(buffers[name].numel == 1 for name in shared if name in buffers):
+        return No("nothing in common but single numbers")
     host, guest = (b, a) if b.cols and not a.cols else (a, b)
     if not guest.cols and guest.numel not in (host.numel, host.row_numel) or (guest.cols and guest.numel != host.numel):
         return No("different sizes")

@@ -57,9 +57,9 @@ def _reads_in_step(kernel: FusedKernel, name: str, target: str) -> bool:
         return True
     member = next(m for m in kernel.members if m.name == name)
     stages = member_stages(kernel.members)
-    if member.is_reduction or not member.full or stages[name] < max(stages[m.name] for m in kernel.members if m.full):
-        return False
-    return all(load.index is member.store for load in loads)
+    walked = max(stages[m.name] for m in kernel.members if m.full)
+    behind = stages[name] >= walked if member.full else stages[name] > walked and stages[name] == max(stages.values())
+    return behind and not member.is_reduction and all(load.index is member.store for load in loads)
 
 
 def may_raise(step: Step) -> bool:

@@ -39,7 +39,7 @@ class Schedule:
 class _Fusion:
     """The state of the search: which group (or library call) each node is in."""
 
-    def __init__(self, program: Program, buffers: Mapping[str, Buffer]) -> None:
+    def __init__(self, program: Program, buffers: Mapping[str, Buffer], updates: frozenset[str]) -> None:
         self.nodes = program.nodes
         self.buffers = buffers
         self.before = predecessors(self.nodes)
@@ -48,6 +48,7 @@ class _Fusion:
         self.members: dict[int, list[int]] = {}
         self.touching: dict[str, list[int]] = {}  # buffer -> units of loops that read or write it
         self.pinned = _pinned(program)
+        self.updates = updates
 
     def run(self) -> None:
         for position, node in enumerate(self.nodes):
@@ -102,9 +103,20 @@ class _Fusion:
         assert isinstance(a, Group) and isinstance(b, Group)
         if a.numel == 0:
             return No("no elements")
+        if not (self.updates.isdisjoint(a.writes) and self.updates.isdisjoint(b.writes)) and (refused := self._update_apart(a, b)):
+            return refused
         if self._reaches(other, unit) or self._reaches(unit, other):
             return No("another step must run between the two")
         return may_fuse(a, b, self.buffers, config.max_fusion)
+
+    def _update_apart(self, a: Group, b: Group) -> No | None:
+        """Updates of inputs run at the end, those that are alike as rows of one table."""
+        if a.cols or b.cols:
+            return No("an update runs at the end, a reduction frees what it reads")
+        flows = any(name in b.reads for name in a.writes) or any(name in a.reads for name in b.writes)
+        if flows or any(name in b.reads and self.buffers[name].numel != 1 for name in a.reads):
+            return None
+        return No("updates that share single numbers only")
 
     def _reaches(self, start: int, goal: int) -> bool:
         """Is there a path start -> some other unit -> goal?"""
@@ -176,13 +188,13 @@ def _pinned(program: Program) -> frozenset[str]:
     return frozenset(names)
 
 
-def schedule(program: Program) -> Schedule:
-    """The steps of a program. CannotSchedule for what has no plan (symbolic sizes)."""
+def schedule(program: Program, updates: frozenset[str] = frozenset()) -> Schedule:
+    """The steps of a program. `updates`: buffers that may become the new numbers of inputs. CannotSchedule for what has no plan (symbolic sizes)."""
     buffers = program.buffer_table()
     for buffer in buffers.values():
         static_sizes(buffer.shape)
         static_sizes(buffer.strides)
-    fusion = _Fusion(program, buffers)
+    fusion = _Fusion(program, buffers, updates)
     fusion.run()
     order = fusion.order()
     readers: dict[str, set[int]] = {}

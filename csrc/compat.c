@@ -11,9 +11,6 @@
 #else
 #include "internal/pycore_opcode_metadata.h"
 #endif
-#if !MG_BEFORE_3_12
-#include "internal/pycore_interp.h"
-#endif
 
 /* Whether an operand of the instruction `opcode` is kept in a C variable of the interpreter for the instruction that follows:
  * execution cannot start in between. */
@@ -153,6 +150,26 @@ is_watched(PyThreadState *ts)
     return tools[PY_MONITORING_EVENT_RAISE] | tools[PY_MONITORING_EVENT_RERAISE] | tools[PY_MONITORING_EVENT_EXCEPTION_HANDLED];
 #endif
 }
+
+#if !MG_BEFORE_3_12
+/* Of the tools, 6 and 7 are sys.setprofile and sys.settrace, which eval_frame.c asks for by themselves. A profiler written in C (cProfile) only counts. */
+int
+mg_asks_for_events(PyInterpreterState *interp, PyCodeObject *code)
+{
+    const uint8_t *own = code->_co_monitoring != NULL ? code->_co_monitoring->local_monitors.tools : NULL;
+    for (int event = 0; event < _PY_MONITORING_UNGROUPED_EVENTS; event++) {
+        int tools = interp->monitors.tools[event] | (own != NULL && event < _PY_MONITORING_LOCAL_EVENTS ? own[event] : 0);
+        for (int tool = 0; tool < 6; tool++) {
+            PyObject *callback = interp->monitoring_callables[tool][event];
+            const int counts = tool == 2 && callback != NULL && PyCFunction_Check(callback); /* sys.monitoring.PROFILER_ID */
+            if ((tools & (1 << tool)) && callback != NULL && !counts) {
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+#endif
 
 static int
 opcode_at(PyCodeObject *code, int unit, int *oparg)

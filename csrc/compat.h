@@ -45,6 +45,7 @@ mg_layout *mg_layout_of(PyCodeObject *code);
 #if MG_SUPPORTED
 #include "internal/pycore_frame.h"
 #include "internal/pycore_code.h"
+#include "internal/pycore_interp.h"
 #include "opcode.h"
 #if MG_BEFORE_3_13
 #include "internal/pycore_runtime.h"
@@ -91,6 +92,27 @@ mg_frame_function(mg_frame *f)
     return f->f_func;
 #else
     return (PyFunctionObject *)f->f_funcobj;
+#endif
+}
+
+#if !MG_BEFORE_3_12
+int mg_asks_for_events(PyInterpreterState *interp, PyCodeObject *code); /* compat.c */
+#endif
+
+/* Whether a function of the program is told of what this code does (sys.monitoring, from 3.12 on: coverage, debuggers). */
+static inline int
+mg_is_monitored(PyThreadState *ts, PyCodeObject *code)
+{
+#if MG_BEFORE_3_12
+    (void)ts;
+    (void)code;
+    return 0;
+#else
+    uint64_t first, last;
+    _Static_assert(sizeof(ts->interp->monitors.tools) == 15, "events");
+    memcpy(&first, ts->interp->monitors.tools, 8);
+    memcpy(&last, ts->interp->monitors.tools + 7, 8);
+    return (MG_UNLIKELY((first | last) != 0) || MG_UNLIKELY(code->_co_monitoring != NULL)) && mg_asks_for_events(ts->interp, code);
 #endif
 }
 

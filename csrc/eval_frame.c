@@ -304,6 +304,16 @@ ended(PyThreadState *ts, int generator, PyObject *outer, PyObject *result)
     return result;
 }
 
+/* Whether a function of the program is told of each line or call (sys.settrace, sys.setprofile, sys.monitoring): its frames then run as they are. Profilers
+ * written in C only count. */
+static inline int
+is_followed(PyThreadState *ts, PyCodeObject *code)
+{
+    return ts->c_tracefunc != NULL
+        || (MG_UNLIKELY(ts->c_profilefunc != NULL) && PyCallable_Check(ts->c_profileobj))
+        || mg_is_monitored(ts, code);
+}
+
 /* Runs a frame that stands at `offset` (not `started`: before its prologue, with its free variables bound).
  * `entry`: the entry point there, or NULL. `outer` (stolen): NULL, or what was handled when the frame began, once a Resume has
  * changed that. */
@@ -354,7 +364,7 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry
             offset = 2 * target; /* its handler is an entry point, too */
         }
         Py_DECREF(result);
-        if (interpret) {
+        if (interpret || is_followed(ts, mg_frame_code(f))) {
             goto interpret;
         }
         entry = entry_for(mg_frame_code(f), policy, offset);
@@ -403,7 +413,7 @@ run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
         offset = 2 * target;
     }
     Py_DECREF(resume);
-    if (interpret || t->policy == NULL) {
+    if (interpret || t->policy == NULL || is_followed(ts, mg_frame_code(f))) {
         Py_XDECREF(outer);
         return continue_in_frame(ts, f, offset);
     }
@@ -454,14 +464,6 @@ handled_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     return Py_NewRef(exc ? exc : Py_None);
 }
 
-/* Whether a function of the program is told of each line or call (sys.settrace, sys.setprofile): its frames then run as they are. Profilers written in C only count. */
-static inline int
-is_followed(PyThreadState *ts)
-{
-    return ts->c_tracefunc != NULL
-        || (MG_UNLIKELY(ts->c_profilefunc != NULL) && PyCallable_Check(ts->c_profileobj));
-}
-
 MG_HOT PyObject *
 mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
 {
@@ -477,9 +479,9 @@ mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     Policy *policy = t->policy;
     PyCodeObject *code = mg_frame_code(f);
     const int kinds = CO_OPTIMIZED | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
-    if (policy == NULL || throwflag || is_followed(ts) || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
+    if (policy == NULL || throwflag || is_followed(ts, code) || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
         const int generator = f->owner == FRAME_OWNED_BY_GENERATOR && (code->co_flags & kinds) == (CO_OPTIMIZED | CO_GENERATOR);
-        return policy != NULL && !throwflag && !is_followed(ts) && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
+        return policy != NULL && !throwflag && !is_followed(ts, code) && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
     }
     mg_entry *entry = entry_for(code, policy, 0);
     if (entry == NULL || entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {

@@ -424,3 +424,56 @@ def test_what_a_list_held_dies_with_it() -> None:
         return len(dead), x + 1
 
     assert magneto.optimize("eager")(drop)(torch.ones(2))[0] == 2
+
+
+def _twice(x):
+    y = x + 1
+    return y * 2
+
+
+def _monitored(x, tool, local):
+    events = sys.monitoring.events.PY_START | sys.monitoring.events.LINE | sys.monitoring.events.PY_RETURN
+    if local:
+        sys.monitoring.set_local_events(tool, _twice.__code__, events)
+    else:
+        sys.monitoring.set_events(tool, events)
+    x = _twice(_twice(x))
+    if local:
+        sys.monitoring.set_local_events(tool, _twice.__code__, 0)
+    else:
+        sys.monitoring.set_events(tool, 0)
+    return x
+
+
+def _calls_monitored(x, tool, local):
+    return _monitored(x, tool, local) * 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("fn", [_monitored, _calls_monitored])
+def test_a_monitoring_tool_is_told_of_the_program_alone(fn: Callable[..., Any], local: bool) -> None:
+    tool = 3
+    told: list[Any] = []
+    sys.monitoring.use_tool_id(tool, "test")
+    try:
+        for event in (sys.monitoring.events.PY_START, sys.monitoring.events.LINE, sys.monitoring.events.PY_RETURN):
+            sys.monitoring.register_callback(tool, event, lambda code, *where: told.append((code.co_name, *where[:1])))
+        x = torch.ones(2)
+        expected = fn(x, tool, local), list(told)
+        compiled = magneto.optimize("eager")(fn)
+        for _ in range(2):
+            told.clear()
+            found = compiled(x, tool, local)
+            assert torch.equal(found, expected[0])
+            assert told == expected[1]
+        region = magneto.optimize("eager")(_twice)
+        region(x)
+        told.clear()
+        sys.monitoring.set_local_events(tool, _twice.__code__, sys.monitoring.events.PY_START)
+        region(x)
+        assert told == [("_twice", 0)]
+    finally:
+        sys.monitoring.set_local_events(tool, _twice.__code__, 0)
+        sys.monitoring.set_events(tool, 0)
+        sys.monitoring.free_tool_id(tool)

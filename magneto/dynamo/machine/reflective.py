@@ -25,6 +25,7 @@ _CALLABLES: frozenset[Any] = frozenset(
         sys._current_frames,
         sys.settrace,
         sys.setprofile,
+        *(getattr(getattr(sys, "monitoring", None), name, None) for name in ("set_events", "set_local_events", "free_tool_id")),
         warnings.warn,
         *(inspect.currentframe, inspect.stack, inspect.trace, inspect.getouterframes),
         *(traceback.print_stack, traceback.extract_stack, traceback.format_stack, traceback.walk_stack),
@@ -62,6 +63,10 @@ def _is_reflective(obj: Any) -> bool:
     if isinstance(obj, types.MethodType):
         obj = obj.__func__
     try:
-        return obj in _CALLABLES or mark_of(obj) == FRAME or getattr(obj, "__module__", None) in ("_testcapi", "_testinternalcapi")
+        return (
+            (obj is not None and obj in _CALLABLES)
+            or mark_of(obj) == FRAME
+            or getattr(obj, "__module__", None) in ("_testcapi", "_testinternalcapi")
+        )
     except TypeError:
         return False

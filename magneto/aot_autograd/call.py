@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from magneto.base.text import compile_source
+from magneto.graph.layout import laid_out
 
 
 def as_function(graph: fx.Graph, name: str = "graph") -> Callable[..., tuple[Any, ...]]:
@@ -27,21 +28,15 @@ def own_memory(results: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, .
     for result, wanted in zip(results, strides, strict=True):
         address = result.untyped_storage()._cdata
         if address in taken or result.stride() != wanted:
-            result = _copied(result, wanted)
+            result = laid_out(result, wanted)
         taken.add(address)
         out.append(result)
     return tuple(out)
 
 
-def _copied(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A copy laid out with `strides`; where they are 0, elements share memory and are written once."""
-    made = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
-    target = made
-    for dim, stride in enumerate(strides):
-        if not stride and result.shape[dim] > 1:
-            target, result = target.narrow(dim, 0, 1), result.narrow(dim, 0, 1)
-    target.copy_(result)
-    return made
+def result_strides(graph: fx.Graph) -> tuple[tuple[int, ...], ...]:
+    """The strides that the graph promises of each result."""
+    return tuple(result.meta["val"].strides for result in graph.output_node().args[0])  # type: ignore[union-attr]
 
 
 def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
@@ -70,7 +65,7 @@ def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
 
     for node in nodes:
         if node.op == "output":
-            namespace.update(own=own_memory, strides=tuple(result.meta["val"].strides for result in node.args[0]))
+            namespace.update(own=own_memory, strides=result_strides(graph))
             lines.append(f"    return own({text(tuple(node.args[0]))}, strides, ({''.join(name + ', ' for name in parameters)}))")
         elif node.op == "call_function":
             if node.target is operator.getitem:

@@ -38,6 +38,8 @@ class JointGraph:
 
 def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:
     """Nothing is computed, no gradient is accumulated. Raises Refusal, or what torch raises for a call that is wrong."""
+    if any(isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf and _repeats(x) for x in inputs):
+        raise Refusal("a leaf whose elements share memory")  # views of it cannot be told apart by where they lie
     with steady_state(grad_enabled):
         leaves: dict[int, torch.Tensor] = {}
         tracing, tensors = begin(gm, inputs)
@@ -55,6 +57,10 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
     signature = replace(signature, n_constants=len(constants))
     gradients += (None,) * len(mode.literals)
     return JointGraph(mode.graph, signature, constants, results, differentiable, tangents, gradients, name)
+
+
+def _repeats(x: torch.Tensor) -> bool:
+    return x.layout is torch.strided and any(not stride and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _without_freed(gm: fx.GraphModule, value: Any) -> tuple[Any, tuple[int, ...]]:

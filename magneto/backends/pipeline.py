@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.aot_autograd.call import as_function, without_autocast, without_grad
+from magneto.aot_autograd.call import as_function, own_memory, result_strides, without_autocast, without_grad
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.refusal import Refusal
@@ -121,6 +121,18 @@ def call_eagerly(unit: Unit) -> Unit:
     return replace(unit, compiled=without_autocast(without_grad(as_function(unit.traced.graph, unit.name)), unit.autocast))
 
 
+def call_numpy(unit: Unit) -> Unit:
+    """The decomposed graph executed by numpy (the oracle); each result in memory of its own."""
+    from magneto.prims.interpret import interpret
+
+    run, strides = interpret(unit.traced.graph), result_strides(unit.traced.graph)
+
+    def compiled(*inputs: Any) -> tuple[Any, ...]:
+        return own_memory(run(*inputs), strides, inputs)
+
+    return replace(unit, compiled=without_autocast(without_grad(compiled), unit.autocast))
+
+
 def wrap_compiled(unit: Unit) -> Unit:
     """Write-backs, aliases, constants."""
     assert unit.compiled is not None
@@ -174,6 +186,12 @@ CALL_HALF_DECOMPOSED: tuple[Pass, ...] = (
     Pass("decompose", decompose_to_prims),
     Pass("drop_unused", drop_unused),
     Pass("call_eagerly", call_eagerly),
+)
+
+NUMPY_HALF: tuple[Pass, ...] = (
+    Pass("decompose", decompose_to_prims),
+    Pass("drop_unused", drop_unused),
+    Pass("call_numpy", call_numpy),
 )
 
 

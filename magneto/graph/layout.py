@@ -280,3 +280,14 @@ def wrap_dims(dims: Sequence[int] | int | None, rank: int) -> Shape:
     if len(set(result)) != len(result):
         raise RuleError("a dimension appears twice")
     return tuple(result) if rank else ()
+
+
+def laid_out(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy laid out with `strides`; where they are 0, elements share memory and are written once."""
+    made = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+    target = made
+    for dim, stride in enumerate(strides):
+        if not stride and result.shape[dim] > 1:
+            target, result = target.narrow(dim, 0, 1), result.narrow(dim, 0, 1)
+    target.copy_(result)
+    return made

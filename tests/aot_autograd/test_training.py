@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import magneto
 from magneto.backends import lookup_backend
 from magneto.base import events
 from magneto.base.errors import MagnetoWarning
@@ -435,3 +436,19 @@ def test_two_forwards_then_two_backwards(backend: str) -> None:
     f(first, w).sum().backward()
     f(second, w).sum().backward()
     torch.testing.assert_close(grad, w.grad)
+
+
+def test_views_of_a_leaf_whose_rows_share_memory() -> None:
+    """Rows that lie in one place are different rows to autograd."""
+
+    def rows(x):
+        return x.split(1)
+
+    weights = [torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0]])]
+    grads = []
+    for run in (rows, magneto.optimize("aot_eager")(rows)):
+        leaf = torch.ones(1, 2).expand(2, 2).detach().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MagnetoWarning)
+            grads += torch.autograd.grad(run(leaf), [leaf], weights)
+    assert grads[0].tolist() == grads[1].tolist() == [[1.0, 2.0], [10.0, 20.0]]

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from magneto.backends import pipeline
 from magneto.prims.operators import Operator, public_operators
-from tests.prims.exactness import bound_of, check, comparable, describe, kinds, special_for
+from tests.prims.exactness import bound_of, check, comparable, describe, kinds, numpy_terms, special_for
 from tests.prims.operator_samples import DTYPES, FLOATS, KINDS, Kind, calls_of
 
 OPERATORS = [row for row in public_operators() if comparable(row)]
@@ -21,13 +22,14 @@ OTHER_DTYPES = [dtype for dtype in DTYPES if dtype is not torch.float32]
 CALLS = 6
 
 
-def wrong_of(row: Operator, chosen: list[Kind], limit: int, grad: bool = False) -> Iterator[str]:
+def wrong_of(row: Operator, chosen: list[Kind], limit: int, grad: bool = False, interpreted: bool = False) -> Iterator[str]:
     """What differs in at most `limit` calls of each kind."""
     for kind in chosen:
         calls = list(calls_of(row.op, special_for(row, kind)))
         step = max(len(calls) // limit, 1)
         for call in calls[::step][:limit]:
-            outcome = check(row.op, call, bound_of(row), grad=grad)
+            terms = numpy_terms(row) if interpreted else (bound_of(row), pipeline.CALL_HALF_DECOMPOSED)
+            outcome = check(row.op, call, *terms, grad=grad)
             if outcome.problem:
                 yield f"{row.name} {kind} {describe(call)}: {outcome.problem[:300]}"
 
@@ -42,6 +44,22 @@ def chosen_for(number: int) -> list[Kind]:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_operators_are_exact(chunk: int) -> None:
     wrong = [text for number in range(chunk, len(OPERATORS), CHUNKS) for text in wrong_of(OPERATORS[number], chosen_for(number), CALLS)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_the_interpreter_agrees(chunk: int) -> None:
+    """numpy in place of torch's kernels, for all that is decomposed."""
+    rows = [row for row in OPERATORS if row.kind == "decomposed"]
+    wrong = [text for number in range(chunk, len(rows), 4) for text in wrong_of(rows[number], chosen_for(number), 4, interpreted=True)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_gradients_are_exact(chunk: int) -> None:
+    """Forward and backward as one graph, decomposed: float32 in one layout."""
+    rows = [row for row in OPERATORS if row.kind in ("decomposed", "view")]
+    wrong = [text for number in range(chunk, len(rows), 4) for text in wrong_of(rows[number], chosen_for(number)[:1], 2, grad=True)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -113,7 +113,8 @@ def _hardtanh(x: Value, low: Any = -1, high: Any = 1) -> Any:
 @row("hardtanh_backward")
 @elementwise(2)
 def _hardtanh_backward(grad: Value, x: Value, low: Any, high: Any) -> Value:
-    return ((x > float(low)) & (x < float(high))).where(grad, 0.0)
+    """nan lets the gradient through."""
+    return ((x <= float(low)) | (x >= float(high))).where(0.0, grad)
 
 
 @row("relu6")

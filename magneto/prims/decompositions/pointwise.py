@@ -110,6 +110,8 @@ def _isfinite(b: Builder, x: Value) -> Any:
 
 @row("bitwise_not")
 def _bitwise_not(b: Builder, x: Value) -> Any:
+    if category(x.dtype) > INTEGER:
+        return LIBRARY
     return x.unary("logical_not" if x.dtype is torch.bool else "bitwise_not")
 
 
@@ -248,6 +250,8 @@ row("minimum", "min.other")(elementwise(2)(_minimum))
 def _bitwise(name: str) -> Any:
     @elementwise(2)
     def formula(left: Any, right: Any) -> Any:
+        if category(_dtype_of(left, right)) == FLOAT:
+            return LIBRARY
         return left._binary(name, right) if type(left) is Value else right._binary(name, left)
 
     return formula

@@ -20,6 +20,7 @@ _DTYPES: dict[torch.dtype, Any] = {
     torch.int32: np.int32,
     torch.int64: np.int64,
     torch.float16: np.float16,
+    torch.bfloat16: np.float32,
     torch.float32: np.float32,
     torch.float64: np.float64,
     torch.complex64: np.complex64,
@@ -28,18 +29,25 @@ _DTYPES: dict[torch.dtype, Any] = {
 
 
 def numpy_dtype(dtype: torch.dtype) -> Any:
-    """The numpy dtype; KeyError for bfloat16 and other types numpy lacks."""
+    """The numpy dtype (float32 for bfloat16); KeyError for other types that numpy lacks."""
     return _DTYPES[dtype]
 
 
+def round_bfloat16(x: Array) -> Array:
+    """float32 numbers rounded to the nearest that bfloat16 has, ties to even."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    kept = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) & np.uint64(0xFFFF0000)).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(x), x, kept.reshape(np.shape(x)))
+
+
 def rounded(fn: Callable[..., Array], category: str) -> Callable[..., Array]:
-    """Python numbers take the array operand's dtype; half precision computes in float32 and rounds."""
+    """Python numbers take the array operand's dtype; floats are computed in float64 and rounded once."""
 
     def meaning(*operands: Any) -> Array:
         dtype = next(operand.dtype for operand in operands if isinstance(operand, (np.ndarray, np.generic)))
-        wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+        wide = np.dtype(np.float64) if dtype.kind == "f" and fn is not floordiv else dtype
         with np.errstate(all="ignore"):
-            result = np.asarray(fn(*[np.asarray(operand).astype(wide) for operand in operands]))
+            result = np.asarray(fn(*[np.asarray(operand).astype(dtype).astype(wide) for operand in operands]))
         return result if result.dtype == np.bool_ else result.astype(dtype)
 
     return meaning
@@ -109,19 +117,19 @@ def where(condition: Array, a: Any, b: Any) -> Array:
 
 
 def convert(x: Array, dtype: torch.dtype) -> Array:
+    """Half precision is reached through float32, as in torch."""
     with np.errstate(all="ignore"):
-        return np.asarray(x).astype(numpy_dtype(dtype))
-
-
-def _wide(x: Array) -> Array:
-    return x.astype(np.float32) if x.dtype == np.float16 else x
+        if dtype in (torch.float16, torch.bfloat16):
+            x = np.asarray(x).astype(np.float32)
+        converted = np.asarray(x).astype(numpy_dtype(dtype))
+    return round_bfloat16(converted) if dtype is torch.bfloat16 else converted
 
 
 def _accumulated(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Half precision accumulates in float32, integers and bool in int64."""
+    """Floats accumulate in float64 and are rounded once; integers and bool accumulate in int64."""
 
     def reduce(x: Array, dims: Sequence[int]) -> Array:
-        wide = x.astype(np.int64) if x.dtype.kind in "bui" else _wide(x)
+        wide = x.astype(np.int64 if x.dtype.kind in "bui" else np.float64)
         result = np.asarray(fn(wide, axis=tuple(dims)))
         return result.astype(np.int64 if x.dtype.kind in "bui" else x.dtype)
 
@@ -186,14 +194,20 @@ def iota(n: int, dtype: torch.dtype, device: Any = None) -> Array:
 
 
 def full(shape: Sequence[int], value: Any, dtype: torch.dtype, device: Any = None) -> Array:
-    return np.full(tuple(shape), value, dtype=numpy_dtype(dtype))
+    return np.full(tuple(shape), np.asarray(value).astype(numpy_dtype(dtype)))
+
+
+def _checked(index: Array, size: int) -> Array:
+    if index.size and not (index.min() >= 0 and index.max() < size):
+        raise IndexError("index out of range")
+    return index
 
 
 def index_select(x: Array, dim: int, index: Array) -> Array:
-    return np.take(x, index, axis=dim)
+    return np.take(x, _checked(index, x.shape[dim]), axis=dim)
 
 
 def gather(x: Array, dim: int, index: Array) -> Array:
     grids = np.ogrid[tuple(builtins.slice(0, size) for size in index.shape)] if index.ndim else []
-    position = [index if d == dim else grid for d, grid in enumerate(grids)]
+    position = [_checked(index, x.shape[d]) if d == dim else grid for d, grid in enumerate(grids)]
     return x[tuple(position)] if index.ndim else x

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
+from magneto.graph.kernel_types import check_types
 from magneto.graph.layout import RuleError
 from magneto.graph.meta import CONJ, NEG, TensorMeta
 from magneto.graph.opinfo import OpInfo, op_info
@@ -153,6 +154,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = op_info(func)
         metas = [_to_meta(value) for value in args]
         meta_kwargs = {key: _to_meta(value) for key, value in kwargs.items()} if kwargs else kwargs
+        known = False
         counting = DYNAMIC_RULES.get(info.name) if self.counts is not None else None
         try:
             if counting is not None:
@@ -168,12 +170,15 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 answer = _answer_write(info, metas, meta_kwargs)
             else:
                 answer = info.rule(*metas, **meta_kwargs)
+            known = True
         except (DataDependent, UnsupportedFake):
             raise
         except Exception as problem:  # RuleError, or arguments the rule never expected: torch knows
             if info.rule is None or info.inplace_view or counting is not None:
                 raise
-            answer = answer_by_torch(func, metas, meta_kwargs, str(problem))
+            answer, known = answer_by_torch(func, metas, meta_kwargs, str(problem)), False
+        if known and not info.random:
+            check_types(func, info.name, metas, meta_kwargs)
         out = self._wrap(info, args, kwargs, answer)
         if info.writes or info.hidden:
             self._note_writes(info, args, kwargs)

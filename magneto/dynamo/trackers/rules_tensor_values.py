@@ -105,8 +105,8 @@ def _holds_numpy(m: Machine, v: Tracker) -> bool:
     return isinstance(v, ConstTracker) and is_numpy_scalar(v.read())
 
 
-for _fn in (torch.tensor, torch.as_tensor, torch.asarray):
-    _of_numpy(_fn)
+for _constructor in (torch.tensor, torch.as_tensor, torch.asarray):
+    _of_numpy(_constructor)
 
 
 @rule(torch.tensor, Tracker)

@@ -48,7 +48,7 @@ def overrides(m: Machine, v: Tracker) -> bool:
     """Whether torch asks the value's class what an operation on it means."""
     if isinstance(v, TensorTracker):
         return overrides_operations(m, v)
-    return isinstance(v, ObjectTracker) and not m.functions_off and getattr(v.cls, "__torch_function__", DISABLED) is not DISABLED
+    return isinstance(v, ObjectTracker) and not m.functions_off and getattr(v.cls, "__torch_function__", DISABLED) is not DISABLED  # type: ignore[attr-defined]
 
 
 def overriding(m: Machine, values: Sequence[Tracker]) -> list[Tracker]:

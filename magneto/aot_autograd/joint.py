@@ -100,6 +100,7 @@ def _not_a_leaf(mode: FunctionalMode, tracing: Tracing, index: int, leaf: torch.
     root = mode.storages.add_root(tensor, view.meta, view.node, index)
     tracing.roots[index] = root
     tracing.versions[index] = tensor._version
+    tracing.histories[index] = tensor.grad_fn
     return tensor
 
 

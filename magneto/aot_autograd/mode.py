@@ -122,10 +122,14 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def with_strides(self, node: fx.Node, wanted: TensorMeta) -> fx.Node:
-        """`node` laid out with the strides of `wanted` (dense)."""
+        """`node` laid out with the strides of `wanted`, or, where those leave gaps, as a copy of such a tensor is laid out."""
         meta: TensorMeta = node.meta["val"]
-        if meta.strides == wanted.strides or not wanted.is_dense():
+        if meta.strides == wanted.strides:
             return node
+        if not wanted.is_dense():
+            wanted = TensorMeta.of(torch.empty_like(hollow(wanted)))
+            if meta.strides == wanted.strides:
+                return node
         order = memory_order(wanted)
         if order == list(range(len(order))):
             return self.emit(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
@@ -204,8 +208,6 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value = self.emit(aten._to_copy.default, (value,), {"dtype": meta.dtype, "device": meta.device})
         elif new.dtype != meta.dtype:
             value = self.emit(aten._to_copy.default, (value,), {"dtype": meta.dtype})
-        if torch.is_grad_enabled():
-            view.storage.written_in_grad_mode = True
         self._write(view, value)
 
     def _write(self, view: View, value: fx.Node) -> None:

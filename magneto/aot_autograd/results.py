@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from magneto.aot_autograd.mode import FunctionalMode
 from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Value
 from magneto.aot_autograd.storage import View
 from magneto.graph.meta import TensorMeta
 
+if TYPE_CHECKING:
+    from magneto.aot_autograd.trace import Tracing
+
 
 class Collector:
     """Gathers the results of the functional graph; each is memory of its own, never an input's and never another result's."""
 
-    def __init__(
-        self, mode: FunctionalMode, tensors: Sequence[Any], roots: Sequence[View | None], versions: Sequence[int], values: Sequence[Any]
-    ) -> None:
+    def __init__(self, tracing: Tracing, tensors: Sequence[Any], values: Sequence[Any]) -> None:
+        mode, roots = tracing.mode, tracing.roots
         self.mode = mode
         self.tensors = tensors
         self.roots = roots
-        self.versions = versions
+        self.versions = tracing.versions
+        self.histories = tracing.histories
         self.results: list[fx.Node] = []
         self._input_of = {id(tensor): index for index, tensor in enumerate(tensors) if isinstance(tensor, torch.Tensor)}
         placeholders = (node for node in mode.graph.nodes if node.op == "placeholder")
@@ -123,19 +125,19 @@ class Collector:
             place = self._place.get(node, -1) if node.op == "placeholder" else -1
             if place == index:
                 continue  # written, and back to what it was
-            in_grad_mode = root.storage.written_in_grad_mode
             tensor = self.tensors[index]
+            recorded = tensor.grad_fn is not self.histories[index]  # not what is written under no_grad, to `.data` or to a detached alias
             source: Result | Input
             if 0 <= place < len(self.roots) and place not in self.written and not tensor.requires_grad:
                 source = Input(place)
             else:
                 source = Result(self.add_result(node, node.meta["val"]))
-                if in_grad_mode and tensor.requires_grad:
+                if recorded:
                     if tensor.is_leaf:
                         raise Refusal("an input that requires grad is written out of autograd's sight")
                     self.carriers[source.index] = tensor
             counted = tensor._version != self.versions[index]
-            yield Mutation(index, source, counted, not in_grad_mode)
+            yield Mutation(index, source, counted, not recorded)
 
     def check_geometry(self) -> None:
         """Inputs must still be the views of memory that they were."""

@@ -49,7 +49,7 @@ Output = Result | Input | Alias | Value
 class Mutation:
     """Input `index` receives the numbers of `source` (a result, or another input that is not written).
 
-    `counted`: eager raises the input's version counter; `under_no_grad`: eager wrote it with grad mode off. `direct`: the compiled graph has written
+    `counted`: eager raises the input's version counter; `under_no_grad`: autograd has not seen eager's write (grad mode off, `.data`, a detached alias). `direct`: the compiled graph has written
     the input's memory itself.
     """
 

@@ -52,7 +52,6 @@ class Storage:
     version: int = 0
     views: dict[Geometry, View] = field(default_factory=dict)
     root: View | None = None
-    written_in_grad_mode: bool = False
     literal: bool = False
 
 

@@ -41,6 +41,7 @@ class Tracing:
     inputs: list[Any]
     roots: list[View | None] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    histories: list[Any] = field(default_factory=list)  # the inputs' grad_fn before anything is traced
     attributes: list[torch.Tensor] = field(default_factory=list)  # tensors the captured graph holds itself
     names: list[str] = field(default_factory=list)
 
@@ -110,6 +111,7 @@ def _add_input(tracing: Tracing, name: str, index: int, value: Any, prepare: Cal
         node.meta.update(val=value, stack=(), stage="forward")
         tracing.roots.append(None)
         tracing.versions.append(0)
+        tracing.histories.append(None)
         return value
     check_plain(value)
     node = graph.placeholder(name)
@@ -122,6 +124,7 @@ def _add_input(tracing: Tracing, name: str, index: int, value: Any, prepare: Cal
     view = tracing.mode.storages.add_root(tensor, meta, node, index)
     tracing.roots.append(view)
     tracing.versions.append(tensor._version)
+    tracing.histories.append(None)
     return tensor
 
 
@@ -179,7 +182,7 @@ def describe(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: An
     """Decide what the functional graph returns."""
     single = not isinstance(value, (tuple, list))
     values = (value,) if single else tuple(value)
-    collector = Collector(tracing.mode, tensors, tracing.roots, tracing.versions, values)
+    collector = Collector(tracing, tensors, values)
     outputs = tuple(collector.output(v) for v in values)
     mutations = tuple(collector.mutations())
     collector.check_geometry()

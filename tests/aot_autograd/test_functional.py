@@ -470,3 +470,12 @@ def test_many_written_inputs() -> None:
         return xs[0] + xs[1]
 
     check(f, *(torch.randn(3) for _ in range(5)))
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(6, 8).t()[:3, :4], lambda: torch.randn(2, 8, 4, 6)[:, :3].permute(0, 2, 3, 1)])
+def test_copies_of_a_written_input_with_gaps_are_laid_out_as_copies_of_it(make):
+    def fn(x):
+        x.masked_fill_(x > 0.5, 0.25)
+        return x.clone()
+
+    check(fn, make())

@@ -452,3 +452,48 @@ def test_views_of_a_leaf_whose_rows_share_memory() -> None:
             warnings.simplefilter("ignore", MagnetoWarning)
             grads += torch.autograd.grad(run(leaf), [leaf], weights)
     assert grads[0].tolist() == grads[1].tolist() == [[1.0, 2.0], [10.0, 20.0]]
+
+
+def _detached(x):
+    x.detach()[0].add_(1)
+
+
+def _data(x):
+    x.data.mul_(2)
+
+
+def _off(x):
+    with torch.no_grad():
+        x.mul_(3)
+
+
+def _recorded(x):
+    x.mul_(3)
+
+
+@pytest.mark.parametrize("write", [_detached, _data, _off, _recorded])
+@pytest.mark.parametrize("leaf", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_history_of_a_written_input(write, leaf: bool, backend: str) -> None:
+    """A write that autograd does not see leaves the input's history alone, whatever the grad mode is."""
+
+    def fn(x):
+        write(x)
+        return x * x
+
+    def results(call):
+        start = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        x = start if leaf else start * 1.5
+        try:
+            y = call(x)
+        except RuntimeError as error:
+            return [type(error)]
+        (y.sum() + (x * torch.arange(3.0)).sum()).backward()
+        return [y.detach(), x.detach(), start.grad, x.requires_grad, x.is_leaf, x._version]
+
+    optimised = magneto.optimize(backend)(fn)
+    for _ in range(2):
+        for a, b in zip(results(fn), results(optimised), strict=True):
+            torch.testing.assert_close(a, b) if isinstance(a, torch.Tensor) else None
+            assert isinstance(a, torch.Tensor) or a == b
+    assert leaf and write is _recorded or magneto.stats()["fallbacks"] == 0

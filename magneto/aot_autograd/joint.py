@@ -47,8 +47,9 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         with tracing.mode:
             value = run_captured(gm, tracing, tensors)
         value, spent = _without_freed(gm, value)
+        value, made = _without_leaves(value, tensors)
         collector, signature = describe(gm, tracing, tensors, value)
-        signature = replace(signature, training=True, effects=True, spent=spent)
+        signature = replace(signature, training=True, effects=True, spent=spent, leaves=made)
         differentiable = tuple(sorted(collector.carriers))
         mode = tracing.mode
         results = tuple(collector.results)
@@ -66,11 +67,39 @@ def _repeats(x: torch.Tensor) -> bool:
 def _without_freed(gm: fx.GraphModule, value: Any) -> tuple[Any, tuple[int, ...]]:
     """The outputs, those cut off from autograd whose graph a backward inside has freed; and which these are."""
     freed = [
-        k for k in gm.meta.get("magneto", {}).get("spent_outputs", ()) if isinstance(value[k], torch.Tensor) and value[k].requires_grad
+        k
+        for k in gm.meta.get("magneto", {}).get("spent_outputs", ())
+        if isinstance(value[k], torch.Tensor) and value[k].requires_grad and not value[k].is_leaf
     ]
     if not freed:
         return value, ()
     return tuple(item.detach() if k in freed else item for k, item in enumerate(value)), tuple(freed)
+
+
+def _without_leaves(value: Any, tensors: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
+    """The outputs, those cut off from autograd that the graph has made leaves; and which these are. Refuses where gradients may flow to one later."""
+    if not isinstance(value, tuple):
+        return value, ()
+    known = {id(tensor) for tensor in tensors}
+    made = [
+        k
+        for k, item in enumerate(value)
+        if isinstance(item, torch.Tensor) and item.requires_grad and item.is_leaf and id(item) not in known
+    ]
+    if not made:
+        return value, ()
+    leaves = {id(value[k]) for k in made}
+    todo = [item.grad_fn for item in value if isinstance(item, torch.Tensor) and item.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        fn = todo.pop()
+        if id(getattr(fn, "variable", None)) in leaves:
+            raise Refusal("a tensor that requires grad is made in the graph")
+        for found, _ in fn.next_functions:
+            if found is not None and found not in seen:
+                seen.add(found)
+                todo.append(found)
+    return tuple(item.detach() if k in made else item for k, item in enumerate(value)), tuple(made)
 
 
 def _require_grad(tracing: Tracing, tensors: list[Any], leaves: dict[int, torch.Tensor]) -> list[Any]:

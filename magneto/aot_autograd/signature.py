@@ -91,7 +91,7 @@ class Signature:
 
     `single`: the captured graph returned one value instead of a tuple. `training`: results may require grad, so that aliases and write-backs
     are recorded by autograd. `effects`: the graph must be called even for no results (it draws random numbers). `spent`: outputs that require grad
-    and whose backward has run inside already.
+    and whose backward has run inside already. `leaves`: outputs that the graph has made to gather gradients.
     """
 
     n_inputs: int
@@ -104,6 +104,7 @@ class Signature:
     effects: bool = True
     apart: Apart | None = None
     spent: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
 
     def written_directly(self, results: frozenset[int]) -> Signature:
         """For a compiled graph that writes these results into the inputs themselves: their order is no longer the program's, so nothing is trusted."""
@@ -121,6 +122,7 @@ class Signature:
             and not self.n_constants
             and not self.single
             and not self.spent
+            and not self.leaves
             and self.outputs == tuple(Result(i) for i in range(self.n_results))
         )
 

@@ -145,6 +145,8 @@ class Writer:
             if k in self.signature.spent:
                 self.namespace["spent"] = spent
                 parts[-1] = f"spent({parts[-1]})"
+            if k in self.signature.leaves:
+                parts[-1] = f"{parts[-1]}.requires_grad_()"
         if self.signature.single:
             return parts[0]
         return "(" + "".join(part + ", " for part in parts) + ")"

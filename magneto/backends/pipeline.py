@@ -272,6 +272,8 @@ def needs_grad(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether eager would record a backward graph while running `gm`."""
     if not (torch.is_grad_enabled() or any(node.target in _GRAD_SWITCHES for node in gm.graph.nodes)):
         return False
+    if any(node.target == "requires_grad_" or node.kwargs.get("requires_grad") is True for node in gm.graph.nodes):
+        return True
     held = (getattr(gm, str(node.target), None) for node in gm.graph.nodes if node.op == "get_attr")
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in (*inputs, *held))
 

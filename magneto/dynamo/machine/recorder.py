@@ -15,6 +15,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.machine.known import known_value
+from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import Tracker
 from magneto.graph import (
     EXAMPLE,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 100  # characters of a placeholder's name
 MAX_CHECKS = 500  # branches on sizes in one graph: a loop that ends when nothing is left goes on for long
+LEAVES_LEFT = -(1 << 30)  # among the forced breaks: tensors that become leaves are left to the next region
 _WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
@@ -51,6 +53,8 @@ class Recorder:
         self.n_calls = self.n_checks = 0
         self.random_nodes: set[fx.Node] = set()
         self.takes_unknown: bool = machine.unknown_sizes
+        self.made_leaves: list[trackers.TensorTracker] = []  # tensors made here that gather gradients
+        self.turned: set[fx.Node] = set()  # those of them that begin to do so behind the operation that made them
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
         self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
@@ -192,6 +196,34 @@ class Recorder:
         node.meta["stack"] = self.machine.user_stack()
         self.keep.add(node)
         return True
+
+    def leaf_node(self, tensor: trackers.TensorTracker) -> bool:
+        """From here on a tensor that the graph made gathers gradients; False where the graph cannot say so."""
+        outside = tensor.node is None or tensor.source is not None or LEAVES_LEFT in self.machine.forced
+        if outside or self.transformed or self.inference_mode or hasattr(self, "around"):
+            return False
+        node = self.graph.call_method("requires_grad_", (tensor.node,))
+        node.meta.update(val=tensor.meta.with_(requires_grad=True, is_leaf=True), stack=self.machine.user_stack())
+        self.keep.add(node)
+        self.made_leaves.append(tensor)
+        self.turned.add(tensor.node)
+        return True
+
+    def check_leaves(self, outputs: Sequence[fx.Node]) -> None:
+        """A tensor that the graph has turned into a leaf may leave the region only when no gradient can flow to it any more: else capture starts again without."""
+        leaving = self.turned.intersection(outputs)
+        written = [
+            node for node in self.keep if (val := node.meta["val"]) is not None and getattr(val, "requires_grad", False) and not val.is_leaf
+        ]
+        todo = [node for node in (*outputs, *written) if leaving and node not in self.spent and node not in leaving]
+        seen: set[fx.Node] = set()
+        while todo:
+            node = todo.pop()
+            if node in leaving:
+                raise Restart(LEAVES_LEFT, None, False)
+            if node not in seen and getattr(node.meta["val"], "requires_grad", True):
+                seen.add(node)
+                todo.extend(node.all_input_nodes)
 
     def size_node(self, tensor: trackers.TensorTracker, method: str, args: tuple[Any, ...], read: Callable[[TensorMeta], int]) -> Tracker:
         """See `Machine.size_node`."""
@@ -389,7 +421,10 @@ class Recorder:
 
     def _track(self, node: fx.Node, value: Any) -> Tracker:
         if isinstance(value, TensorMeta):
-            return trackers.TensorTracker(value, node=node)
+            made = trackers.TensorTracker(value, node=node)
+            if value.requires_grad and value.is_leaf:
+                self.made_leaves.append(made)
+            return made
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
             if not any(isinstance(item, (TensorMeta, tuple, list, dict)) for item in value):
                 return (

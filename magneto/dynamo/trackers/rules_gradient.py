@@ -92,9 +92,7 @@ def backward(
     leaves = _leaves(m, name, outputs)
     for leaf in leaves:
         _check_hooks(m, name, leaf)
-    made = _ancestors(m, [m.recorder.input_node(output) for output in outputs])  # type: ignore[attr-defined]
-    if any(node.op != "placeholder" and _is_leaf(node) and not any(map(_is_leaf, node.all_input_nodes)) for node in made):
-        _refuse(m, name, "gradients of a leaf that the region makes")
+    leaves += [leaf for leaf in m.recorder.made_leaves if leaf.meta.requires_grad and leaf.meta.is_leaf]  # type: ignore[attr-defined]
     target = Gradients(True, _flag(m, retain_graph, False), False)
     gradients = _record(m, name, target, outputs, seeds, leaves)
     for leaf, gradient in zip(leaves, gradients, strict=True):
@@ -163,12 +161,6 @@ def _leaves(m: Machine, name: str, outputs: Sequence[TensorTracker], known: set[
             _refuse(m, name, f"{tracker.show()} was computed by autograd before this region")
         leaves.append(tracker)
     return leaves
-
-
-def _is_leaf(node: fx.Node) -> bool:
-    """A leaf that gathers gradients, or the result of a write into one."""
-    meta = node.meta.get("val")
-    return bool(getattr(meta, "requires_grad", False)) and bool(getattr(meta, "is_leaf", False))
 
 
 def _check_hooks(m: Machine, name: str, leaf: TensorTracker) -> None:

@@ -51,8 +51,8 @@ def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
     if flag:
         if not (v.meta.dtype.is_floating_point or v.meta.dtype.is_complex):
             _refuse(m, v, "only floating-point tensors can require gradients")
+        v.new_leaf = not m.recorder.leaf_node(v)  # type: ignore[attr-defined]
         v.meta = v.meta.with_(requires_grad=True, is_leaf=True)
-        v.new_leaf = True
     elif not v.meta.is_leaf:
         _refuse(m, v, "requires_grad of a tensor that autograd computed")
     elif v.new_leaf:

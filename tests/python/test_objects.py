@@ -9,7 +9,9 @@ import numbers
 from typing import Generic, TypeVar
 
 import pytest
+import sys
 import torch
+import magneto
 
 from tests.python.programs import Program, Programs, X, Y, check
 
@@ -1211,3 +1213,63 @@ def default_reprs_of_classes(x):
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)
+
+
+def test_the_dictionary_of_an_instance_made_inside_is_its_own() -> None:
+    class Made:
+        pass
+
+    def make(x):
+        made = Made()
+        made.x = x
+        d = made.__dict__
+        magneto.graph_break()
+        made.y = 2
+        d["z"] = 3
+        return made, d, made.z, d is made.__dict__
+
+    made, d, z, own = magneto.optimize("eager")(make)(torch.ones(2))
+    made.later = 1
+    assert d is vars(made) and sorted(d) == ["later", "x", "y", "z"] and z == 3 and own
+
+
+def test_existing_keys_that_compare_by_the_program() -> None:
+    """A constant may be equal to a key whose == is a function of the program."""
+
+    class Key:
+        def __init__(self, name):
+            self.name = name
+
+        def __hash__(self):
+            return hash(self.name)
+
+        def __eq__(self, other):
+            return self.name == other
+
+    table = {Key("a"): 1, "b": 2}
+
+    def read(x):
+        return x + table["a"], "a" in table, table.get("c"), table["b"], table == {"a": 1, "b": 2}
+
+    assert magneto.optimize("eager")(read)(torch.ones(2))[1:] == read(torch.ones(2))[1:] == (True, None, 2, True)
+
+
+def test_a_table_of_changing_numbers_is_not_a_thousand_inputs() -> None:
+    def same(x, a, b):
+        return x + 1, a == b
+
+    compiled = magneto.optimize("eager")(same)
+    for step in range(3):
+        rows = [n + step for n in range(2500)]
+        assert compiled(torch.ones(2), rows, list(rows))[1]
+
+
+def test_sizes_of_containers_are_those_outside() -> None:
+    grown = []
+    for n in range(9):
+        grown.append(n)
+
+    def sizes(x):
+        return x + 1, sys.getsizeof(grown), sys.getsizeof("abc")
+
+    assert magneto.optimize("eager")(sizes)(torch.ones(2))[1:] == sizes(torch.ones(2))[1:]

@@ -155,6 +155,11 @@ def unusual_arguments(x, s, r, dtype, size):
     return x[s], [i for i in r], x.to(dtype), x.reshape(size), s.stop, len(r), r[1], dtype.is_floating_point, size.numel(), size[0]
 
 
+@programs.add(X, 3)
+def numbers_too_large_for_text(x, n):
+    return x + 1, 10**6000 + 1, [n ** (9000 * n)]
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)

@@ -44,10 +44,14 @@ class Miss:
         }
 
 
+_MANY = 2000  # rows: Python needs seconds to compile a check of so many, and the native one has found a row that fails
+
+
 def explain_miss(guards: GuardSet, state: Any, found: int = HOLD) -> Miss:
     """The first row that fails for a FrameState (or a reading.Frame). `found`: what the native check found, which remembers how classes were."""
     frame = state if isinstance(state, reading.Frame) else _frame_of(state)
-    index = check_function(guards)(frame)
+    many = len(guards.rows) > _MANY and 0 <= found < len(guards.rows)
+    index = found if many else check_function(guards)(frame)
     if 0 <= found < len(guards.rows) and guards.rows[found].kind is Kind.TYPE_VERSION and (index == HOLD or found < index):
         index = found
     if index == HOLD:

@@ -19,6 +19,7 @@ from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.trackers.base import Tracker
 
 _LITERALS = (type(None), bool, int, str, bytes)
+_LITERAL_BITS = 1024  # Python refuses the text of very large numbers
 _SIMPLE = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*$")
 
 
@@ -28,6 +29,8 @@ def is_literal(obj: Any) -> bool:
         return math.isfinite(obj)
     if type(obj) is tuple:
         return all(is_literal(item) for item in obj)
+    if type(obj) is int:
+        return obj.bit_length() <= _LITERAL_BITS
     return type(obj) in _LITERALS or obj is ...
 
 

@@ -41,6 +41,7 @@ from magneto.graph.program import standalone
 
 Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 MAX_ATTEMPTS = 64
+MAX_CHANGING = 100  # numbers that change at once and become inputs: more of them are a table of data
 PLAIN_LIMIT = 3
 _SHOWN = {"print", "open", "input", "exit", "quit", "help", "breakpoint", "license", "credits", "copyright"}
 _OURS = {name: fn for name, fn in vars(builtins).items() if callable(fn) and not name.startswith("_") and name not in _SHOWN}
@@ -206,7 +207,8 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
     log(1, lambda: f"recompile of {code.co_qualname} ({code.co_filename}:{code.co_firstlineno}): {reason}")
     if missed[0].info:
         guards = missed[0].info["guards"]
-        changed = changed_modules(guards, state) | (changed_numbers(guards, state) if context.dynamic is not False else set())
+        numbers = changed_numbers(guards, state) if context.dynamic is not False else set()
+        changed = changed_modules(guards, state) | (numbers if len(numbers) <= MAX_CHANGING else set())
         context.changing.setdefault((code, state.offset), set()).update(changed)
     if config.error_on_recompile:
         raise UserError("U006", function="error_on_recompile", reason=str(reason))

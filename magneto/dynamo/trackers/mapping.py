@@ -192,7 +192,7 @@ def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
 class DictTracker(Tracker):
     """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
 
-    __slots__ = ("_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "obj", "owner", "removals")
+    __slots__ = ("_asks", "_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "obj", "owner", "removals")
 
     def __init__(
         self,
@@ -211,6 +211,7 @@ class DictTracker(Tracker):
         self.attrs: DictTracker | None = None  # attributes of an OrderedDict
         self.removals = 0  # how often keys were removed or moved
         self._machine = machine
+        self._asks: bool | None = None
         self._listed = machine is None  # whether the row for the whole key list is there
         self._whole = True  # False: `entries` holds only what was read of `obj`
 
@@ -323,11 +324,18 @@ class DictTracker(Tracker):
         return entry  # type: ignore[return-value]
 
     def _searchable(self, m: Machine, token: Hashable) -> None:
-        """A key with methods of the program is found in dictionaries made inside the region only."""
+        """A key with methods of the program is found in dictionaries made inside the region only; and so is what it may be equal to."""
         if self.obj is MISSING:
             return
-        if by_program(token):
+        if by_program(token) or (type(token) is not Identity and self.asks_program()):
             m.graph_break("B104", operation="look-up by methods of the program", value=self.show())
+
+    def asks_program(self) -> bool:
+        """Whether an existing dictionary has keys whose `==` is a function of the program."""
+        if self._asks is None:
+            kinds = set() if self.obj is MISSING else {type(key) for key, _ in raw_items(self.obj)}
+            self._asks = any(isinstance(kind.__eq__, types.FunctionType) and not hasattr(kind, "__torch_function__") for kind in kinds)
+        return self._asks
 
     def token(self, m: Machine, key: Tracker) -> Hashable:
         """The key's token, for a look-up here."""

@@ -28,6 +28,22 @@ def instance_dict(obj: Any) -> dict[str, Any] | None:
     return found if type(found) is dict else None
 
 
+class InstanceDictTracker(DictTracker):
+    """The __dict__ of an instance made here: outside it is the instance's own."""
+
+    __slots__ = ("instance",)
+
+    def __init__(self, instance: Tracker) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def emit(self, em: Emitter) -> str:
+        return em.assign("d", f"{em.const(_INSTANCE_DICT, 'instance_dict')}({em.value(self.instance)}, '__dict__')", self)
+
+
+_INSTANCE_DICT = object.__getattribute__
+
+
 class ObjectTracker(Tracker):
     """An instance. `attrs` is its __dict__, `slots` the slots written or read, `payload` the builtin container inside (subclasses of dict, list, tuple...)."""
 
@@ -53,7 +69,7 @@ class ObjectTracker(Tracker):
             if self.obj is MISSING:
                 if self.cls.__dictoffset__ == 0:
                     return None
-                self._attrs = DictTracker()
+                self._attrs = InstanceDictTracker(self)
             else:
                 real = instance_dict(self.obj)
                 if real is None:

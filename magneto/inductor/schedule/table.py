@@ -14,8 +14,9 @@ from math import prod
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Load, Masked, Op, Value, ViewOf
 from magneto.inductor.loops.ir import Const as ConstValue
 from magneto.inductor.schedule.domain import strided_terms
+from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.inplace import may_raise, touched
-from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member, Step, TableKernel
+from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member, Step, TableKernel, member_loads
 from magneto.inductor.schedule.schedule import Schedule
 from magneto.symbolic import ZERO, Const, Expr, Sym
 
@@ -34,28 +35,45 @@ class _Row:
     stored: tuple[str, ...]
     names: Mapping[str, str]  # generic buffer -> the kernel's
     size: int
-    flat: bool
+    rows: bool
+    cols: bool
 
 
 def row_of(kernel: FusedKernel) -> _Row | None:
     """The kernel as a row; None where it walks memory in another way."""
-    if kernel.cols or any(m.is_reduction or not m.full for m in kernel.members) or may_raise(kernel):
+    dims = kernel.rows or kernel.cols
+    if (kernel.rows and kernel.cols) or (kernel.cols and not _folds_once(kernel)) or may_raise(kernel):
         return None
-    walk = kernel.members[0].store
-    if any(m.store is not walk for m in kernel.members) or not _dense(walk, kernel.rows):
+    walk = _walk(kernel) if dims else ZERO
+    if walk is None or not _dense(walk, dims):
         return None
-    generic = _Generic(walk, FLAT.sym if kernel.rows else ZERO)
+    generic = _Generic(walk, FLAT.sym if dims else ZERO)
     members = []
     for member in kernel.members:
         body = generic.value(member.body)
-        if body is None:
+        whole = member.full and not member.is_reduction
+        if body is None or (member.store is not walk if whole else not isinstance(member.store, Const)):
             return None
         buffer = Buffer(generic.name(member.name), (), (), member.buffer.dtype, member.buffer.device)
-        members.append(Member(POINT, buffer, body, generic.symbol, True, member.acc_dtype))
+        members.append(Member(member.kind, buffer, body, generic.symbol if whole else member.store, member.full, member.acc_dtype))
     stored = tuple(generic.name(name) for name in kernel.stored)
-    key = (bool(kernel.rows), stored, *((m.name, m.body, m.buffer.dtype) for m in members))
+    shape = (bool(kernel.rows), bool(kernel.cols))
+    key = (shape, stored, *((m.name, m.kind, m.body, m.store, m.full, m.acc_dtype, m.buffer.dtype) for m in members))
     names = {short: name for name, short in generic.names.items()}
-    return _Row(key, tuple(members), stored, names, prod(d.size for d in kernel.rows), bool(kernel.rows))
+    return _Row(key, tuple(members), stored, names, prod(d.size for d in dims), *shape)
+
+
+def _folds_once(kernel: FusedKernel) -> bool:
+    """Is it one walk over all elements, with reductions that can be joined from parts, and then at most single numbers?"""
+    stages = member_stages(kernel.members)
+    kinds = {m.kind for m in kernel.members}
+    return kinds <= {POINT, "sum", "prod", "max", "min", "any", "all"} and not any(stages[m.name] for m in kernel.members if m.full)
+
+
+def _walk(kernel: FusedKernel) -> Expr | None:
+    """The index by which elements are walked; None where nothing depends on the place."""
+    indices = [m.store for m in kernel.members] + [load.index for m in kernel.members for load in member_loads(m.body)]
+    return next((index for index in indices if not isinstance(index, Const)), None)
 
 
 def _dense(index: Expr, dims: Sequence[Dim]) -> bool:
@@ -205,7 +223,7 @@ def _merged(plan: Schedule, rows: Mapping[int, _Row], tables: Sequence[Sequence[
 
 def _table(kernels: Sequence[FusedKernel], rows: Sequence[_Row]) -> TableKernel:
     first = rows[0]
-    body = FusedKernel((FLAT,) if first.flat else (), (), first.members, first.stored, kernels[0].origins)
+    body = FusedKernel((FLAT,) if first.rows else (), (FLAT,) if first.cols else (), first.members, first.stored, kernels[0].origins)
     columns = (*body.reads(), *body.stored)
     table = tuple(tuple(row.names[name] for name in columns) for row in rows)
     stored = tuple(name for kernel in kernels for name in kernel.stored)

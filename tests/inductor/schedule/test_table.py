@@ -102,3 +102,31 @@ def test_threads() -> None:
 
     shapes = ((300, 200), (7,), (100, 50), (4, 3), (1000,))
     assert kernels_of(fn, tensors(*shapes), tensors(*shapes)) == 1
+
+
+def test_norms() -> None:
+    """Reductions of whole tensors are rows of one table, too."""
+
+    def fn(ps: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        norms = torch._foreach_norm(ps)
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        torch._foreach_mul_(ps, (1.0 / (total + 1e-6)).clamp(max=1.0))
+        return (total, *norms)
+
+    assert kernels_of(fn, tensors(*SHAPES[:5])) <= 4
+    magneto.reset()
+    assert kernels_of(fn, [t.t() if t.ndim == 2 else t for t in tensors(*SHAPES[:5])]) <= 4
+
+
+def test_reductions_of_other_kinds() -> None:
+    def fn(ps: list[torch.Tensor]) -> list[torch.Tensor]:
+        found = []
+        for p in ps:
+            found += [p.abs().max(), p.isnan().any(), p.sum() / 2]
+        return found
+
+    shapes = (*SHAPES[:5], (200, 300), (9,))
+    assert kernels_of(fn, tensors(*shapes)) <= 3
+    bad = tensors(*shapes)
+    bad[3][0, 0] = float("nan")
+    torch.testing.assert_close(magneto.optimize("inductor")(fn)(bad), fn(bad), equal_nan=True)

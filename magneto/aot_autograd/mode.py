@@ -312,6 +312,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise Refusal("random numbers in a layout that is not contiguous")
         if isinstance(targets[0], (list, tuple)):
             _refuse_order_dependence(self, args, targets)
+            if facts.packet.startswith("_foreach_"):  # the dispatcher counts writes of single tensors before it asks this mode, these after
+                torch._C._increment_version(targets[0])
         inputs = {name: self.nodes(v) for name, v in kwargs.items() if not (facts.out_variant and name in facts.writes)}
         args += facts.defaults[len(args) :]
         node = self.emit(functional, tuple(self.nodes(a) for a in args), inputs)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from magneto import _C
@@ -58,15 +59,35 @@ def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int]) -> t
         log(LOOPS, f"{name} runs in eager: no kernels for {foreign} yet")
         return without_grad(as_function(graph, name)), nothing
     try:
+        unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
             program = lower_graph(graph)
-        return _planned(program, name, written)
+        plan, done = _planned(program, name, {k: place for k, place in written.items() if k not in unchanged})
+        return plan, done | unchanged
     except (CannotLower, CannotSchedule, CannotEmit) as error:
         emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
         log(LOOPS, f"{name} runs in eager: {error}")
     except BuildFailed as error:
         emit("fallback", graph=name, reason=str(error))
     return without_grad(as_function(graph, name)), nothing
+
+
+def _leave_unchanged(graph: fx.Graph, written: Mapping[int, int]) -> frozenset[int]:
+    """Outputs that are copies of the very input that they are to be copied into become that input."""
+    output = graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    unchanged = frozenset(
+        k
+        for k, place in written.items()
+        if isinstance(node := results[k], fx.Node) and node.target is torch.ops.aten.clone.default and node.args[0] is places[place]
+    )
+    copies = [results[k] for k in unchanged]
+    output.args = (tuple(places[written[k]] if k in unchanged else result for k, result in enumerate(results)),)
+    for copy in copies:
+        if not copy.users:
+            graph.erase_node(copy)
+    return unchanged
 
 
 def foreign_device(graph: fx.Graph) -> str | None:

@@ -24,6 +24,9 @@ OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw_amsgrad": lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.01, lr_decay=0.1),
+    "adagrad_foreach": lambda p: torch.optim.Adagrad(p, 0.01, lr_decay=0.1, foreach=True),
+    "sgd_lr_tensor": lambda p: torch.optim.SGD(p, torch.tensor(0.1), momentum=0.9),
+    "adam_lr_tensor": lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
 }
 
 

@@ -96,6 +96,13 @@ def _weighted(name: str) -> None:
             or not all(isinstance(arg, TensorTracker) for arg in args)
         ):
             return NotImplemented
+        if (
+            isinstance(number, TensorTracker)
+            and not number.meta.ndim
+            and number.meta.dtype.is_floating_point
+            and not number.meta.requires_grad
+        ):
+            number = m.apply(torch.Tensor.item, number)  # as torch itself: a learning rate may be a tensor
         held = graph_number(m, number)
         return NotImplemented if held is None else m.node(formula, [v, *args, held], {})
 
@@ -123,6 +130,17 @@ def _one_by_one(name: str, lists: int) -> None:
             else:
                 m.apply(single, *row[:-1], value=row[-1])
         return m.const(None)
+
+    plain = getattr(torch, name, None)
+    if plain is None or lists > 1:
+        return
+
+    @prefer(getattr(torch, f"_foreach_{name}"), SequenceTracker, SequenceTracker)
+    def made(m: Machine, tensors: SequenceTracker, numbers: SequenceTracker, **kwargs: Tracker) -> Any:
+        rows = tensors.items(m), numbers.items(m)
+        if kwargs or len(rows[0]) != len(rows[1]) or not any(isinstance(number, ItemTracker) for number in rows[1]):
+            return NotImplemented
+        return TupleTracker([m.apply(plain, *row) for row in zip(*rows, strict=True)])
 
 
 for _name, _lists in (("add", 1), ("mul", 1), ("div", 1), ("addcmul", 3), ("addcdiv", 3)):

@@ -186,11 +186,26 @@ class _Builder:
             if b is not None:
                 self.registers[b.name] = destinations[-1]
                 self._dies(b.name, destinations[-1])
+        self._unpack(result, destinations, step.lists)
+        for b in step.buffers:
+            self._check_layout(b, self.registers[b.name])
+
+    def _unpack(self, result: int, destinations: list[int], lists: tuple[int, ...]) -> None:
+        """The results of a call into registers; lists among them are unpacked on their own."""
+        inner: list[tuple[int, list[int]]] = []
+        if lists:
+            rest, outer = iter(destinations), []
+            for n in lists:
+                outer.append(next(rest) if n < 0 else self.fresh())
+                if n >= 0:
+                    self.temporaries.setdefault(self.position, []).append(outer[-1])
+                    inner.append((outer[-1], [next(rest) for _ in range(n)]))
+            destinations = outer
         while destinations and destinations[-1] < 0:
             destinations.pop()
         self.instructions.append(("UNPACK", result, tuple(destinations)))
-        for b in step.buffers:
-            self._check_layout(b, self.registers[b.name])
+        for register, entries in inner:
+            self._unpack(register, entries, ())
 
     def _check_layout(self, buffer: Buffer, register: int) -> None:
         self.instructions.append(("LAYOUT", register, laid_out, buffer.shape, buffer.strides))

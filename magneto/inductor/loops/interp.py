@@ -278,6 +278,8 @@ class Interpreter:
         else:
             results = node.op(*args, **kwargs)
             results = (results,) if node.single else tuple(results)
+            if node.lists:
+                results = tuple(t for r, n in zip(results, node.lists, strict=True) for t in (r if n >= 0 else (r,)))
         for buffer, t in zip(node.outputs, results, strict=True):
             if buffer is not None:
                 self.put_tensor(buffer, t)

@@ -409,7 +409,8 @@ class LibraryCall:
 
     `buffers` has one entry per output, None for an output that is no tensor or is not used. `single`: the op returns one tensor,
     not a tuple. `mutates`: names of buffers the call writes in place. `may_alias`: an output may share memory with an argument,
-    so the arguments' memory must not be reused while an output lives, and outputs must not be written in place.
+    so the arguments' memory must not be reused while an output lives, and outputs must not be written in place. `lists`: where the op returns
+    lists of tensors, whose entries follow each other in `outputs`, the length of each (-1: no list).
     """
 
     name: str
@@ -422,6 +423,7 @@ class LibraryCall:
     mutates: tuple[str, ...] = ()
     may_alias: bool = False
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    lists: tuple[int, ...] = ()
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -188,6 +188,7 @@ class _Parser:
             out_op=self.op(more["out_op"]) if "out_op" in more else None,
             mutates=self.argument(more["mutates"]) if "mutates" in more else (),
             may_alias="may_alias" in more,
+            lists=self.argument(more["lists"]) if "lists" in more else (),
         )
 
 

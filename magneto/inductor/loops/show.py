@@ -160,6 +160,7 @@ def _show_call(node: LibraryCall) -> str:
     extra += f", out_op={show_op(node.out_op)}" if node.out_op is not None else ""
     extra += f", mutates={node.mutates!r}" if node.mutates else ""
     extra += ", may_alias=True" if node.may_alias else ""
+    extra += f", lists={node.lists!r}" if node.lists else ""
     return f'call("{node.name}", {show_op(node.op)}, {show_argument(node.args)}, {kwargs}, {outputs}{extra}){show_origins(node.origins)}'
 
 

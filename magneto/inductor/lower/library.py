@@ -113,13 +113,23 @@ def _convert_args(low: Lowering, op: Any, x: Any, exact: bool, position: int | N
     return x
 
 
-def _outputs(low: Lowering, val: Any) -> tuple[tuple[Buffer | None, ...], bool]:
-    """Buffers for what the operation returns, with eager's strides; and whether it returns one tensor rather than a tuple."""
+def _outputs(low: Lowering, val: Any) -> tuple[tuple[Buffer | None, ...], bool, tuple[int, ...]]:
+    """Buffers for what the operation returns, with eager's strides; whether it returns one tensor rather than a tuple; and, where lists of
+    tensors are among its results, the length of each (-1 for a result that is no list)."""
     single = not isinstance(val, list | tuple)
+    results = (val,) if single else val
+    lists = tuple(len(v) if isinstance(v, list | tuple) else -1 for v in results)
     made: list[Buffer | None] = []
-    for v in (val,) if single else val:
-        made.append(low.new_buffer(v.shape, v.strides, v.dtype, v.device) if hasattr(v, "strides") else None)
-    return tuple(made), single
+    for result in results:
+        for v in result if isinstance(result, list | tuple) else (result,):
+            made.append(low.new_buffer(v.shape, v.strides, v.dtype, v.device) if hasattr(v, "strides") else None)
+    return tuple(made), single, lists if any(n >= 0 for n in lists) else ()
+
+
+def _grouped(flat: tuple[Any, ...], lists: tuple[int, ...]) -> tuple[Any, ...]:
+    """The results in the form in which the operation returns them."""
+    rest = iter(flat)
+    return tuple(next(rest) if n < 0 else tuple(next(rest) for _ in range(n)) for n in lists) if lists else flat
 
 
 def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any) -> Any:
@@ -131,12 +141,12 @@ def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
     mutates: tuple[str, ...] = ()
     if mutated:
         mutates = _prepare_mutation(low, op, mutated, args, call_args, kwargs, dict(call_kwargs))
-    outputs, single = _outputs(low, val)
+    outputs, single, lists = _outputs(low, val)
     name = next((b.name for b in outputs if b is not None), None) or low.fresh_name()
     out_op = OUT_OPS.get(op) if all(b is not None for b in outputs) else None
-    low.nodes.append(LibraryCall(name, op, call_args, call_kwargs, outputs, single, out_op, mutates, may_alias(op), low.origins))
+    low.nodes.append(LibraryCall(name, op, call_args, call_kwargs, outputs, single, out_op, mutates, may_alias(op), low.origins, lists))
     boxes = tuple(None if b is None else Stored(b) for b in outputs)
-    return boxes[0] if single else boxes
+    return boxes[0] if single else _grouped(boxes, lists)
 
 
 def _prepare_mutation(

@@ -2,7 +2,8 @@
 
     python -m benchmarks.language_table KEPT_3.11 KEPT_3.12 ...     reads the directories of `benchmarks.language_tests --keep`
 
-writes benchmarks/results/language_tests.json and docs/language_tests.md. Only modules that have run in every mode count.
+puts the modules that have run plain and traced to their end in the place of what benchmarks/results/language_tests.json says of them, and writes
+docs/language_tests.md. Other modules and other Pythons stay as they are there. A module that has not run under nopython keeps the number of an earlier run.
 """
 
 from __future__ import annotations
@@ -28,12 +29,37 @@ def _records(file: Path) -> dict[str, dict[str, Any]] | None:
 
 def read(kept: Path) -> dict[str, Any]:
     """The report of one Python."""
-    found = []
+    found, without = [], []
     for module in sorted({file.name.split(".")[0] for file in kept.glob("*.jsonl")}):
-        runs = [_records(kept / f"{module}.{run}.jsonl") for run in _RUNS]
-        if all(run for run in runs):
-            found.append(Comparison(module, *runs))  # type: ignore[arg-type]
-    return report_of(found)
+        plain, again, traced, nopython = [_records(kept / f"{module}.{run}.jsonl") for run in _RUNS]
+        if plain and again and traced:
+            found.append(Comparison(module, plain, again, traced, nopython or {}))
+            without += [] if nopython else [module]
+    report = report_of(found)
+    for module in without:
+        report["modules"][module]["nopython"] = None
+    return report
+
+
+def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """`new`, with the modules that only `old` has."""
+    modules = {**old.get("modules", {}), **new["modules"]}
+    for name, module in modules.items():
+        before = old.get("modules", {}).get(name)
+        if module["nopython"] is None and before is not None and before["passing"] == module["passing"]:
+            module["nopython"] = before["nopython"]
+    keys = ("tests", "compared", "same", "entered", "passing")
+    total = {key: sum(module[key] for module in modules.values()) for key in keys}
+    alone = [module for module in modules.values() if module["nopython"] is not None]
+    total["nopython"], total["tried"] = sum(module["nopython"] for module in alone), sum(module["passing"] for module in alone)
+    return {
+        **new,
+        "total": total,
+        "same_verdict": round(total["same"] / max(total["compared"], 1), 5),
+        "nopython_rate": round(total["nopython"] / max(total["tried"], 1), 4),
+        "break_reasons": new["break_reasons"] or old.get("break_reasons", {}),
+        "modules": dict(sorted(modules.items())),
+    }
 
 
 def page(reports: dict[str, dict[str, Any]]) -> str:
@@ -44,7 +70,8 @@ def page(reports: dict[str, dict[str, Any]]) -> str:
         "",
         'Each test method of the installed Python under `optimize("eager")`: *same* is the number of tests with the verdict that they have in plain Python. *nopython*: of',
         "the tests that pass in plain Python, those that pass with `nopython=True` too, that is as one capture without a break. Tests whose two plain runs differ",
-        "are not compared. The modules are those of the list in `benchmarks/language_tests.py` that have been run to their end on this Python, not the whole list.",
+        "are not compared. The modules are those of the list in `benchmarks/language_tests.py` that have been run to their end on this Python, not the whole list;",
+        "a `-` says that a module has not been run under nopython.",
         "",
     ]
     for version, report in reports.items():
@@ -53,24 +80,26 @@ def page(reports: dict[str, dict[str, Any]]) -> str:
             f"## Python {version}",
             "",
             f"{total['same']} of {total['compared']} with the same verdict ({report['same_verdict']:.2%}); "
-            f"nopython {total['nopython']} of {total['passing']} ({report['nopython_rate']:.1%}).",
+            f"nopython {total['nopython']} of {total.get('tried', total['passing'])} ({report['nopython_rate']:.1%}).",
             "",
             "| module | tests | same | passing | nopython |",
             "|---|---|---|---|---|",
         ]
         for name, module in report["modules"].items():
-            lines.append(f"| {name} | {module['compared']} | {module['same']} | {module['passing']} | {module['nopython']} |")
+            alone = "-" if module["nopython"] is None else module["nopython"]
+            lines.append(f"| {name} | {module['compared']} | {module['same']} | {module['passing']} | {alone} |")
         differing = [test for module in report["modules"].values() for test in module["differences"]]
         lines += ["", "Another verdict: " + (", ".join(f"`{test}`" for test in differing) or "none") + ".", ""]
     return "\n".join(lines)
 
 
 def main(directories: list[str]) -> int:
-    reports = {}
+    file = ROOT / "benchmarks/results/language_tests.json"
+    reports = json.loads(file.read_text())
     for directory in directories:
         version = (Path(directory) / "python").read_text().strip()
-        reports[version] = {**read(Path(directory)), "python": version}
-    (ROOT / "benchmarks/results/language_tests.json").write_text(json.dumps(reports, indent=1) + "\n")
+        reports[version] = merge(reports.get(version, {}), {**read(Path(directory)), "python": version})
+    file.write_text(json.dumps(reports, indent=1) + "\n")
     (ROOT / "docs/language_tests.md").write_text(page(reports))
     return 0
 

@@ -8,6 +8,7 @@ import contextlib
 
 import pytest
 import torch
+import magneto
 
 from tests.python.programs import Program, Programs, X, check
 
@@ -356,6 +357,92 @@ def type_errors(x):
         except Exception as error:
             texts.append((type(error).__name__, str(error)))
     return x, texts
+
+
+class _Pair:
+    __match_args__ = ("a", "b")
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+class _Number(int):
+    pass
+
+
+@programs.add()
+def class_patterns(x):
+    found = []
+    for subject in (_Pair(1, 2), _Number(4), 5, "s", {"k": 1}, object()):
+        match subject:
+            case _Pair(a, b=b):
+                found.append(("pair", a, b))
+            case _Number(n, real=r):
+                found.append(("number", int(n), r))
+            case int(n, imag=r):
+                found.append(("int", n, r))
+            case str(n):
+                found.append(n)
+            case {"k": v, **rest}:
+                found.append((v, rest))
+            case _:
+                found.append(None)
+    return x + 1, found
+
+
+class _Asked:
+    asked = 0
+
+    @property
+    def value(self):
+        _Asked.asked += 1
+        return 1
+
+
+def test_a_pattern_reads_an_attribute_once() -> None:
+    def look(x):
+        match _Asked():
+            case _Asked(value=v):
+                return x + v
+
+    magneto.optimize("eager")(look)(X)
+    assert _Asked.asked == 1
+
+
+@programs.add(graphs=None, again=False)
+def patterns_that_are_refused(x):
+    class Twice:
+        __match_args__ = ("a", "a")
+        a = None
+
+    class Single:
+        __match_args__ = ("a",)
+        a = None
+
+    class Listed:
+        __match_args__ = ["a"]
+        a = None
+
+    class Keys:
+        KEY = "a"
+
+    said = []
+    for subject in (Twice(), Single(), Listed(), {"a": 1, "b": 2}, 3):
+        try:
+            match subject:
+                case Twice(p, q):
+                    said.append("twice")
+                case Single(p, a=q):
+                    said.append("single")
+                case Listed(p):
+                    said.append("listed")
+                case {Keys.KEY: p, "a": q}:
+                    said.append("keys")
+                case int(p, q):
+                    said.append("int")
+        except (TypeError, ValueError) as error:
+            said.append(str(error))
+    return x + 1, said
 
 
 @pytest.mark.parametrize("program", programs, ids=programs.ids())

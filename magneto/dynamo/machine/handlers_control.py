@@ -415,8 +415,12 @@ def match_kind(m: M, f: SymFrame, i: Instruction) -> None:
 @opcode("MATCH_KEYS", "subject keys -- subject keys values_or_none")
 def match_keys(m: M, f: SymFrame, i: Instruction) -> None:
     subject, keys = f.stack[-2:]
+    asked = m.iterate(keys)
+    known = [const.value for key in asked if (const := key.try_const()) is not None]
+    if len(set(known)) < len(known) or len(set(asked)) < len(asked):
+        m.graph_break("B002", name="MATCH_KEYS", reason="a key that occurs twice")
     values: list[Tracker] = []
-    for key in m.iterate(keys):
+    for key in asked:
         if not m.truth(m.apply(operator.contains, subject, key)):
             f.push(m.const(None))
             return
@@ -424,27 +428,31 @@ def match_keys(m: M, f: SymFrame, i: Instruction) -> None:
     f.push(trackers.TupleTracker(values))
 
 
+_MATCH_SELF = 1 << 22  # Py_TPFLAGS: a positional pattern matches the subject itself
+
+
 @opcode("MATCH_CLASS", "subject class names -- attributes_or_none")
 def match_class(m: M, f: SymFrame, i: Instruction) -> None:
     subject, cls, names = f.popn(3)
     keyword_names = names.try_const()
     assert keyword_names is not None
+    if not isinstance(cls, trackers.ClassTracker):
+        m.graph_break("B002", name="MATCH_CLASS", reason="class pattern on an unknown class")
     if not m.truth(m.apply(isinstance, subject, cls)):
         f.push(m.const(None))
         return
-    if not isinstance(cls, trackers.ClassTracker):
-        m.graph_break("B002", name="MATCH_CLASS", reason="class pattern on an unknown class")
-    real = cls.obj
-    if i.arg and real in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple):
-        values = [subject]
-    else:
-        positional = tuple(getattr(real, "__match_args__", ()))[: i.arg]
-        if len(positional) < i.arg:
-            m.graph_break("B002", name="MATCH_CLASS", reason="positional patterns without __match_args__")
-        values = []
-        for name in (*positional, *keyword_names.value):
-            if not m.truth(m.apply(hasattr, subject, m.const(name))):
-                f.push(m.const(None))
-                return
+    positional, itself = getattr(cls.obj, "__match_args__", ()), i.arg and not hasattr(cls.obj, "__match_args__")
+    values = [subject] if itself and cls.obj.__flags__ & _MATCH_SELF else []
+    attributes = (*(positional[: i.arg] if type(positional) is tuple else ()), *keyword_names.value)
+    expected = i.arg + len(keyword_names.value)
+    if len(values) + len(set(attributes)) < expected or any(type(name) is not str for name in attributes):
+        m.graph_break("B002", name="MATCH_CLASS", reason="patterns that __match_args__ does not allow")
+    for name in attributes:
+        try:
             values.append(m.apply(getattr, subject, m.const(name)))
+        except trackers.Raised as raised:
+            if not raised.matches(AttributeError):
+                raise
+            f.push(m.const(None))
+            return
     f.push(trackers.TupleTracker(values))

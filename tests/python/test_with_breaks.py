@@ -23,6 +23,7 @@ FILES = (
     "control",
     "functions",
     "iteration",
+    "new_syntax",
     "tensors",
     "unknown_sizes",
     "tensor_objects",

@@ -310,6 +310,22 @@ def pairwise(m: Machine, items: Tracker, /) -> Any:
     return SteppedIterator(m, itertools.pairwise, (TupleTracker(pair) for pair in itertools.pairwise(remaining(m, m.apply(iter, items)))))
 
 
+_BATCHED = getattr(itertools, "batched", None)  # from 3.12 on
+
+
+@rule((_BATCHED,) if _BATCHED is not None else (), Tracker)
+def batched(m: Machine, items: Tracker, n: Tracker, *, strict: Tracker | None = None) -> Any:
+    size = n.try_const()
+    if size is None or type(size.value) is not int or size.value < 1 or not (strict is None or strict.try_const() == Const(False)):
+        return NotImplemented
+
+    def batches(source: Iterator[Tracker]) -> Iterator[Tracker]:
+        while part := list(itertools.islice(source, size.value)):
+            yield TupleTracker(part)
+
+    return _stepped(m, _BATCHED, [items, n], batches)
+
+
 @rule(itertools.zip_longest)
 def zip_longest(m: Machine, *items: Tracker, fillvalue: Tracker | None = None) -> Any:
     sources = [m.apply(iter, item) for item in items]

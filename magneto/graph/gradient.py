@@ -6,7 +6,9 @@ fit to become `.grad` of the leaves: memory of its own, laid out as the engine i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,9 +39,10 @@ class Gradients:
     def __call__(
         self, outputs: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor | None, ...]:
-        found: list[torch.Tensor | None] = list(
-            torch.autograd.grad(outputs, inputs, seeds, retain_graph=self.retain, create_graph=self.create, allow_unused=self.unused)
-        )
+        with _without_hooks(inputs if self.accumulated else ()):
+            found: list[torch.Tensor | None] = list(
+                torch.autograd.grad(outputs, inputs, seeds, retain_graph=self.retain, create_graph=self.create, allow_unused=self.unused)
+            )
         if self.accumulated:
             for index, leaf in enumerate(inputs):
                 gradient = found[index]
@@ -47,6 +50,20 @@ class Gradients:
                     found[index] = None
                     found[index] = _own(gradient, leaf, found)
         return tuple(found)
+
+
+@contextmanager
+def _without_hooks(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """The hooks of leaves are in the graph, behind the node. (Those of fake tensors are propagate_gradients' own.)"""
+    traced = torch._C._len_torch_dispatch_stack() > 0
+    hooked = [(leaf, leaf._backward_hooks) for leaf in leaves if not traced and leaf._backward_hooks]
+    for leaf, _ in hooked:
+        leaf._backward_hooks = None
+    try:
+        yield
+    finally:
+        for leaf, hooks in hooked:
+            leaf._backward_hooks = hooks
 
 
 def _own(gradient: torch.Tensor, leaf: torch.Tensor, others: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -71,10 +88,18 @@ def _shared(gradient: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bo
     return bool(_use_count(storage._cdata) > 2)  # the tensor's, and the one just asked for
 
 
+def kept(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """A copy that may become `.grad` of the leaf: hooks have seen the gradient and may hold it."""
+    dense = is_dense(tuple(leaf.shape), leaf.stride())
+    strides = leaf.stride() if dense else TensorMeta.contiguous_strides(tuple(leaf.shape))
+    with torch.no_grad():
+        return torch.empty_strided(leaf.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+
+
 def propagate_gradients(
-    graph: fx.Graph, grad_enabled: bool, target: Gradients, arguments: tuple[Any, Any, Any]
+    graph: fx.Graph, grad_enabled: bool, target: Gradients, arguments: tuple[Any, Any, Any], order: list[int] | None = None
 ) -> tuple[TensorMeta | None, ...]:
-    """Metadata of what `target(*arguments)` gives behind the recorded nodes; `arguments` hold nodes.
+    """Metadata of what `target(*arguments)` gives behind the recorded nodes; `arguments` hold nodes. `order` is told the order in which the engine reaches the inputs.
 
     The graph runs once more on fake tensors that are linked by autograd. Errors are torch's.
     """
@@ -90,8 +115,15 @@ def propagate_gradients(
                     node.target(*args, **kwargs) if node.op == "call_function" else getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 )
         outputs, seeds, inputs = fx.map_arg(arguments, env.__getitem__)
+        if order is not None:
+            for index, leaf in enumerate(inputs):
+                leaf.register_hook(functools.partial(_note, order, index))
         found = target(outputs, seeds, inputs)
     return tuple(None if gradient is None else meta_of(gradient) for gradient in found)
+
+
+def _note(order: list[int], index: int, gradient: torch.Tensor) -> None:
+    order.append(index)
 
 
 def _placeholder(meta: TensorMeta) -> torch.Tensor:

@@ -1217,13 +1217,11 @@ def transformer_layer() -> Any:
     return step, [n, o]
 
 
-_OPEN = """scheduler_plateau data_updates tensor_hook_on_a_parameter clamping_hooks_on_all optimiser_in_backward hook_on_an_intermediate retain_grad full_backward_hook
+_OPEN = """scheduler_plateau hook_on_an_intermediate retain_grad full_backward_hook
 input_from_outside_requires_grad forward_outside_backward_inside averaged_model lstm
 lstm_two_layers_both_ways gru plain_rnn sparse_embedding reinforce variational contrastive_with_queue backward_with_seed_and_inputs"""
 for _name in _OPEN.split():
     PROGRAMS[_name] = replace(PROGRAMS[_name], breaks=-1, fallbacks=-1)
-for _name in "hook_without_a_result gradient_order_seen_by_hooks".split():
-    del PROGRAMS[_name]
 
 
 # -- running them

@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
+import torch
+
 S = TypeVar("S")
 
 
@@ -131,6 +133,14 @@ class Attr(Source):
 class Item(Source):
     of: Source
     key: Any
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Item or other.of != self.of:
+            return False
+        one, two = self.key, other.key
+        if one is two:
+            return True
+        return not isinstance(one, torch.Tensor) and not isinstance(two, torch.Tensor) and bool(one == two)  # tensors compare item by item
 
     def text(self) -> str:
         key = self.key

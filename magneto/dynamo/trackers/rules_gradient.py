@@ -18,10 +18,12 @@ from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.object import payload_of
 from magneto.dynamo.trackers.rules_tensor_state import set_grad
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker, guard_leaf, tensor_attr
 from magneto.graph import DataDependent, UnsupportedFake
-from magneto.graph.gradient import Gradients, propagate_gradients
+from magneto.graph.gradient import Gradients, kept, propagate_gradients
 from magneto.graph.unknown import UnknownMeta
 
 if TYPE_CHECKING:
@@ -90,14 +92,14 @@ def backward(
     if create or grad_variables is not None or (inputs is not None and not _is_none(inputs)):
         _refuse(m, name, "create_graph, or chosen inputs")
     leaves = _leaves(m, name, outputs)
-    for leaf in leaves:
-        _check_hooks(m, name, leaf)
+    hooks = {leaf: found for leaf in leaves if any(found := [_hooks(m, name, leaf, attribute) for attribute in _HOOKS])}
     leaves += [leaf for leaf in m.recorder.made_leaves if leaf.meta.requires_grad and leaf.meta.is_leaf]  # type: ignore[attr-defined]
     target = Gradients(True, _flag(m, retain_graph, False), False)
-    gradients = _record(m, name, target, outputs, seeds, leaves)
-    for leaf, gradient in zip(leaves, gradients, strict=True):
-        if gradient is not None:
-            _accumulate(m, leaf, gradient)
+    order: list[int] | None = [] if hooks else None
+    gradients = _record(m, name, target, outputs, seeds, leaves, order)
+    for index in range(len(leaves)) if order is None else order:
+        if (gradient := gradients[index]) is not None:
+            _arrive(m, name, leaves[index], gradient, *hooks.get(leaves[index], ([], [])))
     return m.const(None)
 
 
@@ -122,8 +124,10 @@ def grad(
     wanted = _tensors(m, name, inputs, "inputs")
     create = _flag(m, create_graph, False)
     target = Gradients(False, _flag(m, retain_graph, create), create, _flag(m, allow_unused, False))
-    for leaf in _leaves(m, name, results, {id(tensor) for tensor in wanted}):
-        _check_hooks(m, name, leaf)
+    _leaves(m, name, results, {id(tensor) for tensor in wanted})
+    for tensor in wanted:
+        if _hooks(m, name, tensor, _HOOKS[0]):
+            _refuse(m, name, f"{tensor.show()} has hooks")
     gradients = _record(m, name, target, results, seeds, wanted)
     return TupleTracker([m.const(None) if gradient is None else gradient for gradient in gradients])
 
@@ -163,17 +167,53 @@ def _leaves(m: Machine, name: str, outputs: Sequence[TensorTracker], known: set[
     return leaves
 
 
-def _check_hooks(m: Machine, name: str, leaf: TensorTracker) -> None:
+def _hooks(m: Machine, name: str, leaf: TensorTracker, attribute: str) -> list[Tracker]:
+    """The hooks of a tensor from outside, guarded."""
     if leaf.source is None:
-        return
-    for attribute in _HOOKS:
-        if getattr(leaf.obj, attribute, None):
-            _refuse(m, name, f"{leaf.show()} has hooks")
-        m.guard(Kind.ID_IS, Attr(leaf.source, attribute), getattr(leaf.obj, attribute, None))
+        return []
+    present = getattr(leaf.obj, attribute, None)
+    if present is None:
+        m.guard(Kind.ID_IS, Attr(leaf.source, attribute), None)
+        return []
+    table = payload_of(m.wrap(present, Attr(leaf.source, attribute)))
+    if not isinstance(table, DictTracker):
+        _refuse(m, name, f"{leaf.show()} has hooks")
+    return table.values(m)
+
+
+def _arrive(
+    m: Machine, name: str, leaf: TensorTracker, gradient: TensorTracker, before: Sequence[Tracker], behind: Sequence[Tracker]
+) -> None:
+    """A gradient reaches its leaf: hooks, `.grad`, hooks."""
+    enabled = m.grad_enabled()
+    m.set_grad_enabled(False)
+    for hook in before:
+        found = m.call(hook, [gradient], {})
+        if _is_none(found):
+            continue
+        meta = gradient.meta
+        plain = isinstance(found, TensorTracker) and found.cls in PLAIN_CLASSES
+        if not plain or (found.meta.shape, found.meta.dtype) != (meta.shape, meta.dtype):  # type: ignore[attr-defined]
+            _refuse(m, name, f"a hook of {leaf.show()} gives {found.show()}")
+        gradient = found  # type: ignore[assignment]
+    if before or behind:
+        gradient = m.node(kept, [gradient, leaf], {})  # type: ignore[assignment]
+    m.set_grad_enabled(enabled)
+    _accumulate(m, leaf, gradient)
+    m.set_grad_enabled(False)
+    for hook in behind:
+        m.call(hook, [leaf], {})
+    m.set_grad_enabled(enabled)
 
 
 def _record(
-    m: Machine, name: str, target: Gradients, outputs: Sequence[Any], seeds: Sequence[Any], inputs: Sequence[TensorTracker]
+    m: Machine,
+    name: str,
+    target: Gradients,
+    outputs: Sequence[Any],
+    seeds: Sequence[Any],
+    inputs: Sequence[TensorTracker],
+    order: list[int] | None = None,
 ) -> list[TensorTracker | None]:
     """The node, and a tracker per gradient."""
     recorder = m.recorder  # type: ignore[attr-defined]
@@ -182,7 +222,7 @@ def _record(
         _refuse(m, name, "sizes that depend on data are in the graph")
     arguments = tuple(recorder.argument(tuple(values), []) for values in (outputs, seeds, inputs))
     try:
-        metas = propagate_gradients(recorder.graph, recorder.initial_grad_mode, target, arguments)
+        metas = propagate_gradients(recorder.graph, recorder.initial_grad_mode, target, arguments, order)
     except DataDependent as problem:
         m.graph_break("B011", name=name, reason=str(problem))
     except (UnsupportedFake, NotImplementedError) as problem:

@@ -864,6 +864,39 @@ def list_details(x):
     )
 
 
+class _TooLong:
+    def __len__(self):
+        return sys.maxsize + 1
+
+
+class _Irreversible:
+    __reversed__ = None
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return 1
+
+
+@programs.add(graphs=None)
+def what_only_classes_of_c_know(x):
+    said = []
+    for action in (
+        lambda: str(list[int] | str),
+        lambda: str(str | list[int]),
+        lambda: list[int] | 3,
+        lambda: len(_TooLong()),
+        lambda: bool(_TooLong()),
+        lambda: reversed(_Irreversible()),
+    ):
+        try:
+            said.append(action())
+        except (TypeError, OverflowError) as error:
+            said.append(str(error))
+    return x + 1, said
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)

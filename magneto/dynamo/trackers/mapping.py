@@ -333,7 +333,7 @@ class DictTracker(Tracker):
     def asks_program(self) -> bool:
         """Whether an existing dictionary has keys whose `==` is a function of the program."""
         if self._asks is None:
-            kinds = set() if self.obj is MISSING else {type(key) for key, _ in raw_items(self.obj)}
+            kinds = {type(key) for key, _ in raw_items(self.obj)} if isinstance(self.obj, dict) else set()  # (a class has names)
             self._asks = any(isinstance(kind.__eq__, types.FunctionType) and not hasattr(kind, "__torch_function__") for kind in kinds)
         return self._asks
 

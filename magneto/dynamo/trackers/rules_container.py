@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import operator
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -623,7 +624,7 @@ def len_(m: Machine, v: Tracker) -> Any:
         if method is not None:
             result = m.call(method, [], {})
             const = result.try_const()
-            if const is None or type(const.value) is not int or const.value < 0:
+            if const is None or type(const.value) is not int or not 0 <= const.value <= sys.maxsize:
                 m.graph_break("B104", operation="len()", value=v.show())
             return result
         m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()"))

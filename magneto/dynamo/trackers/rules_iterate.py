@@ -44,6 +44,7 @@ from magneto.dynamo.trackers.iterator import (
     next_or_none,
     remaining,
 )
+from magneto.dynamo.trackers.klass import find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.rules_container import sort_items
@@ -183,6 +184,8 @@ _filter(itertools.filterfalse)
 def reversed_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, TensorTracker):
         return m.apply(torch.flip, v, m.const((0,)))
+    if isinstance(v, ObjectTracker) and find_in_type(m, v.python_type(), "__reversed__") is None:
+        m.raise_exception(TypeError(f"'{v.python_type().__name__}' object is not reversible"))
     method = find_special(m, v, "__reversed__") if isinstance(v, ObjectTracker) else None
     if method is not None:
         return m.call(method, [], {})

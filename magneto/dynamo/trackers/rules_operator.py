@@ -173,9 +173,13 @@ def _stand_in(m: Machine, v: Tracker) -> Any:
         return known.value
     if isinstance(v, OpaqueTracker):
         return MISSING
+    if isinstance(v, ClassTracker):
+        return v.obj
     cls = v.python_type()
     if isinstance(v, (SequenceTracker, DictTracker, SetTracker)):
         return cls() if cls in (list, tuple, dict, set, frozenset, collections.deque) else MISSING
+    if not cls.__flags__ & 1 << 9:  # a class of C: only it knows what it does (`list[int] | str`)
+        return MISSING
     return type(cls.__name__, (), {})()
 
 

@@ -1,4 +1,4 @@
-"""Documentation pages that are generated from tables: errors, flags, opcodes. `python -m magneto.debug.pages docs` writes them.
+"""Documentation pages that are generated from tables: errors, flags, opcodes, operators. `python -m magneto.debug.pages docs` writes them.
 
 A test compares the files with what this module says, so that the pages cannot lag behind the code.
 """
@@ -9,6 +9,7 @@ import argparse
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from magneto.base.catalogue import ROWS, ErrorEntry
 from magneto.base.flags import FLAGS
@@ -81,7 +82,66 @@ def opcodes_page() -> str | None:
     )
 
 
-PAGES: dict[str, Callable[[], str | None]] = {"errors.md": errors_page, "flags.md": flags_page, "opcodes.md": opcodes_page}
+_BECOMES = {
+    "decomposed": ("Decomposed", "The operation becomes primitives, which are fused and differentiated like any others."),
+    "view": (
+        "Views",
+        "In a graph without aliases a view is arithmetic on indices; results that the caller sees are real views of their bases.",
+    ),
+    "library": ("Library calls", "The operation stays one call of PyTorch's own kernel."),
+    "composite": ("Composite", "PyTorch writes the operation as others, and magneto sees these."),
+    "outside": (
+        "Not in the table",
+        "What is no operation on strided tensors is left to PyTorch: the region breaks, or the operation stays a library call.",
+    ),
+}
+
+
+def prims_page() -> str | None:
+    """docs/prims.md: what becomes of each public operator; None where torch is missing or another version than the page is about."""
+    try:
+        operators = importlib.import_module("magneto.prims.operators")
+        version = importlib.import_module("torch").__version__
+    except ImportError:
+        return None
+    if not version.startswith("2.13"):
+        return None
+    rows = operators.public_operators()
+    parts = [
+        _MADE.format(table="`magneto/prims/operators.py` and `magneto/prims/decompositions/`") + "# Operators\n",
+        f"The {len(rows)} functional overloads of PyTorch {version.partition('+')[0]}'s public operators, and what becomes of each. Complex numbers are always library calls. "
+        '"Bits" says whether a decomposition gives the same bits as eager on the CPU, or how far the last digit may be off: tested over dtypes and layouts by `tests/prims/test_operators.py`.\n',
+    ]
+    for kind, (title, text) in _BECOMES.items():
+        chosen = [row for row in rows if row.kind == kind]
+        parts += [f"## {title} ({len(chosen)})\n", text + "\n", _operators_table(kind, chosen, operators.rounding_of), ""]
+    return "\n".join(parts)
+
+
+def _operators_table(kind: str, rows: list[Any], rounding_of: Callable[[str], tuple[float, bool, str]]) -> str:
+    """One line for each packet; those of one reason together where the reason is all there is to say."""
+    packets: dict[str, list[Any]] = {}
+    for row in rows:
+        packets.setdefault(row.packet, []).append(row)
+    if kind in ("decomposed", "view"):
+        lines = []
+        for packet, found in packets.items():
+            units, _, why = rounding_of(packet)
+            overloads = " ".join(row.name.partition(".")[2] for row in found)
+            lines.append((f"`{packet}`", overloads, f"{units:g} units: {why}" if units else "the same", found[0].why))
+        return markdown_table(lines, ["operator", "overloads", "bits", "notes"])
+    reasons: dict[str, list[str]] = {}
+    for packet, found in packets.items():
+        reasons.setdefault(found[0].why, []).append(f"`{packet}`")
+    return markdown_table([(why, " ".join(names)) for why, names in reasons.items()], ["why", "operators"])
+
+
+PAGES: dict[str, Callable[[], str | None]] = {
+    "errors.md": errors_page,
+    "flags.md": flags_page,
+    "opcodes.md": opcodes_page,
+    "prims.md": prims_page,
+}
 
 
 def write(folder: Path) -> list[Path]:

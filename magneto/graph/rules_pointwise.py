@@ -33,7 +33,7 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
         special_entr special_ndtr mvlgamma""",
     ),
     ("bool", 1, "isnan isinf isfinite isposinf isneginf logical_not signbit"),
-    ("real", 1, "abs angle"),
+    ("real", 1, "abs"),
     (
         "promote",
         2,
@@ -124,6 +124,11 @@ def _add(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
     ):
         raise RuleError("alpha of a kind that the result has not")
     return elementwise((left, right), dtype)
+
+
+@rule("angle")
+def _angle(value: TensorMeta) -> TensorMeta:
+    return elementwise((value,), float_type(real_dtype(value.dtype)))
 
 
 @rule("rsub")

@@ -168,5 +168,7 @@ def _edge_pad2d(meta: TensorMeta, pad: Sequence[int]) -> TensorMeta:
 def _pixel_shuffle(meta: TensorMeta, factor: int) -> TensorMeta:
     if len(meta.shape) < 3 or factor <= 0 or meta.shape[-3] % (factor * factor):
         raise RuleError("pixel_shuffle")
+    if len(meta.shape) > 3 and not meta.is_contiguous():
+        raise RuleError("layout of pixel_shuffle")
     shape = (*meta.shape[:-3], meta.shape[-3] // factor**2, meta.shape[-2] * factor, meta.shape[-1] * factor)
     return TensorMeta(shape, contiguous_strides(shape), meta.dtype, meta.device)

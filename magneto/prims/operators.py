@@ -35,19 +35,40 @@ LIBRARY_WHY: tuple[tuple[str, str], ...] = (
     (r"(nonzero\w*|masked_select|argwhere|repeat_interleave)", "the size of the result depends on data"),
     (r"((adaptive_)?(avg|max)_pool\d\w*|max_pool\w*|upsample\w*|grid_sampler\w*|affine_grid\w*|im2col|(reflection|replication)_pad\w*)", "windows and interpolation: the library's kernels"),
     (r"(view_as_(complex|real)\w*|complex|polar|angle)", "complex numbers: left to the library"),
-    (r"(digamma|polygamma|mvlgamma|igamma|igammac|i0|erfc|erfinv|logit|special_\w+|hypot|nextafter|gcd|lcm|frexp|logaddexp2?|exponential)", "a function that no primitive computes to the kernel's accuracy"),
+    (r"(digamma|polygamma|mvlgamma|igamma|igammac|i0|erfc|erfinv|logit|special_\w+|hypot|nextafter|gcd|lcm|frexp|ldexp|logaddexp2?|exponential)", "a function that no primitive computes to the kernel's accuracy"),
     (r"(as_strided\w*|view|view_copy|unfold\w*|slice_inverse|lift\w*)", "reads memory by address: only the library knows the storage"),
     (r"(linspace|logspace|range|\w+_window|fft_\w*freq|tril_indices|triu_indices|empty_permuted|block_diag)", "made once from constants: the library's rounding"),
+    (r"(copysign|signbit)", "looks at the sign bit, which no primitive shows (of nan)"),
+    (r"clone", "a copy for its memory; between two operations it disappears"),
+    (r"(conv_depthwise3d|dist|soft_margin_loss|binary_cross_entropy_with_logits|addr|round|diag_embed|diagonal_scatter)", "not decomposed yet"),
     (r"(gru|lstm|rnn|quantized)\w*", "recurrent cells: the library's kernels"),
     (r"(native_norm|renorm|norm|multi_margin_loss|multilabel_\w+|nll_loss2d\w*|cross_entropy\w*|ctc_loss)", "several kernels in one: left to the library"),
 )  # fmt: skip
 """Why an operator without a decomposition is a library call: the first row whose expression matches its packet."""
 
 
+EXCEPT: tuple[tuple[str, str], ...] = (
+    (r"add", "bool with a factor"),
+    (r"(all|any)", "uint8, whose answer is uint8"),
+    (r"arange", "bounds that are no integers; half precision"),
+    (r"bitwise_(left|right)_shift", "a number shifted by a tensor"),
+    (r"(clamp|clamp_max|clamp_min|max|min|hardtanh|threshold|pow|logsumexp)", "integers and bool where the kernel has a way of its own"),
+    (r"(div|floor_divide|fmod|remainder)", "integers divided by a tensor: a zero raises"),
+    (r"(index|index_select)", "masks, several indices at once"),
+    (r"(nan_to_num|nansum)", "integers"),
+    (r"(prod|trace)", "half precision, whose kernels compute in half precision"),
+    (r"as_strided", "inputs, whose storage only the library knows"),
+    (r"(slice_scatter|select_scatter)", "steps"),
+    (r"(native_batch_norm|native_layer_norm|native_group_norm)", "nothing to normalise; statistics that are written in place"),
+    (r"(\w*_loss|binary_cross_entropy)", "nothing to reduce; weights of classes"),
+)  # fmt: skip
+"""Arguments of decomposed operators that are library calls all the same: packets, and which."""
+
+
 ROUNDED: tuple[tuple[str, float, bool, str], ...] = (
     (r"(add|sub|rsub|subtract|addcmul|addcdiv|lerp|addr|addmv|linalg_cross|cross|dist|trapz|trapezoid|cumulative_trapezoid)", 2, True, "eager multiplies and adds with one rounding in its vector loop"),
     (r"(pow|float_power|rsqrt|ldexp|logit|sinc|xlogy|special_\w+)", 2, False, "eager's vector loop and its tail differ in the last digit"),
-    (r"(gelu|mish|silu|softplus|elu|celu|selu|glu|sigmoid|log_sigmoid|logaddexp2?|hardswish|soft_margin_loss|prelu)", 4, True, "the formula's terms are rounded one by one"),
+    (r"(gelu|mish|silu|softplus|elu|celu|selu|glu|sigmoid|log_sigmoid|logaddexp2?|hardswish|soft_margin_loss|prelu|softshrink)", 4, True, "the formula's terms are rounded one by one"),
     (r"(\w*_norm|renorm|norm|batch_norm|std|std_mean|var|var_mean|cov|corrcoef)", 64, True, "sums in another order"),
     (r"(\w*softmax(\.int)?|logsumexp|log_softmax|sum|nansum|mean|nanmean|prod|trace|dot|vdot|matmul|inner|einsum|tensordot|linalg_\w+|\w*_loss\w*|binary_cross_entropy\w*|kl_div|"
      r"cosine_similarity|pairwise_distance|cdist|pdist|scaled_dot_product_attention|kron|chain_matmul|stft|istft|bilinear|\w*_cell)", 16, True, "sums in another order"),
@@ -114,11 +135,12 @@ def _classified(packet: str, op: Any) -> Operator:
         return Operator(op, "outside", outside)
     aliases = any(result.alias_info is not None for result in op._schema.returns)
     if row_of(op) is not None:
-        return Operator(op, "view" if aliases else "decomposed", "")
+        excepted = _matching(EXCEPT, packet)
+        return Operator(op, "view" if aliases else "decomposed", excepted and f"except {excepted}")
     full = str(op).replace(".default", "").replace("aten.", "aten::", 1)
     if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
         return Operator(op, "composite", "PyTorch writes it as other operators, which are followed")
     return Operator(op, "library", _matching(LIBRARY_WHY, packet))
 
 
-__all__ = ["LIBRARY_WHY", "OUTSIDE", "ROUNDED", "Operator", "public_operators", "rounding_of"]
+__all__ = ["EXCEPT", "LIBRARY_WHY", "OUTSIDE", "ROUNDED", "Operator", "public_operators", "rounding_of"]

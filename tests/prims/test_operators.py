@@ -47,6 +47,22 @@ def test_operators_are_exact(chunk: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_every_library_call_has_a_reason() -> None:
+    assert not [row.name for row in public_operators() if row.kind == "library" and not row.why]
+
+
+def test_what_the_page_calls_decomposed_is() -> None:
+    """No operator that the table calls decomposed without exception stays in the graph."""
+    stays = []
+    for row in OPERATORS:
+        if row.kind == "decomposed" and not row.why:
+            for dtype in (torch.float32, torch.int64, torch.bfloat16):
+                for call in list(calls_of(row.op, Kind(dtype)))[:2]:
+                    outcome = check(row.op, call, bound_of(row))
+                    stays += [f"{row.name} {describe(call)}"] if outcome.kept and not outcome.refused else []
+    assert not stays
+
+
 @pytest.mark.parametrize("chunk", range(4))
 def test_the_interpreter_agrees(chunk: int) -> None:
     """numpy in place of torch's kernels, for all that is decomposed."""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401  (the examples need it)
+import torch
 
 from magneto.debug import pages
 
@@ -34,6 +34,8 @@ def test_examples_run(name, text, tmp_path):
 @pytest.mark.parametrize("page", pages.PAGES)
 def test_generated_pages_are_current(page):
     text = pages.PAGES[page]()
+    if page == "prims.md" and not torch.__version__.startswith("2.13"):
+        pytest.skip("the page is about the operators of torch 2.13")
     assert text is not None
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == text, "run: make docs"
 

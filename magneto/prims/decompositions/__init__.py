@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from magneto.prims.decompositions import activations, factories, foreach, fused, indexing, losses, norms, pointwise, reductions, views
+from magneto.prims.decompositions import (
+    activations,
+    factories,
+    foreach,
+    fused,
+    indexing,
+    losses,
+    norms,
+    pointwise,
+    rearranging,
+    reductions,
+    special,
+    views,
+)
 from magneto.prims.decompositions.rows import LIBRARY, Row
 
-FAMILIES = (pointwise, activations, reductions, norms, views, indexing, factories, losses, foreach, fused)
+FAMILIES = (pointwise, activations, special, reductions, norms, views, rearranging, indexing, factories, losses, foreach, fused)
 
 DECOMPOSITIONS: dict[str, Row] = {name: fn for family in FAMILIES for name, fn in family.ROWS.items()}
 

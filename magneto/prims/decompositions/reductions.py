@@ -164,6 +164,28 @@ row("any.default", "any.dim", "any.dims")(_truth_reduction("any"))
 row("all.default", "all.dim", "all.dims")(_truth_reduction("all"))
 
 
+@row("aminmax.default")
+def _aminmax(b: Builder, x: Value, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    over = wrap_dims(dim, x.ndim)
+    if x.dtype is torch.bool or category(x.dtype) == COMPLEX or x.count(over) == 0:
+        return LIBRARY
+    return x.reduce("amin", over, keepdim), x.reduce("amax", over, keepdim)
+
+
+@row("count_nonzero.default", "count_nonzero.dim_IntList")
+def _count_nonzero(b: Builder, x: Value, dims: Dims = None) -> Any:
+    if category(x.dtype) == COMPLEX or not x.ndim:
+        return LIBRARY
+    return truth(x).to(torch.int64).reduce("sum", wrap_dims(dims, x.ndim))
+
+
+@row("nansum.default")
+def _nansum(b: Builder, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    if category(x.dtype) != FLOAT:
+        return LIBRARY
+    return _sum(b, x.unary("isnan").where(0.0, x), dims, keepdim, dtype=dtype)
+
+
 # ---- softmax -------------------------------------------------------------------------------------------------------------
 
 

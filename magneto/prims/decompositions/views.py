@@ -88,7 +88,7 @@ def _select(b: Builder, x: Value, dim: int, index: int) -> Value:
     return x.narrow(dim, index, index + 1).reshape(x.shape[:dim] + x.shape[dim + 1 :])
 
 
-@row("squeeze.default", "squeeze.dim", "squeeze.dims")
+@row("squeeze", "squeeze_copy")
 def _squeeze(b: Builder, x: Value, dims: Any = None) -> Value:
     chosen = range(x.ndim) if dims is None else [wrap_dim(d, x.ndim) for d in ((dims,) if isinstance(dims, int) else dims)]
     return x.reshape([size for d, size in enumerate(x.shape) if not (d in chosen and size == 1)])

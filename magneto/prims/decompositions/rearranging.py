@@ -1,0 +1,93 @@
+"""Decompositions of operations that move elements: diagonals, turns, pixels to channels and back, look-ups in flat memory order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magneto.graph.layout import wrap_dim
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY
+from magneto.prims.decompositions.views import _flip
+from magneto.prims.value import Builder, Value
+
+ROWS, row = rule_table()
+
+
+@row("narrow_copy.default")
+def _narrow_copy(b: Builder, x: Value, dim: int, start: int, length: int) -> Any:
+    if not x.ndim:
+        return LIBRARY
+    dim = wrap_dim(dim, x.ndim)
+    first = start + x.shape[dim] if start < 0 else start
+    return x.narrow(dim, first, first + length)
+
+
+@row("diagonal.default", "diagonal_copy.default")
+def _diagonal(b: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Both dimensions as one, of which every (columns + 1)-th element is taken."""
+    first, second = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
+    rest = [d for d in range(x.ndim) if d not in (first, second)]
+    rows, columns = x.shape[first], x.shape[second]
+    count = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
+    if count <= 0:
+        return LIBRARY
+    shape = [x.shape[d] for d in rest]
+    flat = x.transpose([*rest, first, second]).reshape([*shape, rows * columns])
+    start = offset if offset >= 0 else -offset * columns
+    return flat.narrow(len(rest), start, start + (count - 1) * (columns + 1) + 1, columns + 1)
+
+
+@row("trace.default")
+def _trace(b: Builder, x: Value) -> Any:
+    diagonal: Any = _diagonal(b, x) if x.ndim == 2 and x.dtype in (torch.float32, torch.float64, torch.int64) else LIBRARY
+    return LIBRARY if diagonal is LIBRARY else diagonal.reduce("sum", (0,))
+
+
+@row("rot90.default")
+def _rot90(b: Builder, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
+    if len(dims) != 2 or x.ndim < 2:
+        return LIBRARY
+    first, second = wrap_dim(dims[0], x.ndim), wrap_dim(dims[1], x.ndim)
+    order = list(range(x.ndim))
+    order[first], order[second] = second, first
+    turns = k % 4
+    if turns == 1:
+        return _flip(b, x, [second]).transpose(order)
+    if turns == 3:
+        return _flip(b, x, [first]).transpose(order)
+    return _flip(b, x, [first, second]) if turns else x
+
+
+@row("pixel_shuffle.default")
+def _pixel_shuffle(b: Builder, x: Value, factor: int) -> Any:
+    *lead, c, h, w = x.shape
+    n, inner = len(lead), c // (factor * factor)
+    apart = x.reshape([*lead, inner, factor, factor, h, w])
+    return apart.transpose([*range(n), n, n + 3, n + 1, n + 4, n + 2]).reshape([*lead, inner, h * factor, w * factor])
+
+
+@row("pixel_unshuffle.default")
+def _pixel_unshuffle(b: Builder, x: Value, factor: int) -> Any:
+    *lead, c, h, w = x.shape
+    n = len(lead)
+    apart = x.reshape([*lead, c, h // factor, factor, w // factor, factor])
+    return apart.transpose([*range(n), n, n + 2, n + 4, n + 1, n + 3]).reshape([*lead, c * factor * factor, h // factor, w // factor])
+
+
+@row("channel_shuffle.default")
+def _channel_shuffle(b: Builder, x: Value, groups: int) -> Any:
+    n, c, *rest = x.shape
+    apart = x.reshape([n, groups, c // groups, *rest])
+    return apart.transpose([0, 2, 1, *range(3, 3 + len(rest))]).reshape(x.shape)
+
+
+@row("take.default")
+def _take(b: Builder, x: Value, index: Value) -> Any:
+    """Indices into the elements in order of rows; negative ones count from the end."""
+    if index.dtype is not torch.int64 or not x.numel():
+        return LIBRARY
+    wrapped = (index < 0).where(index + x.numel(), index)
+    return b.emit("index_select", x.reshape((x.numel(),)), 0, wrapped)

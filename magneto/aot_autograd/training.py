@@ -117,7 +117,7 @@ def training_function(plan: TrainingPlan) -> Compiled:
         passed = list(inputs)
         for index in plan.cut_off:  # the engine would go on into a history that eager's backward does not reach
             passed[index] = passed[index].detach()
-        return apply(plan, *passed)
+        return apply(plan, *passed)  # type: ignore[no-untyped-call]
 
     return run
 

@@ -20,8 +20,8 @@ def _scaled(name: str, operands: int, keyword: str, formula: Callable[..., torch
     compute = getattr(torch, name)
     update = getattr(torch.Tensor, f"{name}_")
     named = ", ".join(f"Tensor t{k}" for k in range(operands))
-    _LIBRARY.define(f"{own}(Tensor self, {named}, Tensor number) -> Tensor")
-    _LIBRARY.impl(own, lambda *args: compute(*args[:-1], **{keyword: args[-1].item()}), "CompositeExplicitAutograd")
+    _LIBRARY.define(f"{own}(Tensor self, {named}, Tensor number) -> Tensor")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(own, lambda *args: compute(*args[:-1], **{keyword: args[-1].item()}), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     op = getattr(torch.ops.magneto, own).default
 
     def call(target: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Miss:
         }
 
 
-_MANY = 2000  # rows: Python needs seconds to compile a check of so many, and the native one has found a row that fails
+_MANY = 400  # rows: Python needs long to compile a check of so many, and the native one has found a row that fails
 
 
 def explain_miss(guards: GuardSet, state: Any, found: int = HOLD) -> Miss:

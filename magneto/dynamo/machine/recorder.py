@@ -199,8 +199,9 @@ class Recorder:
 
     def leaf_node(self, tensor: trackers.TensorTracker) -> bool:
         """From here on a tensor that the graph made gathers gradients; False where the graph cannot say so."""
-        outside = tensor.node is None or tensor.source is not None or LEAVES_LEFT in self.machine.forced
-        if outside or self.transformed or self.inference_mode or hasattr(self, "around"):
+        if tensor.node is None or tensor.source is not None or LEAVES_LEFT in self.machine.forced:
+            return False
+        if self.transformed or self.inference_mode or hasattr(self, "around"):
             return False
         node = self.graph.call_method("requires_grad_", (tensor.node,))
         node.meta.update(val=tensor.meta.with_(requires_grad=True, is_leaf=True), stack=self.machine.user_stack())

@@ -1,14 +1,56 @@
-"""torch's modes of the thread: grad mode and autocast, read and put back."""
+"""torch's modes of the thread, grad mode and autocast, and its switches of attention: read and put back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 _KINDS = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One of those that choose the kernel of attention (`torch.nn.attention.sdpa_kernel`); they are the process's. `many`: a list of numbers, kept as a tuple."""
+
+    getter: Callable[[], Any]
+    setter: Callable[[Any], None]
+    many: bool
+
+    def read(self) -> Any:
+        return tuple(self.getter()) if self.many else self.getter()
+
+    def argument(self, value: Any) -> Any:
+        """What the setter takes."""
+        return list(value) if self.many else value
+
+
+def _switches() -> Iterator[Switch]:
+    names = [
+        (f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3")
+    ]
+    order = ("_get_sdp_priority_order", "_set_sdp_priority_order")
+    for getter, setter in (*names, ("_get_math_sdp_allow_fp16_bf16_reduction", "_set_math_sdp_allow_fp16_bf16_reduction"), order):
+        if hasattr(torch._C, getter) and hasattr(torch._C, setter):
+            yield Switch(getattr(torch._C, getter), getattr(torch._C, setter), getter == order[0])
+
+
+ATTENTION = tuple(_switches())
+
+
+@contextmanager
+def attention_switched(values: Mapping[Switch, Any]) -> Iterator[None]:
+    before = [(switch, switch.read()) for switch in values]
+    try:
+        for switch, value in values.items():
+            switch.setter(switch.argument(value))
+        yield
+    finally:
+        for switch, value in before:
+            switch.setter(switch.argument(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +61,7 @@ class Modes:
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     cache: bool
     nesting: int
+    attention: tuple[Any, ...]
 
     def restore(self) -> None:
         """An autocast that was entered and not left is left here: while one stays open, torch keeps casted weights, and a later step would compute with old ones."""
@@ -34,12 +77,16 @@ class Modes:
             torch.autocast_decrement_nesting()
         for _ in range(self.nesting - nesting):
             torch.autocast_increment_nesting()
+        for switch, value in zip(ATTENTION, self.attention, strict=True):
+            if switch.read() != value:
+                switch.setter(switch.argument(value))
 
 
 def modes() -> Modes:
     """The modes now."""
     autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS)
-    return Modes(torch.is_grad_enabled(), autocast, torch.is_autocast_cache_enabled(), _nesting())
+    attention = tuple(switch.read() for switch in ATTENTION)
+    return Modes(torch.is_grad_enabled(), autocast, torch.is_autocast_cache_enabled(), _nesting(), attention)
 
 
 def _nesting() -> int:

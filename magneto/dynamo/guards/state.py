@@ -72,6 +72,17 @@ STATE_TABLE: tuple[StateRow, ...] = (
 )
 FORWARD_LEVEL = "forward gradient level"
 
+ATTENTION_PROBES = {
+    "_get_flash_sdp_enabled": "_ZNK2at7Context19userEnabledFlashSDPEv",
+    "_get_mem_efficient_sdp_enabled": "_ZNK2at7Context26userEnabledMemEfficientSDPEv",
+    "_get_math_sdp_enabled": "_ZNK2at7Context18userEnabledMathSDPEv",
+    "_get_cudnn_sdp_enabled": "_ZNK2at7Context19userEnabledCuDNNSDPEv",
+    "_get_overrideable_sdp_enabled": "_ZNK2at7Context26userEnabledOverrideableSDPEv",
+    "_get_fa3_sdp_enabled": "_ZNK2at7Context17userEnabledFA3SDPEv",
+    "_get_math_sdp_allow_fp16_bf16_reduction": "_ZNK2at7Context29allowFP16BF16ReductionMathSDPEv",
+}
+"""Getter of a switch of attention -> the method of at::Context that it calls."""
+
 
 @functools.cache
 def _callable(path: str) -> Callable[..., Any] | None:
@@ -109,7 +120,9 @@ def _probes() -> dict[str, tuple[int, int, int]]:
         if row.probe is not None and address is not None:
             found[row.name] = (row.probe.signature, address, row.probe.argument)
     found.update(_transform_probe())
-    found.update(_deterministic_probe())
+    found.update(_context_probe("deterministic algorithms", "_ZNK2at7Context23deterministicAlgorithmsEv"))
+    for name, method in ATTENTION_PROBES.items():
+        found.update(_context_probe(name, method))
     found.update(_autograd_probes())
     return found
 
@@ -125,13 +138,13 @@ def _transform_probe() -> dict[str, tuple[int, int, int]]:
     return {"function transforms": (BOOL_UINT64, address, torch._C.DispatchKeySet(key).raw_repr())}
 
 
-def _deterministic_probe() -> dict[str, tuple[int, int, int]]:
-    """at::globalContext().deterministicAlgorithms(): a method called with the address of the context."""
+def _context_probe(name: str, method_name: str) -> dict[str, tuple[int, int, int]]:
+    """A method of at::globalContext() that answers yes or no: called with the address of the context."""
     context = symbol("torch_cpu", "_ZN2at13globalContextEv")
-    method = symbol("torch_cpu", "_ZNK2at7Context23deterministicAlgorithmsEv")
+    method = symbol("torch_cpu", method_name)
     if context is None or method is None:
         return {}
-    return {"deterministic algorithms": (BOOL_UINT64, method, _C.probe(INT64_VOID, context, 0))}
+    return {name: (BOOL_UINT64, method, _C.probe(INT64_VOID, context, 0))}
 
 
 def _autograd_probes() -> dict[str, tuple[int, int, int]]:
@@ -168,7 +181,8 @@ def native_probe(payload: Payload) -> tuple[int, int, int, int] | None:
 
     The expected answer is taken from the present state, which must be the expected one."""
     name, read, args, expected = payload
-    probe = _probes().get(name) if any(row.name == name and _callable(row.read) is read for row in STATE_TABLE) else None
+    known = any(row.name == name and _callable(row.read) is read for row in STATE_TABLE)
+    probe = _probes().get(name) if known or (name in ATTENTION_PROBES and read is _callable("_C." + name)) else None
     if probe is None or read(*args) != expected:
         return None
     return (*probe, _C.probe(*probe))

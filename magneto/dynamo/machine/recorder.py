@@ -31,6 +31,7 @@ from magneto.graph import (
     fake_call,
     fake_probes,
 )
+from magneto.graph.modes import ATTENTION, Switch, attention_switched
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
@@ -64,6 +65,8 @@ class Recorder:
         self.inference_tensors = self.inference_mode  # whether there may be any
         self.inferences: list[tuple[fx.Node, bool, bool]] = []  # what was entered here, and inference and grad mode before
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
+        self.attention: dict[Switch, Any] = {}  # switches of attention as they are here; empty: never asked for
+        self.initial_attention: dict[Switch, Any] = {}
         self.sizes = Sizes()
         self._present: dict[fx.Node, TensorMeta | UnknownNumber] = {}  # what is known of a node's tensor now: writes in place change it
         self._numbers: dict[Any, trackers.NumberInput] = {}
@@ -123,6 +126,8 @@ class Recorder:
         """Record one call. Trackers inside args may be nested in lists, tuples, dicts and slices, tracked or plain."""
         machine = self.machine
         self.guard_modes()
+        if _name(target).partition(".")[0] in _ATTENTION:
+            self.guard_attention()
         kwargs = trackers.placed(machine, target, kwargs)
         tensors: list[trackers.TensorTracker] = []
         fx_args = tuple(self.argument(arg, tensors) for arg in args)
@@ -132,7 +137,7 @@ class Recorder:
         fn = getattr(torch.Tensor, target) if method else target
         settled = None
         try:
-            with self.autocast_now():
+            with self.autocast_now(), self.attention_now():
                 try:
                     result = self._propagate(fn, fake_args, fake_kwargs, tensors, _is_unknown((fake_args, fake_kwargs)))
                 except DataDependent:
@@ -340,6 +345,31 @@ class Recorder:
         device_type, dtype, enabled, _ = self.autocasts[-1][1]
         return torch.autocast(device_type, dtype, enabled, cache_enabled=False)
 
+    def guard_attention(self) -> None:
+        """The switches that choose the kernel of attention, guarded once per region."""
+        if not self.attention:
+            self.initial_attention = {switch: switch.read() for switch in ATTENTION}
+            self.attention = dict(self.initial_attention)
+            for switch, value in self.attention.items():
+                read = switch.read if switch.many else switch.getter
+                self.machine.guard(Kind.STATE, None, (switch.getter.__name__, read, (), value))
+
+    def set_attention(self, switch: Switch, value: Any) -> None:
+        """A switch of attention for the operations recorded from now on."""
+        self.guard_attention()
+        if self.attention[switch] != value:
+            self.attention[switch] = value
+            self.mode_node(switch.setter, switch.argument(value))
+
+    def attention_changed(self) -> dict[Switch, Any]:
+        """The switches that are not as they were at the region's start."""
+        return {switch: value for switch, value in self.attention.items() if value != self.initial_attention[switch]}
+
+    def attention_now(self) -> contextlib.AbstractContextManager[Any]:
+        """The switches of attention of this place in the program, for propagation."""
+        changed = self.attention_changed()
+        return attention_switched(changed) if changed else contextlib.nullcontext()
+
     def argument(self, value: Any, tensors: list[trackers.TensorTracker]) -> Any:
         """FX argument of a tracker or of a nested structure of trackers."""
         if isinstance(value, trackers.TensorTracker):
@@ -471,6 +501,7 @@ class Recorder:
 
 _DIFFERENTIABLE = (0, "self", "input", "out")
 """Arguments through whose writes gradients flow; running statistics are written past autograd."""
+_ATTENTION = {"scaled_dot_product_attention", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"}
 _AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 

@@ -33,6 +33,7 @@ class BodyRecorder(Recorder):
         self.takes_unknown = False
         self.initial_grad_mode = self.grad_mode = grad_mode
         self.autocasts = list(around.autocasts)
+        self.initial_attention, self.attention = dict(around.attention), dict(around.attention)
         self.inference_mode, self.inference_tensors = around.inference_mode, around.inference_tensors
         self.transformed = transformed or around.transformed
         self.lifted: dict[int, tuple[trackers.TensorTracker, fx.Node]] = {}
@@ -41,6 +42,11 @@ class BodyRecorder(Recorder):
 
     def guard_modes(self) -> None:
         self.around.guard_modes()
+
+    def guard_attention(self) -> None:
+        if not self.attention:
+            self.around.guard_attention()
+            self.initial_attention, self.attention = dict(self.around.attention), dict(self.around.attention)
 
     def leaf(self, meta: TensorMeta, cls: type) -> trackers.TensorTracker:
         """A tensor that the body is given."""
@@ -110,7 +116,7 @@ class Speculation:
         if len(machine.effects) != n_effects:
             text, operands = machine.effects[n_effects]
             self.refuse(f"a side effect, {text.format(*[operand.show() for operand in operands])}")
-        if contexts != machine.contexts or autocasts != len(self.recorder.autocasts):
+        if contexts != machine.contexts or autocasts != len(self.recorder.autocasts) or self.recorder.attention_changed():
             self.refuse("it leaves a mode of torch switched")
         if before != self._traces(reachable):
             self.refuse("it changes a value made outside of it")

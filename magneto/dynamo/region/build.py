@@ -144,6 +144,8 @@ class _Builder:
                 em.line(f"{em.value(context)}.__enter__()")
             if recorder.grad_mode != grad_mode or recorder.grad_mode != recorder.initial_grad_mode:
                 em.line(f"set_grad({recorder.grad_mode})")
+            for switch, value in recorder.attention_changed().items():
+                em.line(f"{em.const(switch.setter, 'set_attention')}({switch.argument(value)!r})")
             self._end()
         except trackers.CannotEmit as problem:
             born = getattr(problem.tracker, "born", None)
@@ -236,6 +238,8 @@ class _Builder:
             recorder.exit_inference()
         if recorder.grad_mode != recorder.initial_grad_mode:
             recorder.mode_node(torch._C._set_grad_enabled, recorder.initial_grad_mode)
+        for switch in recorder.attention_changed():
+            recorder.set_attention(switch, recorder.initial_attention[switch])
         recorder.graph.output(tuple(outputs))
         gm = fx.GraphModule(torch.nn.Module(), recorder.graph, class_name="CapturedGraph")
         gm.meta["magneto"] = {

@@ -32,6 +32,9 @@ VALUE_TYPES: frozenset[type] = frozenset(
     {
         *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone),
         *(decimal.Decimal, re.Pattern, re.Match, struct.Struct, types.GenericAlias, types.UnionType),
+        *(
+            cls for cls in vars(torch._C).values() if isinstance(cls, type) and "__entries" in vars(cls)
+        ),  # enumerations written in C++ (SDPBackend)
     }
 )
 """Types of C whose instances never change and that may be equal where they differ (Decimal("1.0"), Decimal("1.00")): the guard compares a pointer."""

@@ -72,6 +72,8 @@ def _own(gradient: torch.Tensor, leaf: torch.Tensor, others: Sequence[torch.Tens
     if _same_strides(gradient, strides) and not _shared(gradient, others):
         return gradient
     with torch.no_grad():
+        if tuple(strides) == TensorMeta.contiguous_strides(tuple(leaf.shape)):
+            return gradient.clone(memory_format=torch.contiguous_format)  # its version is 0, as the engine's
         return torch.empty_strided(leaf.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
 

@@ -123,7 +123,7 @@ class Generator:
                 "<a>.narrow(-1, 0, 2).sum()", "F.layer_norm(<a>, <a>.shape[-1:])", "<a>.cumsum(0)", "<a>.sort()[0]", "<a>.data", "<a>[None].squeeze(0)",
                 "<a>.requires_grad_()",
                 "(<a>.as_subclass(Tagged) * <F>).as_subclass(torch.Tensor)", "<a>.unique().sum()", "<a>.nonzero().sum()", "<a>.index_select(0, torch.tensor([0]))[0]", "<a>.split(2, -1)[-1].sum()", "<a>.flatten().unfold(0, 2, 2).sum()",
-                "torch.tensor(<a>.tolist()).sum()", "torch.as_tensor(<a>.detach().numpy() * 2)", "torch.einsum('...i->...', <a>)", "<a>.mT", "<a>.T", "<a>.real", "<a>.roll(1)", "<a>.index_fill(0, torch.tensor([0]), <F>)", "<a>.addcmul(<a>, <a>)", "<a>.lerp(<a>, 0.5)",
+                "torch.tensor(<a>.tolist()).sum()", "torch.as_tensor(<a>.detach().numpy() * 2)", "torch.einsum('...i->...', <a>)", "<a>.mT", "<a>.T", "<a>.real", "<a>.roll(1)", "<a>.index_fill(0, torch.tensor([0]), <F>)", "<a>.addcmul(<a>, <a>)", "<a>.lerp(<a>, 0.5)", "<a>[<a> > 0]", "<a>.nonzero().float()", "[*<a>][0]", "list(<a>)[-1]", "<a>.unique()", "torch.from_numpy(G_ARR)", "next(G_PIECES, <a>)",
             )  # fmt: skip
         if r < 0.68:
             return self.fill(
@@ -159,12 +159,12 @@ class Generator:
             "sum(z for z in <L> if z > <I>)", "len(set(<L>))", "variadic(<I>, *<L>, c=<I>)", "variadic(<I>, b=<I>, z=<I>)",
             "sum(counter(<I> % 4))", "bisect.bisect([1, 3, 5], <I>)", "Color.BLUE.value", "min(<L>, default=0)", "<L>.count(<I>)",
             "(lambda z, w=1: z + w)(<I>)", "round(<F>)", "int(str(<I>))", "<O>.twice", "hash(<I>) % 7", "zlib.crc32(<S>.encode()) % 5",
-            "G_ADD(<I>) % 9", "memo(<I>)", "sized(<I>)", "sized(<L>)", "sized(<S>)", "G_CACHE.size", "G_CACHE.seen", "G_CACHE.level", "len(Cache)", "G_FIXED.end", "lib.factor", "Tagged.used", "halved.calls", "len(inspect.signature(variadic).parameters)", "len(<S>.encode())", "int((<I> + 2j).imag)", "sum(range(<I>)[::2])", "len({<I>, <I>} | set(<L>))", "torch.Size([<I>, 2]).numel()",
+            "G_ADD(<I>) % 9", "memo(<I>)", "sized(<I>)", "sized(<L>)", "sized(<S>)", "G_CACHE.size", "G_CACHE.seen", "G_CACHE.level", "len(Cache)", "G_FIXED.end", "lib.factor", "Tagged.used", "halved.calls", "len(inspect.signature(variadic).parameters)", "len(<S>.encode())", "int((<I> + 2j).imag)", "sum(range(<I>)[::2])", "len({<I>, <I>} | set(<L>))", "torch.Size([<I>, 2]).numel()", "len(<T>)", "int(<T>.sum()) % 7", "next(G_ITER, 0)", "next(G_COUNT, 5)", "<T>.detach().numpy().size", "<T>.argmax().item()", "len([*<T>])",
             "(x.shape + (<I>,))[-1]", "bytes([1, 2, 3])[<I> % 3]", "len(typing.get_args(typing.Union[int, str]))", "[*range(5)][slice(<I> % 3, None)][0]", "len(G_CACHE.by_name[<S>])", "math.prod(<L>)", "int(np.prod(x.shape))", "operator.index(<I>)", "(lambda *z, **w: len(z) + len(w))(*<L>, **{'a': <I>})", "functools.reduce(lambda a, b: a * 2 + b, <L>, <I>)", "next((z for z in <L> if z > <I>), -1)", "pow(<I>, 2, 7)", "<I>.bit_length()",
         )  # fmt: skip
 
     def expr_F(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "(<F> * 2)", "float(<I>)", "(<F> + <I>)", "(<I> / 4)", "math.sqrt(abs(<F>))", "abs(<F>)", "random.random()", "max(<F>, 0.1)")  # fmt: skip
+        return self.fill(e, "(<F> * 2)", "float(<I>)", "(<F> + <I>)", "(<I> / 4)", "math.sqrt(abs(<F>))", "abs(<F>)", "random.random()", "max(<F>, 0.1)", "float(<T>.sum())", "<T>.mean().item()", "float(G_ARR.sum())", "np.float32(<F>)", "np.float64(<F>)")  # fmt: skip
 
     def expr_B(self, e: Callable[[str], str], scope: Scope) -> str:
         op = self.pick("<", "<=", "==", "!=", ">")
@@ -299,7 +299,7 @@ class Generator:
             "net.weight.data.mul_(0.5)", "table.pop('k', None)", "vars(box)['viadict'] = <I>", "x.unsqueeze_(0)", "y.requires_grad_()", "y.detach_()", "x.data = <T>", "items.sort(key=lambda z: z.dim())",
             "G_CACHE.update(<T>, x)", "G_CACHE.level = <I> * 30", "G_CACHE.by_name[<S>].append(<I>)", "G_CACHE.keys.clear()", "G_FIXED.update(x[:2])", "G_FIXED.at = <I>", "lib.factor = <I>", "Tagged.used += 1", "box.__dict__.update(extra=<I>)", "delattr(box, 'extra')", "x.view(-1)[::2].mul_(2)", "x[x > 0] = <F>", "x.t().add_(<I>)",
             "x.chunk(2, -1)[0].zero_()", "x.select(0, 1).copy_(y)", "y.unsqueeze(0).add_(1)", "torch.nn.init.ones_(net.bias)", "net.layers[0].weight = net.weight", "net.bias.grad = None", "memo.cache_clear()", "random.seed(<I>)", "torch.manual_seed(<I>)", "items.insert(0, <T>)", "items.extend([<T>, <T>])", "items[:1] = [<T>]", "del items[-1]", "x.resize_(2, 2)", "x.swapaxes_(0, 1)", "net.to(torch.float64)", "net.zero_grad()",
-            "LOG.setLevel(<I> * 10)", "y.index_add_(0, torch.tensor([0]), y[:1])", "x.masked_fill_(x > 0, <F>)", "x.clamp_(max=<F>)", "G_STACK.append(nn.Tanh())", "setattr(net, 'extra', <T>)",
+            "LOG.setLevel(<I> * 10)", "y.index_add_(0, torch.tensor([0]), y[:1])", "x.masked_fill_(x > 0, <F>)", "x.clamp_(max=<F>)", "G_STACK.append(nn.Tanh())", "setattr(net, 'extra', <T>)", "G_ARR[0] = <I>", "np.add(G_ARR, <I>, out=G_ARR)", "G_FIXED.buffer[<I>] = <T>", "x.t_()", "x.T.add_(1)",
         )  # fmt: skip
 
     def unusual(self, e: Callable[[str], str], scope: Scope) -> list[str]:
@@ -372,6 +372,15 @@ class Generator:
             [f"{it} = collections.Counter(<S>)", f"{it}.update('abc')", f"<=I> = {it}.most_common(1)[0][1]"],
             [f"{it} = Cache(<I> % 3 + 1)", "for _i in range(3):", INDENT + f"{it}.update(<T>, x)", f"<=I> = {it}.seen"],
             ["del box.extra"],
+            ["G_OPT.zero_grad()", "(net(<T>).sum() * <F>).backward()", "G_OPT.step()", "<=F> = G_OPT.param_groups[0]['lr']"],
+            ["x.add_(<I>)", "assert <T>.sum() < 99, 'large'", "x.mul_(2)"],
+            ["if <T>.isnan().any():", INDENT + "raise Oops('nan', <I>)", "box.log.append(<I>)"],
+            [f"{it} = <T>.detach().numpy()", "x.t_()", f"<=I> = {it}.shape[-1]"],
+            [f"{it} = torch.ones(4)", f"{it}[:2] = <T>.reshape(-1)[:2]", "box.push(<I>)", f"<=T> = {it}[(<T> > 5).long().sum() * <I>]"],
+            [f"for {it} in <T>:", INDENT + f"box.log.append(len({it}))", INDENT + f"<=T> = {it} * <F>"],
+            [f"{it} = <T>[<T> > 0]", f"if {it}.numel() == 0:", INDENT + "box.extra = <I>", f"<=T> = {it}.sum() / max({it}.shape[0], 1)"],
+            [f"{it} = both(<T>)", f"<=T> = next({it})", f"box.extra = {it}"],
+            [f"for {it} in G_ITER:", INDENT + f"if {it} > <I>: break", INDENT + f"box.log.append({it})"],
         ]
         if deletable and self.chance(0.1):
             name = self.rng.choice(deletable)
@@ -581,8 +590,8 @@ class Generator:
         return "\n".join(
             [
                 f"G_N = {self.rng.randrange(4)}", f"G_F = {self.rng.choice([0.5, 2.0, -1.0])}", f"G_FLAG = {self.rng.choice([True, False])}", "G_T = torch.linspace(0, 1, 4)", f"G_L = [3, 1, {self.rng.randrange(4)}]",
-                "G_D = {'a': 1, 'abc': 2}", "G_ADD = adder(1)", "G_CACHE = Cache()", "G_FIXED = Fixed()", "G_STACK = Stack(nn.Linear(4, 4), nn.Tanh())", "G_BOX = Box(2, torch.ones(4))", f"G_FN = {self.pick('torch.cos', 'adder(1)', 'lambda z: z * G_N', 'Box.plain')}", "net = Net()", "G_HANDLE = net.register_forward_hook(lambda m, a, out: out * 2)" if self.chance(0.2) else "G_HANDLE = None", "G_NET = net" if self.chance(0.5) else "G_NET = Net()",
-                f"net.train({self.rng.choice([True, False])})", "x = torch.arange(12.0).reshape(3, 4) / 5 - 1", f"y = {self.pick('torch.ones(4)', 'x', 'x[1]', 'x.view(4, 3).t()', 'torch.linspace(-1, 1, 4)', 'x.t().contiguous().t()')}",
+                "G_D = {'a': 1, 'abc': 2}", "G_ADD = adder(1)", "G_CACHE = Cache()", "G_FIXED = Fixed()", "G_ITER = iter(range(9))", "G_COUNT = counter(4)", "G_PIECES = pieces(torch.ones(3, 4))", "G_ARR = np.ones((3, 4), dtype=np.float32)", "G_STACK = Stack(nn.Linear(4, 4), nn.Tanh())", "G_BOX = Box(2, torch.ones(4))", f"G_FN = {self.pick('torch.cos', 'adder(1)', 'lambda z: z * G_N', 'Box.plain')}", "net = Net()", "G_HANDLE = net.register_forward_hook(lambda m, a, out: out * 2)" if self.chance(0.2) else "G_HANDLE = None", "G_NET = net" if self.chance(0.5) else "G_NET = Net()",
+                f"net.train({self.rng.choice([True, False])})", "G_OPT = torch.optim.SGD(net.parameters(), 0.1, momentum=0.5)", "x = torch.arange(12.0).reshape(3, 4) / 5 - 1", f"y = {self.pick('torch.ones(4)', 'x', 'x[1]', 'x.view(4, 3).t()', 'torch.linspace(-1, 1, 4)', 'x.t().contiguous().t()')}",
                 f"n = {self.rng.randrange(4)}", f"flag = {self.rng.choice([True, False])}", f"mode = {self.pick(repr('abc'), repr('both'), repr('cached'))}", f"box = {self.pick('Box', 'Sub')}({self.rng.randrange(4)}, {self.pick('torch.ones(4)', 'x', 'y')})",
                 f"items = [{self.pick('x', 'y', 'torch.ones(3, 4)')}, torch.zeros(4)]", f"table = {self.pick('{}', 'Table(b=2)', repr({'a': 1, 'k': 2}))}", *(["x.requires_grad_()"] if self.chance(0.15) else []),
             ]
@@ -608,7 +617,7 @@ class Generator:
             "net.layers[0].bias = None", "net.layers[0].weight = nn.Parameter(torch.ones(4, 4))", "net.layers[0].to(torch.bfloat16)", "net.half()", "net.bias.requires_grad_(not net.bias.requires_grad)", "net.layers.pop(-1)", "net.layers.insert(0, nn.Linear(4, 4))", "net.extra = nn.Linear(4, 4)", "net.register_buffer('steps', torch.ones(()))", "net.steps = torch.ones(2)", "net.cache['c'] = x", "net.cache.clear()", "net.load_state_dict(copy.deepcopy(net.state_dict()))", "net = copy.deepcopy(net)", "net.__class__ = type('Other', (Net,), {})", "net.register_forward_pre_hook(lambda m, a, k: (a, k), with_kwargs=True)",
             "x = x.as_subclass(Tagged)", "x = torch.ones(3, 4).clone(memory_format=torch.contiguous_format)", "x = torch.ones(6, 4)[::2]", "x = torch.ones(12)[:].as_strided((3, 4), (4, 1))", "x = torch.ones(2, 3, 4)", "x = torch.zeros(0, 4)", "x = torch.ones(3, 4, dtype=torch.complex64)", "x = torch.ones(3, 4, dtype=torch.bool)", "y = x.view(-1)[:4]", "x.unsqueeze_(0)", "x.t_()", "x.resize_(2, 2)", "x.requires_grad_(False)", "del x.some", "y.requires_grad_()", "n = torch.tensor(2)", "n = np.int64(3)", "mode = None", "mode = b'abc'", "flag = None", "flag = torch.tensor(True)",
             "box = None", "box = types.SimpleNamespace(value=1, t=x, log=[], twice=3, kind='s')", "box.log = collections.deque([1])", "box.value = 1.5", "del box.value", "Box.__len__ = lambda self: 0", "Box.__getattr__ = lambda self, name: 6", "Box.__setattr__ = lambda self, name, v: object.__setattr__(self, name, v)", "Box.value = property(lambda self: 5)", "Box.twice = 4", "del Sub.scale", "Sub.__bases__ = (Box,)", "items[0] = items[-1]", "items = [x, x]", "items = collections.deque([x, y])", "items[0] = items[0].double()", "table = collections.defaultdict(int, a=2)", "table = types.MappingProxyType({'a': 1})",
-            "table['a'] = 2", "table.pop('a', None)", "table = Output(a=1)", "helper0 = lambda z, n=1: z", "main.__defaults__ = None", "np.random.seed(0)", "Point.__match_args__ = ('y', 'x')", "Point.x = 3", "Pair.left = 5", "Color.RED._value_ = 9", "Frozen.x = 2", "Slotted.a = 4", "Slotted.extra = 1",
+            "table['a'] = 2", "table.pop('a', None)", "table = Output(a=1)", "helper0 = lambda z, n=1: z", "main.__defaults__ = None", "np.random.seed(0)", "Point.__match_args__ = ('y', 'x')", "Point.x = 3", "Pair.left = 5", "Color.RED._value_ = 9", "Frozen.x = 2", "Slotted.a = 4", "Slotted.extra = 1", "G_ITER = iter([1, 2])", "G_ITER = iter(items)", "G_ITER = enumerate(G_L)", "G_COUNT = counter(2)", "G_COUNT.close()", "G_PIECES = both(x)", "next(G_COUNT, 0)", "G_ARR = G_ARR.T", "G_ARR = np.zeros(4)", "G_ARR[0] = 3", "G_ARR = x.detach().numpy()", "G_OPT.param_groups[0]['lr'] = 0.5", "G_OPT.state.clear()", "G_OPT.load_state_dict(copy.deepcopy(G_OPT.state_dict()))", "G_OPT.add_param_group({'params': [nn.Parameter(torch.ones(4))]})", "G_OPT = torch.optim.Adam(net.parameters(), 0.1)", "net.zero_grad()", "x[0, 0] = float('nan')", "x = x.int()", "x.mul_(9)",
         )  # fmt: skip
 
     def case(self, seed: int, backend: str) -> Case:

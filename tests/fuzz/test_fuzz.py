@@ -122,6 +122,14 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         f"{text} is no flag": (f"def main(x):\n    box.log.append(1)\n    with {text}:\n        return x * 2", (CALL, CALL))
         for text in ("torch.set_grad_enabled(1)", "torch.autocast('cpu', enabled=1)", "(x * 2).requires_grad_(1)")
     },
+    "inference mode inside autocast is left first": (
+        "def main(x):\n    with torch.autocast('cpu'):\n        y = x + 1\n        with torch.inference_mode():\n            items[5]\n    return y",
+        (CALL, CALL),
+    ),
+    "backward in inference mode": (
+        "def main(x):\n    with torch.inference_mode():\n        net(x).sum().backward()",
+        (CALL, CALL),
+    ),
 }
 
 

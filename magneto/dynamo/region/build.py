@@ -232,10 +232,15 @@ class _Builder:
         calls = [node for node in recorder.graph.nodes if node.op in ("call_function", "call_method")]
         if not calls:
             return [], None, []
-        while recorder.autocasts:
-            recorder.exit_autocast()
-        while recorder.inferences:
-            recorder.exit_inference()
+        position = {node: index for index, node in enumerate(recorder.graph.nodes)}
+        while (
+            recorder.autocasts or recorder.inferences
+        ):  # the last entered first: inference mode puts back the thread's keys, autocast's among them
+            autocast, inference = recorder.autocasts[-1:], recorder.inferences[-1:]
+            if not inference or (autocast and position[autocast[0][0]] > position[inference[0][0]]):
+                recorder.exit_autocast()
+            else:
+                recorder.exit_inference()
         if recorder.grad_mode != recorder.initial_grad_mode:
             recorder.mode_node(torch._C._set_grad_enabled, recorder.initial_grad_mode)
         for switch in recorder.attention_changed():

@@ -86,6 +86,8 @@ def backward(
 ) -> Any:
     """Gradients of the leaves that the results depend on become, or are added to, their `.grad`."""
     name = "backward"
+    if m.recorder.inference_mode:  # type: ignore[attr-defined]
+        _refuse(m, name, "inference mode")
     outputs = _tensors(m, name, tensors, "results")
     seeds = _seeds(m, name, grad_tensors, len(outputs))
     create = _flag(m, create_graph, False)

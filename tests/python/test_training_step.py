@@ -34,6 +34,8 @@ def network() -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
     net.unused = nn.Parameter(torch.ones(3))
+    net.scale = nn.Parameter(torch.tensor(0.5))
+    net.register_forward_hook(lambda module, args, output: output * module.scale)
     return net
 
 

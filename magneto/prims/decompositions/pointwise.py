@@ -439,6 +439,20 @@ def _addcdiv(x: Value, left: Value, right: Value, *, value: Any = 1) -> Any:
 
 # ---- updates scaled by a number that lies in a tensor (graph/scaled.py)
 
-ROWS["magneto.scaled_add"] = elementwise(3)(lambda x, other, number: x + other * number)
-ROWS["magneto.scaled_addcmul"] = elementwise(4)(lambda x, one, two, number: x + one * number * two)
-ROWS["magneto.scaled_addcdiv"] = elementwise(4)(lambda x, one, two, number: x + one * number / two)
+
+def _scaled_row(n: int, formula: Any) -> Any:
+    body = elementwise(n)(formula)
+
+    def update(b: Builder, x: Value, *others: Any) -> Value:
+        """The number is float64 and must not decide the type, not even where all are 0-dimensional."""
+        *tensors, number = others
+        single = number.to(x.dtype) if x.dtype in (torch.float32, torch.float64) else number
+        result: Value = body(b, x, *tensors, single)
+        return result.to(x.dtype)
+
+    return update
+
+
+ROWS["magneto.scaled_add"] = _scaled_row(3, lambda x, other, number: x + other * number)
+ROWS["magneto.scaled_addcmul"] = _scaled_row(4, lambda x, one, two, number: x + one * number * two)
+ROWS["magneto.scaled_addcdiv"] = _scaled_row(4, lambda x, one, two, number: x + one * number / two)

@@ -462,3 +462,4 @@ def test_builtins_replaced_while_a_region_is_kept() -> None:
         assert compiled(X)[1].__length_hint__() == 2
     finally:
         builtins.iter = own
+    assert magneto.stats()["hook"]["reruns"] == 0

@@ -45,20 +45,25 @@ def heap_bases(cls: type) -> list[type]:
 
 def written_attr(m: Machine, cls: type, name: str) -> Tracker | None:
     """The value of a written attribute as the program now finds it; None: not there."""
-    overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
     for base in cls.__mro__:
-        found = overlay.get((id(base), name))
+        found = _own_written(m, base, name)
         if found is not None:
             return found
-        if (id(base), name) in overlay:
-            continue
-        source = Held(base.__name__, base)
-        if name in vars(base):
-            if _binds(type(vars(base)[name])):
-                m.graph_break("B103", attribute=name, value=f"class {cls.__qualname__}")
-            return m.wrap(vars(base)[name], Item(InstanceDict(source), name))
-        if name in WRITTEN.get(base, ()):
-            m.guard(Kind.KEY_ABSENT, InstanceDict(source), name)
+    return None
+
+
+def _own_written(m: Machine, cls: type, name: str) -> Tracker | None:
+    """`vars(cls).get(name)` as the program now finds it, guarded."""
+    overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
+    if (id(cls), name) in overlay:
+        return overlay[(id(cls), name)]
+    source = Held(cls.__name__, cls)
+    if name in vars(cls):
+        if _binds(type(vars(cls)[name])):
+            m.graph_break("B103", attribute=name, value=f"class {cls.__qualname__}")
+        return m.wrap(vars(cls)[name], Item(InstanceDict(source), name))
+    if name in WRITTEN.get(cls, ()):
+        m.guard(Kind.KEY_ABSENT, InstanceDict(source), name)
     return None
 
 
@@ -117,10 +122,11 @@ class ClassTracker(Tracker):
             return ConstTracker(getattr(cls, name))
         if name == "__dict__":
             guard_class(m, cls)
-            if any(owner == id(cls) for owner, _ in m.overlay):  # type: ignore[attr-defined]
-                m.graph_break("B103", attribute=name, value=self.show())
-            m.__dict__.setdefault("_viewed_classes", set()).add(cls)
-            return _contents_view(cls)
+            views = m.__dict__.setdefault("_class_views", {})
+            if cls not in views:
+                views[cls] = _contents_view(m, cls)
+            view: Tracker = views[cls]
+            return view
         if name == "__class__":
             return ClassTracker(type(cls))
         if isinstance(cls, enum.EnumType) and name in cls.__members__:
@@ -152,8 +158,7 @@ class ClassTracker(Tracker):
         meta: Any = type(cls)
         plain = meta.__setattr__ is type.__setattr__ and meta.__delattr__ is type.__delattr__
         old = vars(cls).get(name)
-        hidden = id(cls) in m.made or cls in m.__dict__.get("_viewed_classes", ())  # type: ignore[attr-defined]
-        if hidden or not plain or name.startswith("__") or not name.isidentifier():
+        if id(cls) in m.made or not plain or name.startswith("__") or not name.isidentifier():  # type: ignore[attr-defined]
             return False
         if not cls.__flags__ & _HEAP_TYPE or _binds(type(old)) or (value is not None and _binds(value.python_type())):
             return False
@@ -165,6 +170,8 @@ class ClassTracker(Tracker):
         if value is None and (self.obj.__dict__.get(name, MISSING) is MISSING and m.overlay.get((id(cls), name)) is None):  # type: ignore[attr-defined]
             return False
         m.overlay[(id(cls), name)] = value  # type: ignore[attr-defined]
+        if (view := m.__dict__.get("_class_views", {}).get(cls)) is not None:
+            _follow(view, name, value)
         m.effect(f"{{0}}.{name} = {{1}}" if value is not None else f"del {{0}}.{name}", self, *([] if value is None else [value]))
         return True
 
@@ -179,13 +186,23 @@ class ClassTracker(Tracker):
         return f"class {self.obj.__qualname__}"
 
 
-def _contents_view(cls: type) -> DictTracker:
-    """`cls.__dict__`; the class is guarded."""
-    view = vars(cls)
+def _contents_view(m: Machine, cls: type) -> DictTracker:
+    """`cls.__dict__`; the class is guarded as a whole but for its written attributes, which are read one by one."""
+    contents = vars(cls)
     entries: dict[Any, tuple[Entry, Entry]] = {
-        key: (ConstTracker(key), Later(value, Held(f"[{key!r}]", value))) for key, value in view.items()
+        key: (ConstTracker(key), Later(value, Held(f"[{key!r}]", value))) for key, value in contents.items()
     }
-    return DictTracker(entries, types.MappingProxyType, Held(f"{cls.__name__}.__dict__", view), view)
+    view = DictTracker(entries, types.MappingProxyType, Held(f"{cls.__name__}.__dict__", contents), contents)
+    for name in WRITTEN.get(cls, ()):
+        _follow(view, name, _own_written(m, cls, name))
+    return view
+
+
+def _follow(view: DictTracker, name: str, value: Tracker | None) -> None:
+    if value is None:
+        view.entries.pop(name, None)
+    else:
+        view.entries[name] = (ConstTracker(name), value)
 
 
 def _binds(kind: type) -> bool:

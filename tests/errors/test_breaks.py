@@ -130,11 +130,14 @@ def a_mask_of_bytes(x):
     return x[(x > 2).to(torch.uint8)] * 2
 
 
+class Documented:
+    pass
+
+
 @breaks_with("B107")
-def a_leaf_made_here_is_detached(x):
-    weight = torch.ones(4).requires_grad_()
-    weight.detach_()
-    return x * weight
+def documentation_of_a_class(x):
+    Documented.__doc__ = "changed"
+    return x * 2
 
 
 @breaks_with("B112")

@@ -457,9 +457,10 @@ def test_builtins_replaced_while_a_region_is_kept() -> None:
 
     compiled = magneto.optimize("eager", nopython=True)(step)
     compiled(X)
+    before = magneto.stats()["hook"]["reruns"]
     builtins.iter = fail  # type: ignore[assignment]
     try:
         assert compiled(X)[1].__length_hint__() == 2
     finally:
         builtins.iter = own
-    assert magneto.stats()["hook"]["reruns"] == 0
+    assert magneto.stats()["hook"]["reruns"] == before

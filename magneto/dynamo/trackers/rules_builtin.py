@@ -163,7 +163,7 @@ def class_info(m: Machine, v: Tracker) -> Any:
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, (types.UnionType, types.GenericAlias)) or hasattr(v.obj, "__instancecheck__"):
         return v.obj
     const = v.try_const()
-    if const is not None and isinstance(const.value, tuple):
+    if const is not None and isinstance(const.value, (tuple, types.UnionType)):
         return const.value
     m.graph_break("B104", operation="isinstance", value=v.show())
 

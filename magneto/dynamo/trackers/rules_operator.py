@@ -146,7 +146,7 @@ def _binary(name: str, fn: Callable[..., Any], symbol: str) -> Callable[..., Any
         folded = fold(m, fn, (left, right), {})
         if folded is not NotImplemented:
             return folded
-        _refuse(m, fn, symbol, left, right)
+        return _refuse(m, fn, symbol, left, right)
 
     return body
 
@@ -183,12 +183,14 @@ def _stand_in(m: Machine, v: Tracker) -> Any:
     return type(cls.__name__, (), {})()
 
 
-def _refuse(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tracker) -> None:
-    """The TypeError of an operation that no operand knows."""
+def _refuse(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tracker) -> Tracker:
+    """The TypeError of an operation that no operand knows; or what two classes make."""
     left, right = _stand_in(m, a), _stand_in(m, b)
     if left is not MISSING and right is not MISSING:
         try:
-            fn(left, right)
+            made = fn(left, right)
+            if isinstance(made, types.UnionType):
+                return m.const(made)
         except TypeError as error:
             m.raise_exception(error)
         except Exception:  # of the stand-ins' values

@@ -1180,6 +1180,47 @@ def unions_and_tuples(x):
     )
 
 
+class Stored:
+    """No __get__: the instance's own dictionary answers first."""
+
+    def __set__(self, instance, value):
+        instance.__dict__["got"] = value
+
+
+class HasStored:
+    stored = Stored()
+
+
+@programs.add()
+def a_descriptor_that_only_sets(x):
+    holder = HasStored()
+    holder.stored = 3
+    before = type(holder.stored).__name__
+    holder.__dict__["stored"] = 5
+    return x + holder.stored, before, holder.got
+
+
+class Proxy:
+    def __init__(self, of):
+        self.of = of
+
+    @property
+    def __class__(self):
+        return type(self.of)
+
+
+@programs.add()
+def an_instance_of_what_it_says_it_is(x):
+    proxy = Proxy(3)
+    return (
+        x + isinstance(proxy, int),
+        isinstance(proxy, Proxy),
+        isinstance(proxy, str),
+        isinstance(proxy, (str, int | None)),
+        type(proxy) is Proxy,
+    )
+
+
 @programs.add()
 def deleting_and_setting_attributes(x):
     p = Plain()

@@ -71,7 +71,7 @@ def generic_get(m: Machine, v: Tracker, cls: type, name: str) -> Tracker | None:
     if name == "__dict__" and isinstance(v, ObjectTracker):
         return v.attrs(m)
     raw = find_in_type(m, cls, name)
-    if raw is not MISSING and hasattr(type(raw), "__set__"):
+    if raw is not MISSING and hasattr(type(raw), "__get__") and (hasattr(type(raw), "__set__") or hasattr(type(raw), "__delete__")):
         return bind_attr(m, raw, v, cls, name)
     found = v.instance_attr(m, name)
     if found is not None:

@@ -190,6 +190,18 @@ def _asked(m: Machine, info: Any, name: str, v: Tracker) -> bool | None:
     return m.truth(m.call(held(m, hook, name), [held(m, info, info.__name__), v], {}))
 
 
+def _names_a_class(cls: type) -> bool:
+    """Whether instances may have a `__class__` of their own, as proxies do."""
+    return cls.__getattribute__ is not object.__getattribute__ or any("__class__" in vars(base) for base in cls.__mro__[:-1])  # type: ignore[comparison-overlap]
+
+
+def _named_class(m: Machine, v: Tracker, info: type) -> bool:
+    if not isinstance(v, ObjectTracker) or isinstance(v, ModuleTracker):
+        return False
+    named = m.apply(getattr, v, m.const("__class__"), m.const(None))
+    return isinstance(named, ClassTracker) and issubclass(named.obj, info)
+
+
 def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
     """isinstance on a tracked value. Classes with their own __instancecheck__ are asked with the real object, or by subclass."""
     cls = v.python_type()
@@ -203,7 +215,7 @@ def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
     if isinstance(info, types.UnionType):
         return any(is_instance(m, v, type(None) if item is None else item) for item in info.__args__)
     if isinstance(info, type) and _plain_metaclass(info):
-        return issubclass(cls, info)
+        return issubclass(cls, info) or (_names_a_class(cls) and _named_class(m, v, info))
     if isinstance(v, TensorTracker):
         if info is torch.nn.Parameter:
             return issubclass(cls, torch.nn.Parameter)

@@ -24,6 +24,10 @@ def looped(n: int) -> int:
 HEAD = at(looped.__code__, "FOR_ITER")
 
 
+def raising(n: int) -> Any:
+    raise KeyError(n)
+
+
 def run_all(frames: Frames) -> None:
     """Every kind of continuing, once."""
     first = looped.__code__.co_firstlineno
@@ -129,11 +133,24 @@ def test_monitoring(frames: Frames) -> None:
         event = getattr(events, name)
         monitoring.register_callback(tool, event, lambda *args, event=event: seen.add(event))
         wanted |= event
+    frames.region(looped)(lambda n, *_: n * 1000)
+    frames.region(raising)(lambda n, *_: n)
     try:
+        monitoring.set_events(tool, wanted)
+        assert frames.optimized(looped)(3) == 6  # a function of the program is told of the program's own frames, as they are
+        with pytest.raises(KeyError):
+            frames.optimized(raising)(3)
+        monitoring.set_events(tool, 0)
+        assert frames.optimized(looped)(3) == 3000 and frames.optimized(raising)(3) == 3
+        C.clear()
+        run_all(frames)
+        for name in names:  # a profiler written in C counts what runs
+            monitoring.register_callback(tool, getattr(events, name), "".format)
         monitoring.set_events(tool, wanted)
         run_all(frames)
         monitoring.set_events(tool, 0)
-        run_all(frames)
+        for name in names:
+            monitoring.register_callback(tool, getattr(events, name), lambda *args, event=getattr(events, name): seen.add(event))
 
         def region(n: int, *_: Any) -> Any:  # instrumented in between: the code is entered behind its RESUME
             monitoring.set_events(tool, wanted if n % 2 else 0)

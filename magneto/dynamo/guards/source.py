@@ -19,8 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
-import torch
-
 S = TypeVar("S")
 
 
@@ -140,7 +138,7 @@ class Item(Source):
         one, two = self.key, other.key
         if one is two:
             return True
-        return not isinstance(one, torch.Tensor) and not isinstance(two, torch.Tensor) and bool(one == two)  # tensors compare item by item
+        return not any(hasattr(type(key), "__torch_function__") for key in (one, two)) and bool(one == two)  # tensors compare item by item
 
     def text(self) -> str:
         key = self.key

@@ -532,3 +532,20 @@ def test_a_generator_given_as_an_argument_is_stepped() -> None:
 
 
 LOG: list[Any] = []
+
+
+def test_a_generator_that_is_over() -> None:
+    """It has no frame left; the caller's is not its own."""
+
+    def count(n):
+        yield from range(n)
+
+    def read(x, generator):
+        try:
+            return x + 1, next(generator, 5), list(generator), next(generator)
+        except (ValueError, StopIteration) as error:
+            return repr(error)
+
+    over = count(0)
+    assert list(over) == []
+    assert magneto.optimize("eager")(read)(torch.ones(1), over) == read(torch.ones(1), over) == "StopIteration()"

@@ -32,6 +32,8 @@ class GeneratorRun:
     finished: bool = False
     hands_on: bool = False  # an exception, to the generator that it has handed over to: it runs, though its frame does not
 
+    over: bool = False  # before this region: it has no frame of its own
+
     def pending(self) -> bool:
         """Whether closing it where it stands would run code of the program (`finally`, `with`, `except`)."""
         if not self.started or self.finished or self.frame.current is None:
@@ -52,7 +54,7 @@ class GeneratorRun:
         return self._run(None)
 
     def _not_running(self) -> None:
-        if self.hands_on or any(frame is self.frame for frame in self.machine.frames):
+        if self.hands_on or (not self.over and any(frame is self.frame for frame in self.machine.frames)):
             self.machine.raise_exception(ValueError("generator already executing"))
 
     def _ends(self) -> None:
@@ -182,7 +184,7 @@ def open_generator(m: SymbolicMachine, tracker: trackers.ExistingGenerator) -> G
     except LookupError:
         m.guard(Kind.ABSENT, Part(source, _OFFSET), None)
         tracker.started = tracker.finished = True
-        return GeneratorRun(m, m.frames[-1], tracker, started=True, finished=True)
+        return GeneratorRun(m, m.frames[-1], tracker, started=True, finished=True, over=True)
     except TypeError:  # it is running, or handles an exception
         m.graph_break("B110", value=tracker.show())
     code = _C.iterator_part(obj, _CODE)

@@ -38,8 +38,10 @@ class JointGraph:
 
 def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:
     """Nothing is computed, no gradient is accumulated. Raises Refusal, or what torch raises for a call that is wrong."""
-    if any(isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf and _repeats(x) for x in inputs):
-        raise Refusal("a leaf whose elements share memory")  # views of it cannot be told apart by where they lie
+    if any(isinstance(x, torch.Tensor) and x.requires_grad and _repeats(x) for x in inputs):
+        raise Refusal(
+            "an input that requires grad and whose elements share memory"
+        )  # of a leaf views cannot be told apart by where they lie; the next may be one
     with steady_state(grad_enabled):
         leaves: dict[int, torch.Tensor] = {}
         tracing, tensors = begin(gm, inputs)

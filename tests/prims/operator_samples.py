@@ -303,18 +303,11 @@ def _broadcasting(required: list[Any], call: Callable[..., Call]) -> Iterator[Ca
 
 # ---- operators that need more than their schema says ---------------------------------------------------------------------
 
-BY_OPERATOR: dict[str, Callable[[Maker], list[Any]]] = {}
-
-
-def sample(*names: str) -> Callable[[Callable[[Maker], list[Any]]], Callable[[Maker], list[Any]]]:
-    """Declares the calls of operators (packet or packet.overload): a list of (args..., optional dict of keywords)."""
-
-    def register(fn: Callable[[Maker], list[Any]]) -> Callable[[Maker], list[Any]]:
-        for name in names:
-            BY_OPERATOR[name] = fn
-        return fn
-
-    return register
+BY_OPERATOR: dict[str, Callable[[Maker], list[Any]]] = {
+    # The default driver starts from pivots that torch leaves uninitialised: a rank decided by rcond, and the last bit, are what was in memory.
+    "linalg_lstsq": lambda make: [(make(4, 3), make(4, 2), {"driver": "gels"})],
+}
+"""By packet or packet.overload: calls as tuples (args..., optional dict of keywords)."""
 
 
 def declared(row: Any) -> Call:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -146,9 +147,11 @@ class Verdicts(unittest.TestResult):
 
 
 def warm_up() -> None:
-    """Load, before any child is forked, what the first capture of a process loads."""
+    """Load, before any child is forked, what the first capture of a process loads; the many tests that collect garbage need not walk it each time."""
     magneto.optimize("eager")(lambda: [str(n) for n in range(2)])()
     magneto.reset()
+    gc.collect()
+    gc.freeze()
 
 
 def flatten(suite: Any) -> Iterator[unittest.TestCase]:

@@ -116,6 +116,19 @@ mg_is_monitored(PyThreadState *ts, PyCodeObject *code)
 #endif
 }
 
+/* Whether sys.monitoring has tools at all: only they may set events for one code object, which no other field of the interpreter tells. */
+static inline int
+mg_has_tools(PyThreadState *ts)
+{
+#if MG_BEFORE_3_12
+    (void)ts;
+    return 0;
+#else
+    PyObject **names = ts->interp->monitoring_tool_names;
+    return ((uintptr_t)names[0] | (uintptr_t)names[1] | (uintptr_t)names[2] | (uintptr_t)names[3] | (uintptr_t)names[4] | (uintptr_t)names[5]) != 0;
+#endif
+}
+
 /* The next instruction that `f` executes is the one at unit `unit`. */
 static inline void
 mg_frame_continue_at(mg_frame *f, int unit)

@@ -314,6 +314,19 @@ is_followed(PyThreadState *ts, PyCodeObject *code)
         || mg_is_monitored(ts, code);
 }
 
+/* Whether a tool is told of what a function does that the region has taken in: its calls must then happen. */
+static MG_COLD int
+takes_in_monitored(PyThreadState *ts, Region *region)
+{
+    for (Py_ssize_t i = 0; region->inlined != NULL && i < PyTuple_GET_SIZE(region->inlined); i++) {
+        PyObject *code = PyTuple_GET_ITEM(region->inlined, i);
+        if (PyCode_Check(code) && mg_is_monitored(ts, (PyCodeObject *)code)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* Runs a frame that stands at `offset` (not `started`: before its prologue, with its free variables bound).
  * `entry`: the entry point there, or NULL. `outer` (stolen): NULL, or what was handled when the frame began, once a Resume has
  * changed that. */
@@ -336,6 +349,11 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry
             }
         }
         if (!found) {
+            goto interpret;
+        }
+        if (MG_UNLIKELY(mg_has_tools(ts)) && takes_in_monitored(ts, region)) {
+            mg_call_release(region, &call);
+            Py_DECREF(region);
             goto interpret;
         }
         result = call_region(t, policy, region, &call, &rerun);

@@ -44,6 +44,7 @@ struct Region {
     int n_exports;
     mg_entry *entry; /* NULL once removed; borrowed */
     unsigned long long hits;
+    PyObject *inlined; /* tuple of code objects whose calls the region has taken in, or NULL */
     int n_args;
     int *args;      /* slot numbers */
 };

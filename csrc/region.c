@@ -222,9 +222,9 @@ region_set_args(Region *self, PyObject *args)
 static PyObject *
 region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"fn", "args", "guards", "info", NULL};
-    PyObject *fn, *slots, *guards = Py_None, *info = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OO:Region", names, &fn, &slots, &guards, &info)) {
+    static char *names[] = {"fn", "args", "guards", "info", "inlined", NULL};
+    PyObject *fn, *slots, *guards = Py_None, *info = Py_None, *inlined = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOO!:Region", names, &fn, &slots, &guards, &info, &PyTuple_Type, &inlined)) {
         return NULL;
     }
     if (!PyCallable_Check(fn)) {
@@ -237,6 +237,7 @@ region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->fn = Py_NewRef(fn);
     self->info = Py_NewRef(info);
+    self->inlined = Py_XNewRef(inlined);
     if (region_set_guards(self, guards) < 0 || region_set_args(self, slots) < 0) {
         Py_CLEAR(self);
     }
@@ -251,6 +252,7 @@ region_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->fn);
     Py_VISIT(self->guards);
     Py_VISIT(self->info);
+    Py_VISIT(self->inlined);
     return 0;
 }
 
@@ -266,6 +268,7 @@ region_clear(PyObject *op)
     Py_CLEAR(self->fn);
     Py_CLEAR(self->guards);
     Py_CLEAR(self->info);
+    Py_CLEAR(self->inlined);
     return 0;
 }
 
@@ -278,6 +281,7 @@ region_dealloc(PyObject *op)
     Py_XDECREF(self->fn);
     Py_XDECREF(self->guards);
     Py_XDECREF(self->info);
+    Py_XDECREF(self->inlined);
     PyMem_Free(self->args);
     type->tp_free(op);
     Py_DECREF(type);
@@ -390,7 +394,7 @@ static PyType_Slot region_slots[] = {
     {Py_tp_methods, region_methods},
     {Py_tp_members, region_members},
     {Py_tp_getset, region_getset},
-    {Py_tp_doc, "Region(fn, args, guards=None, info=None)\n\nOne compiled way to go on from an entry point."},
+    {Py_tp_doc, "Region(fn, args, guards=None, info=None, inlined=())\n\nOne compiled way to go on from an entry point. `inlined`: the code objects whose calls it has taken in."},
     {0, NULL},
 };
 

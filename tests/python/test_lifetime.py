@@ -449,6 +449,10 @@ def _calls_monitored(x, tool, local):
     return _monitored(x, tool, local) * 2
 
 
+def _calls_twice(x):
+    return _twice(_twice(x)) + 1
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("fn", [_monitored, _calls_monitored])
@@ -473,6 +477,12 @@ def test_a_monitoring_tool_is_told_of_the_program_alone(fn: Callable[..., Any], 
         sys.monitoring.set_local_events(tool, _twice.__code__, sys.monitoring.events.PY_START)
         region(x)
         assert told == [("_twice", 0)]
+        caller = magneto.optimize("eager")(_calls_twice)
+        for events, expected_events in ((0, []), (sys.monitoring.events.PY_START, [("_twice", 0)] * 2), (0, [])):
+            sys.monitoring.set_local_events(tool, _twice.__code__, events)
+            told.clear()
+            assert torch.equal(caller(x), torch.full((2,), 11.0))
+            assert told == expected_events
     finally:
         sys.monitoring.set_local_events(tool, _twice.__code__, 0)
         sys.monitoring.set_events(tool, 0)

@@ -70,6 +70,7 @@ class SymbolicMachine:
         self.read_by_backward = GuardSet()  # rows that must still hold when a custom backward of the graph runs
         self.recorder = Recorder(self)
         self.frames: list[SymFrame] = []
+        self.codes: dict[int, CodeType] = {}  # by id: of the frames that were run
         self.entry_stack: list[Tracker] = []
         self.effects: list[tuple[str, tuple[Tracker, ...]]] = []
         self.contexts: list[Tracker] = []
@@ -159,6 +160,7 @@ class SymbolicMachine:
         else:
             frame.handling = self.frames[-1].handling if self.frames else self.handling
         frame.entered = frame.handling.value
+        self.codes[id(frame.code)] = frame.code
         self.frames.append(frame)
         if thrown is not None:
             assert frame.current is not None

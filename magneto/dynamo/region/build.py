@@ -490,7 +490,7 @@ def finish_region(plan: RegionPlan, graph: Callable[..., Any] | None, program: A
         function = _in_the_programs_name(plan)
     else:
         function = compile_source(f"{plan.name}_{next(_numbers)}", plan.text, namespace)[plan.name]
-    return _C.Region(function, plan.slots, program, plan.info)
+    return _C.Region(function, plan.slots, program, plan.info, tuple(plan.machine.codes.values()))
 
 
 def _in_the_programs_name(plan: RegionPlan) -> Callable[..., Any]:

@@ -81,7 +81,8 @@ def _build(op: Any) -> Facts:
         return Facts(name, packet, WRITE, random, writes, fresh, functional, out_variant, _missing_defaults(op, functional))
     if name in UNDECLARED_VIEWS or any(r.alias_info is not None for r in schema.returns):
         return Facts(name, packet, VIEW, random)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU"):  # eager takes silu_backward's own kernel
         return Facts(name, packet, COMPOSITE, random)
     return Facts(name, packet, PURE, random)
 

@@ -501,3 +501,25 @@ def test_history_of_a_written_input(write, leaf: bool, backend: str) -> None:
             torch.testing.assert_close(a, b) if isinstance(a, torch.Tensor) else None
             assert isinstance(a, torch.Tensor) or a == b
     assert leaf and write is _recorded or magneto.stats()["fallbacks"] == 0
+
+
+ACTIVATIONS = """relu gelu silu mish elu selu celu softplus leaky_relu hardswish hardsigmoid hardtanh logsigmoid tanhshrink softsign softshrink hardshrink relu6
+glu sigmoid tanh""".split()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_of_activations_are_eagers_bit_for_bit(name: str) -> None:
+    """The kernels that eager takes: a backward written as other operations rounds otherwise."""
+    generator = torch.Generator().manual_seed(4)
+    x, weight = (torch.randn(4, 34, generator=generator) for _ in range(2))
+
+    def loss(x: T) -> T:
+        y = getattr(F, name)(x * 1.1)
+        return (y * weight[:, : y.shape[1]]).sum()
+
+    gradients = []
+    for fn in (loss, magneto.optimize("aot_eager")(loss)):
+        leaf = x.clone().requires_grad_()
+        fn(leaf).backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)

@@ -104,6 +104,13 @@ def _mish(x: Value) -> Value:
     return x * x.unary("exp").unary("log1p").unary("tanh")
 
 
+@row("mish_backward")
+@elementwise(2)
+def _mish_backward(grad: Value, x: Value) -> Value:
+    inner = x.unary("exp").unary("log1p").unary("tanh")
+    return grad * (inner + x * _sigmoid(x) * (1.0 - inner * inner))
+
+
 @row("hardtanh")
 @elementwise(1)
 def _hardtanh(x: Value, low: Any = -1, high: Any = 1) -> Any:

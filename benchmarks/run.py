@@ -1,6 +1,7 @@
 """The benchmark: eager, magneto and torch.compile on the same models, interleaved, every compile in a fresh process.
 
-    python -m benchmarks.run [--models resnet18,bert] [--modes inference,training] [--compilers magneto,torch.compile] [--out DIR]
+    python -m benchmarks.run [--models resnet18,bert.bfloat16] [--dtypes float32,bfloat16] [--modes inference,training]
+                             [--compilers magneto,torch.compile,torch.compile-best] [--without-opponent] [--out DIR]
 
 Per model and mode: the cold first call (empty caches), the first call of a second process (caches of the first), the steady median,
 memory, graphs and breaks, the largest error against float64. Compile cost is processor seconds, child processes included.
@@ -217,13 +218,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of steady running per model")
     parser.add_argument("--timeout", type=float, default=900.0, help="of one process, in seconds")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--dtypes", default="float32", help="of the models that name none")
+    parser.add_argument("--without-opponent", action="store_true", help="eager and magneto only")
     options = parser.parse_args(argv)
+    compilers = ["magneto"] if options.without_opponent else options.compilers.split(",")
+    cases = [case if "." in case else f"{case}.{dtype}" for dtype in options.dtypes.split(",") for case in options.models.split(",")]
+    cases = [case.removesuffix(".float32") for case in dict.fromkeys(cases)]
     results: dict[str, Any] = {"environment": environment(), "rows": []}
     with tempfile.TemporaryDirectory(prefix="magneto-bench-") as scratch:
         for mode in options.modes.split(","):
-            for case in options.models.split(","):
-                print(f"{case} ({CASES[case].shape}), {mode}", file=sys.stderr, flush=True)
-                results["rows"] += measure(case, mode, options.compilers.split(","), options, Path(scratch))
+            for case in cases:
+                print(f"{case}, {mode}", file=sys.stderr, flush=True)
+                results["rows"] += measure(case, mode, compilers, options, Path(scratch))
                 write(results, options.out)
     print(markdown(results))
     return 0

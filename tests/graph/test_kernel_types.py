@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import magneto
-from magneto.graph import TensorMeta, fake_call
+from magneto.graph import TensorMeta, fake_call, kernel_types
 
 REFUSED = [
     (F.gelu, torch.complex64),
@@ -60,3 +60,13 @@ def test_an_operation_whose_result_nobody_uses_raises():
         with pytest.raises(NotImplementedError, match="Gelu"):
             magneto.optimize("eager")(program)(torch.ones(2, dtype=torch.complex64), log)
     assert log == [1, 1]
+
+
+def test_operations_that_trust_their_size_arguments_are_not_tried():
+    """A trial on tensors of one element with the program's sizes wrote beyond them (LSTM in bfloat16)."""
+    cells = torch.nn.LSTM(32, 64, batch_first=True).bfloat16().eval()
+    x = torch.randn(2, 3, 32).bfloat16()
+    with torch.no_grad():
+        wanted, got = cells(x)[0], magneto.optimize("eager")(cells)(x)[0]
+    assert torch.equal(wanted, got)
+    assert not [key for key in kernel_types._refused if "rnn_layer" in str(key[0])]

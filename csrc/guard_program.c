@@ -116,6 +116,8 @@ set_payload(mg_instruction *in, PyObject *payload, int n_registers)
     case MG_G_PEEK:
         return PyArg_ParseTuple(payload, "LL", &in->n, &in->m) ? 0 : -1;
     case MG_G_SAME:
+    case MG_G_MEMBER:
+    case MG_G_NOT_MEMBER:
         if (set_number(in, payload) < 0 || in->n < 0 || in->n >= n_registers) {
             PyErr_SetString(PyExc_ValueError, "GuardProgram: no such register");
             return -1;
@@ -227,7 +229,7 @@ verify(mg_program *p)
             good = good && !written[in->dst];
             written[in->dst] = 1;
         }
-        good = good && (in->op != MG_G_SAME || written[in->n]);
+        good = good && (!(in->op == MG_G_SAME || in->op == MG_G_MEMBER || in->op == MG_G_NOT_MEMBER) || written[in->n]);
         for (int j = 0; good && in->op == MG_G_DISTINCT && j < in->n; j++) {
             good = written[((int *)in->data)[j]];
         }

@@ -158,6 +158,11 @@ mg_guard_holds(const mg_program *p, const mg_instruction *in, PyObject *src, PyO
         PyObject *other = read(p, registers, (int)in->n);
         return src == other;
     }
+    case MG_G_MEMBER:
+    case MG_G_NOT_MEMBER: {
+        PyObject *element = read(p, registers, (int)in->n);
+        return element != NULL && mg_is_element(src, element) == (in->op == MG_G_MEMBER);
+    }
     case MG_G_DISTINCT:
         return distinct_holds(p, in, registers, read);
     case MG_G_TYPE_VERSION:

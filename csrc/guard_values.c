@@ -162,6 +162,23 @@ elements_equal(PyObject *set, PyObject *keys)
 }
 
 int
+mg_is_element(PyObject *set, PyObject *obj)
+{
+    PyObject *item;
+    Py_ssize_t position = 0;
+    Py_hash_t hash;
+    if (!PyAnySet_Check(set)) {
+        return -1;
+    }
+    while (_PySet_NextEntry(set, &position, &item, &hash)) {
+        if (item == obj) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+int
 mg_keys_equal(PyObject *obj, PyObject *keys)
 {
     key_walk walk = {.keys = keys};

@@ -10,7 +10,7 @@
 #define MG_GUARD_OPS(X)                                                                                                           \
     X(LOCAL) X(STACK) X(GLOBAL) X(HELD) X(CELL) X(DICT) X(ATTR) X(ITEM) X(KEY_AT) X(PART) X(PEEK) X(LAST_LOAD)                     \
     X(TYPE_IS) X(ID_IS) X(EQUALS) X(TENSOR) X(LENGTH) X(KEYS) X(KEY_ABSENT) X(IS_ABSENT) X(ATTR_ABSENT) X(SAME) X(DISTINCT)         \
-    X(TYPE_VERSION) X(STATE) X(PROBE) X(INT_RANGE) X(PYTHON) X(LAST_CHECK)                                                        \
+    X(MEMBER) X(NOT_MEMBER) X(TYPE_VERSION) X(STATE) X(PROBE) X(INT_RANGE) X(PYTHON) X(LAST_CHECK)                                                        \
     X(ENTRIES) X(GLOBALS) X(PIN)
 
 enum mg_guard_op {
@@ -58,6 +58,7 @@ PyObject *mg_raw_item(PyObject *obj, PyObject *key);            /* new or NULL *
 PyObject *mg_raw_key(PyObject *obj, Py_ssize_t index);          /* new or NULL */
 Py_ssize_t mg_raw_length(PyObject *obj);                        /* -1: none */
 int mg_keys_equal(PyObject *obj, PyObject *keys);
+int mg_is_element(PyObject *set, PyObject *obj); /* by identity; -1: not a set */
 int mg_key_absent(PyObject *obj, PyObject *key); /* 1 only when obj is a dict and does not hold the key */
 PyObject *mg_class_snapshot(PyTypeObject *type);
 int mg_class_unchanged(PyTypeObject *type, PyObject *snapshot);

@@ -143,6 +143,8 @@ def _describe(row: Row, value: Any) -> str:
             return f"it is a {type(value).__qualname__}"
     if kind is Kind.KEYS and isinstance(value, dict):
         return f"the keys are {show_value(tuple(reading.keys(value)))}"
+    if kind in (Kind.MEMBER, Kind.NOT_MEMBER):
+        return f"it is {'not ' if kind is Kind.MEMBER else ''}there"
     if kind is Kind.KEY_ABSENT:
         return "it is there"
     if kind is Kind.TYPE_VERSION:

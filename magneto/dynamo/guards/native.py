@@ -108,6 +108,8 @@ class Builder:
             self.check("ATTR_ABSENT", src, index, payload)
         elif kind is Kind.SAME:
             self.check("SAME", src, index, self.load(payload, index))
+        elif kind in (Kind.MEMBER, Kind.NOT_MEMBER):
+            self.check(kind.name, src, index, self.load(payload, index))
         elif kind is Kind.DISTINCT:
             if "torch" in sys.modules:
                 _know_tensors()

@@ -198,6 +198,13 @@ def listed(obj: Any) -> list[Any]:
     return keys(obj)
 
 
+def is_element(elements: Any, obj: Any) -> bool:
+    """Whether a set holds this very object."""
+    if not isinstance(elements, (set, frozenset)):
+        raise Unreadable
+    return any(element is obj for element in listed(elements))
+
+
 def key_at(obj: Any, index: int) -> Any:
     try:
         return keys(obj)[index]

@@ -28,6 +28,8 @@ class Kind(Enum):
     DISTINCT = (
         "payload: tuple[Source, ...]; source and all of these give pairwise different objects (tensors: also not overlapping in memory)"
     )
+    MEMBER = "payload: Source; the object there is an element of the set, by identity"
+    NOT_MEMBER = "payload: Source; the object there is no element of the set"
     TYPE_VERSION = "payload: type; the class (and its bases) has not been modified since capture; source is Held(type)"
     STATE = "payload: (name, callable, args, expected); callable(*args) == expected: grad mode, autocast, default dtype...; source None"
     RELATION = "payload: text of a condition on a number that decides something (or on the bytes of an array), {} for the value: it is True"

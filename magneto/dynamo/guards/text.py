@@ -45,6 +45,8 @@ SHOW: dict[Kind, Callable[[str, Any], str]] = {
     Kind.ABSENT: lambda x, p: f"{x} is unbound" if p is None else f"{x}.{p} is not set",
     Kind.PRESENT: lambda x, p: f"{x} is there",
     Kind.SAME: lambda x, p: f"{x} is {p.text()}",
+    Kind.MEMBER: lambda x, p: f"{p.text()} in {x}",
+    Kind.NOT_MEMBER: lambda x, p: f"{p.text()} not in {x}",
     Kind.DISTINCT: lambda x, p: f"distinct({', '.join([x, *[source.text() for source in p]])})",
     Kind.TYPE_VERSION: lambda x, p: f"class {p.__qualname__} is not modified",
     Kind.STATE: lambda x, p: f"{p[0]} == {p[3]!r}",
@@ -121,6 +123,8 @@ _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
     Kind.ABSENT: _absent,
     Kind.PRESENT: lambda w, x, p: f"({x}, True)[1]",
     Kind.SAME: lambda w, x, p: f"{x} is {w.source(p)}",
+    Kind.MEMBER: lambda w, x, p: f"is_element({x}, {w.source(p)})",
+    Kind.NOT_MEMBER: lambda w, x, p: f"not is_element({x}, {w.source(p)})",
     Kind.DISTINCT: lambda w, x, p: f"all_distinct({', '.join([x, *[w.source(source) for source in p]])})",
     Kind.TYPE_VERSION: lambda w, x, p: f"class_unchanged({w.const(p)}, {w.const(reading.class_snapshot(p))})",
     Kind.STATE: lambda w, x, p: f"same_constant({w.const(p[1])}(*{w.const(p[2])}), {w.const(p[3])})",
@@ -187,7 +191,10 @@ _NAMES: dict[str, Any] = {
         name: getattr(reading, name)
         for name in ("slot", "stack", "global_name", "cell", "instance_dict", "attr", "item", "key_at", "part", "peek", "keys", "length")
     },
-    **{name: getattr(reading, name) for name in ("listed", "same_constant", "class_unchanged", "in_range", "Absent", "Unreadable")},
+    **{
+        name: getattr(reading, name)
+        for name in ("listed", "is_element", "same_constant", "class_unchanged", "in_range", "Absent", "Unreadable")
+    },
     "present": _present,
     "is_absent": _is_absent,
     "attr_absent": _attr_absent,

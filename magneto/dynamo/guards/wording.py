@@ -50,6 +50,8 @@ def expected(row: Row) -> str:
     name = expression(row.source)
     if row.kind is Kind.SAME:
         return f"{name} is {expression(row.payload)}"
+    if row.kind in (Kind.MEMBER, Kind.NOT_MEMBER):
+        return f"{expression(row.payload)} {'in' if row.kind is Kind.MEMBER else 'not in'} {name}"
     if row.kind is Kind.DISTINCT:
         others = ", ".join(expression(source) for source in row.payload)
         return f"{name} shares no object or memory with {others}"

@@ -300,6 +300,9 @@ class _Builder:
             if len(tensors) > 1 and len(set(storages)) == len(storages):
                 self._distinct(tensors)
         written = {id(operands[0]): operands[0] for _, operands in machine.effects if operands and operands[0].source is not None}
+        for tracker in written.values():
+            if isinstance(tracker, trackers.ObjectSet) and (several := tracker.different()):
+                self._distinct(several)
         by_type: dict[type, list[Tracker]] = {}
         for tracker in machine.wrapped.values():
             if tracker.source is not None and not isinstance(tracker.source, Held):

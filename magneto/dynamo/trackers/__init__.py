@@ -31,6 +31,7 @@ from magneto.dynamo.trackers import (
     rules_optimizer,
     rules_output,
     rules_pure,
+    rules_set,
     rules_size,
     rules_subscript,
     rules_tensor,
@@ -62,6 +63,7 @@ from magneto.dynamo.trackers.lifted import NumberInput
 from magneto.dynamo.trackers.made_class import forget_prototypes
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.marked import MarkedTracker
+from magneto.dynamo.trackers.membership import ObjectSet
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
@@ -103,6 +105,7 @@ RULES = (
     rules_optimizer,
     rules_output,
     rules_pure,
+    rules_set,
     rules_size,
     rules_subscript,
     rules_tensor,
@@ -144,6 +147,7 @@ __all__ = [
     "MarkedTracker",
     "ModuleTracker",
     "NamedTupleTracker",
+    "ObjectSet",
     "NumberInput",
     "ObjectTracker",
     "OpaqueTracker",

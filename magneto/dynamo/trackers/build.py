@@ -32,6 +32,7 @@ from magneto.dynamo.trackers.getter import GetterTracker
 from magneto.dynamo.trackers.klass import ClassTracker, has_class_rows
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker, object_token
 from magneto.dynamo.trackers.marked import SCAN, MarkedTracker
+from magneto.dynamo.trackers.membership import ObjectSet
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, WeakRefTracker, instance_dict
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
@@ -173,7 +174,7 @@ def wrap_dict(m: Machine, obj: dict[Any, Any], source: Source) -> Tracker:
 def wrap_set(m: Machine, obj: Any, source: Source) -> Tracker:
     _typed(m, obj, source)
     if not all(is_constant(item) or isinstance(item, _NAMED) for item in obj):
-        return OpaqueTracker(obj, source, m)
+        return ObjectSet(obj, source, m)
     entries = {object_token(item): ConstTracker(item) if is_constant(item) else m.wrap(item, Held(item.__name__, item)) for item in obj}
     return SetTracker(entries, type(obj), source, obj, m)
 

@@ -11,7 +11,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.dispatch import apply, pure, rule
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
-from magneto.dynamo.trackers.rules_container import isdisjoint
+from magneto.dynamo.trackers.rules_set import isdisjoint
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine

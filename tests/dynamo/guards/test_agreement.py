@@ -60,6 +60,7 @@ FITTING = {
     (int,): [Kind.INT_RANGE, Kind.EQUALS, Kind.RELATION],
     (dict,): [Kind.PRESENT, Kind.KEYS, Kind.KEY_ABSENT, Kind.LENGTH, Kind.SAME],
     (list, tuple, collections.deque): [Kind.LENGTH, Kind.SAME, Kind.DISTINCT],
+    (set,): [Kind.MEMBER, Kind.NOT_MEMBER, Kind.LENGTH],
     (Node, Slotted): [Kind.ABSENT, Kind.ID_IS, Kind.TYPE_IS, Kind.SAME],
 }
 
@@ -71,7 +72,7 @@ class World:
         self.rng = rng
         self.containers = [
             make()
-            for make in (Node, Node, Child, Slotted, dict, dict, list, collections.OrderedDict, collections.deque, types.CellType)
+            for make in (Node, Node, Child, Slotted, dict, dict, list, collections.OrderedDict, collections.deque, types.CellType, set)
             for _ in range(2)
         ]
         for _ in range(60):
@@ -109,6 +110,9 @@ class World:
                 target.move_to_end(name)
             else:
                 target[name] = value
+        elif isinstance(target, set):
+            element = rng.choice([c for c in self.containers if isinstance(c, (Node, Slotted))])
+            (target.discard if remove else target.add)(element)
         elif isinstance(target, types.CellType):
             if not remove:
                 target.cell_contents = value
@@ -209,6 +213,10 @@ class World:
         if kind is Kind.SAME:
             twin = next((other for other in map(self.found, [self.source() for _ in range(20)]) if other[1] is value), None)
             return source, twin[0] if twin else self.source()
+        if kind in (Kind.MEMBER, Kind.NOT_MEMBER):
+            elements = reading.listed(value) if isinstance(value, (dict, set)) else []
+            found = [other for other in (self.source() for _ in range(20)) if any(self.found(other)[1] is one for one in elements)]
+            return source, found[0] if found and rng.random() < 0.7 else self.source()
         if kind is Kind.DISTINCT:
             return source, (self.source(), self.source())
         if kind is Kind.RELATION:

@@ -49,6 +49,8 @@ def test_explanations():
     assert miss((Kind.LENGTH, X, 2), [1], 4) == "len(x) == 2, but the length is 1"
     assert miss((Kind.KEYS, X, ("a",)), {"b": 1}, 4) == "list(x) == ['a'], but the keys are ('b',)"
     assert miss((Kind.KEY_ABSENT, X, "b"), {"b": 1}, 4) == "'b' not in x, but it is there"
+    assert miss((Kind.NOT_MEMBER, X, N), {4}, 4) == "n not in x, but it is there"
+    assert miss((Kind.MEMBER, X, N), {5}, 4) == "n in x, but it is not there"
     assert miss((Kind.EQUALS, Item(X, "c"), 1), {"b": 1}, 4) == "x['c'] == 1, but there is no such value"
     assert miss((Kind.EQUALS, Item(X, "c"), 1), UNBOUND, 4) == "x['c'] == 1, but it cannot be read"
     assert miss((Kind.TENSOR, X, ROW), torch.ones(2, 4), 4) == "x has strides (3, 1), but it has strides (4, 1)"

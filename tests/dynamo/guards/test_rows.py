@@ -220,6 +220,17 @@ def test_same_and_distinct():
     assert not holds((Kind.DISTINCT, X, (Y, Z)), a, b, b)
 
 
+def test_elements():
+    a, b = Plain(), Plain()
+    assert holds((Kind.MEMBER, X, Y), {a, b}, b)
+    assert not holds((Kind.MEMBER, X, Y), {a}, b)
+    assert not holds((Kind.MEMBER, X, Y), [b], b)
+    assert holds((Kind.NOT_MEMBER, X, Y), frozenset({a}), b)
+    assert not holds((Kind.NOT_MEMBER, X, Y), {a, b}, a)
+    assert not holds((Kind.NOT_MEMBER, X, Y), [], a)
+    assert holds((Kind.NOT_MEMBER, X, Y), {a}, [])
+
+
 def test_int_range():
     for low, high, inside, outside in [
         (2, None, (2, 10**30), (1, -(10**30), 2.0, True)),

@@ -19,6 +19,7 @@ from tests.python.programs import Program
 
 FILES = (
     "attention_switches",
+    "class_hooks",
     "classes",
     "containers",
     "control",

@@ -45,7 +45,7 @@ def sole_holders(state: Any) -> frozenset[int]:
 
 def _is_watched(obj: Any) -> bool:
     """Whether something can tell when the object dies. Tensors, modules and classes are left out: they are kept a little longer."""
-    return type(obj).__weakrefoffset__ != 0 and not isinstance(obj, _KEPT) and weakref.getweakrefcount(obj) > 0
+    return type(obj).__weakrefoffset__ != 0 and not issubclass(type(obj), _KEPT) and weakref.getweakrefcount(obj) > 0
 
 
 _KEPT = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.CodeType)

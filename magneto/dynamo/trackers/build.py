@@ -23,7 +23,7 @@ from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_arra
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.bytearray import BytearrayTracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
-from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, later_items
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, is_bare_tuple, later_items
 from magneto.dynamo.trackers.dispatch import has_rows
 from magneto.dynamo.trackers.exception import wrap_exception
 from magneto.dynamo.trackers.existing_iterator import ITERATORS, wrap_generator, wrap_iterator
@@ -57,14 +57,22 @@ def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
     numpy = numpy_module()
     if numpy is not None and type(obj) is numpy.ndarray:
         return wrap_array(m, obj, source)
-    if numpy is not None and isinstance(obj, (numpy.number, numpy.bool_)) and type(obj).__module__ == "numpy":
+    if numpy is not None and issubclass(type(obj), (numpy.number, numpy.bool_)) and type(obj).__module__ == "numpy":
         return wrap_const(m, obj, source)
     if numpy is not None and type(obj) is type(numpy.random.seed):  # a function of Cython
         return wrap_callable(m, obj, source)
+    kind = type(obj)
+    if _asks_metaclass(kind) or _asks_metaclass(type(kind)):
+        return wrap_opaque(m, obj, source)
     for cls, builder in SUBCLASS_BUILDERS:
-        if isinstance(obj, cls):
+        if issubclass(kind, cls):  # (isinstance would ask the object for its `__class__`)
             return builder(m, obj, source)
     return wrap_object(m, obj, source)
+
+
+def _asks_metaclass(cls: type) -> bool:
+    """Whether a metaclass of the program answers for the attributes of its classes: looking into one of them would run it."""
+    return issubclass(cls, type) and isinstance(cls.__getattribute__, types.FunctionType)
 
 
 def from_value(m: Machine, value: Any) -> Tracker:
@@ -379,7 +387,7 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
     """Instances of classes written in Python; instances of unknown C classes stay opaque."""
     cls = type(obj)
     base = builtin_base(cls)
-    if isinstance(obj, tuple) and hasattr(cls, "n_sequence_fields"):  # sys.version_info
+    if issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"):  # sys.version_info
         _typed(m, obj, source)
         return TupleTracker(later_items(list(obj), source), cls, source, obj, m)
     if base is None or (cls.__dictoffset__ and instance_dict(obj) is None):
@@ -412,7 +420,7 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
         built.payload = elements
     elif base is tuple:
         items = list(tuple.__iter__(obj))
-        if not cls.__dictoffset__:
+        if is_bare_tuple(cls):
             return TupleTracker(later_items(items, source), cls, source, obj, m)
         built.payload = TupleTracker(later_items(items, source), tuple, source, obj, m)
     return built

@@ -15,7 +15,7 @@ from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import builtin_base
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker, is_bare_tuple
 from magneto.dynamo.trackers.dispatch import FALLBACKS, apply, has_rows, rule
 from magneto.dynamo.trackers.draw import generator_kinds
 from magneto.dynamo.trackers.draw import made as made_generator
@@ -124,7 +124,7 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
         made.payload = ListTracker([])
     elif base is tuple:
         items = m.iterate(args[0]) if args else []
-        if not cls.__dictoffset__:
+        if is_bare_tuple(cls):
             return TupleTracker(items, cls)
         made.payload = TupleTracker(items)
     elif base in (set, frozenset):

@@ -7,6 +7,7 @@ type is guarded when it is wrapped, its length when anything but an item at a gi
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,15 @@ class TupleTracker(SequenceTracker):
         if hasattr(self.cls, "_fields") and self.cls.__new__ is not tuple.__new__:  # type: ignore[comparison-overlap]
             return em.assign("t", f"{em.const(tuple.__new__, 'tuple_new')}({em.const(self.cls, self.cls.__name__)}, {text})")
         return em.assign("t", f"{em.const(self.cls, self.cls.__name__)}({text})")
+
+
+_WRITTEN_BY_NAMEDTUPLE = frozenset(vars(collections.namedtuple("Probe", "field")))  # noqa: PYI024
+
+
+def is_bare_tuple(cls: type[tuple[Any, ...]]) -> bool:
+    """Whether instances of a Python subclass of tuple are their items only: no dictionary, and no special method but those that every named tuple has."""
+    own = [name for base in cls.__mro__[: cls.__mro__.index(tuple)] for name in vars(base) if name not in _WRITTEN_BY_NAMEDTUPLE]
+    return not cls.__dictoffset__ and not any(name.startswith("__") and isinstance(getattr(cls, name), types.FunctionType) for name in own)
 
 
 def NamedTupleTracker(cls: type, items: Sequence[Entry]) -> TupleTracker:

@@ -438,8 +438,10 @@ class BoundMethodTracker(Tracker):
             return em.source(self.source)
         if isinstance(self.fn, BuiltinTracker):
             name = self.fn.obj.__name__
-            class_method = isinstance(self.fn.obj, types.ClassMethodDescriptorType)
-            if class_method or getattr(self.owner.python_type(), name, None) is self.fn.obj:
+            cls = self.owner.python_type()
+            if isinstance(self.fn.obj, types.ClassMethodDescriptorType) and issubclass(cls, type):
+                return em.assign("method", f"{em.const(self.fn.obj, name)}.__get__(None, {em.value(self.owner)})")  # a subclass may hide it
+            if getattr(cls, name, None) is self.fn.obj and not cls.__dictoffset__:
                 return em.assign("method", f"{em.value(self.owner)}.{name}")
             return em.assign("method", f"{em.const(self.fn.obj, name)}.__get__({em.value(self.owner)})")  # an override hides it
         return em.assign("method", f"{em.const(types.MethodType, 'MethodType')}({em.value(self.fn)}, {em.value(self.owner)})")

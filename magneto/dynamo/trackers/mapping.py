@@ -36,6 +36,21 @@ class Identity:
         return id(self.of)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ByValue:
+    """Token of an existing object of a C class that hashes and compares by its value (`list[int]`, a pattern, a date): it is asked itself."""
+
+    of: Any
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is ByValue:
+            return self.of is other.of or bool(self.of == other.of)
+        return bool(self.of == other) if is_constant(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.of)
+
+
 @dataclass(frozen=True, slots=True)
 class Referent:
     """Token of a weak reference: while its object lives, it hashes and compares as that (`of`: its token)."""
@@ -103,6 +118,10 @@ def hashes_by_identity(cls: type) -> bool:
     return cls in (types.BuiltinFunctionType, types.FunctionType) or hasattr(cls, "__torch_function__")
 
 
+def hashes_by_value(cls: type) -> bool:
+    return not hashes_by_identity(cls) and not isinstance(cls.__hash__, types.FunctionType) and not issubclass(cls, type)
+
+
 def object_token(obj: Any) -> Hashable:
     """Token of a real key."""
     if is_constant(obj) or type(obj) in VALUE_TYPES:
@@ -112,7 +131,7 @@ def object_token(obj: Any) -> Hashable:
         return tuple(object_token(item) for item in obj)
     if type(obj) is weakref.ReferenceType and (referent := obj()) is not None:
         return Referent(object_token(referent))
-    return Identity(obj)
+    return ByValue(obj) if hashes_by_value(type(obj)) else Identity(obj)
 
 
 def key_token(m: Machine, key: Tracker) -> Hashable:
@@ -134,7 +153,7 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
         return tuple(key_token(m, item) for item in key.items(m))
     if cls.__hash__ is None:
         m.raise_exception(TypeError(f"unhashable type: '{cls.__name__}'"))
-    if isinstance(cls.__hash__, types.FunctionType) and not hasattr(cls, "__torch_function__") and not isinstance(key.obj, type):
+    if isinstance(cls.__hash__, types.FunctionType) and not hasattr(cls, "__torch_function__") and not issubclass(type(key.obj), type):
         return ByProgram(m, key)
     payload = getattr(key, "payload", None)
     if payload is not None:
@@ -146,10 +165,10 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
         return Referent(key_token(m, referent))
     if type(key.obj) is weakref.ReferenceType:
         return object_token(key.obj)
-    if hashes_by_identity(cls) or isinstance(key.obj, type):
+    if hashes_by_identity(cls) or issubclass(type(key.obj), type):
         return Identity(key.obj if key.obj is not MISSING else key)
-    if key.obj is not MISSING and type(key.obj).__hash__ is not None and not isinstance(type(key.obj).__hash__, types.FunctionType):
-        return Identity(key.obj)
+    if key.obj is not MISSING and hashes_by_value(type(key.obj)):
+        return object_token(key.obj)
     m.graph_break("B104", operation="use as a dictionary key", value=key.show())
 
 
@@ -173,6 +192,8 @@ def real_key(token: Hashable) -> Any:
     """The key itself, as far as it exists outside of the region; else MISSING, which is in no dictionary."""
     if type(token) is Identity:
         return MISSING if isinstance(token.of, Tracker) else token.of
+    if type(token) is ByValue:
+        return token.of
     if type(token) is Referent:
         of = real_key(token.of)
         return MISSING if of is MISSING else weakref.ref(of)

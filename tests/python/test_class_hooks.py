@@ -1,0 +1,144 @@
+"""Which method of a class is asked, and how often: hooks of metaclasses, methods hidden by a subclass, named tuples with operators, C objects as keys."""
+
+# ruff: noqa
+
+from __future__ import annotations
+
+import collections.abc
+import re
+from typing import Generic, NamedTuple, TypeVar
+
+import pytest
+import torch
+
+import magneto
+
+from tests.python.programs import Program, Programs, X, check
+
+programs = Programs()
+T = TypeVar("T")
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int = 1
+
+    def __add__(self, other):
+        return self.first * 100 + other.second
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        return f"item {index}"
+
+
+PAIR = Pair(3, 4)
+
+
+@programs.add()
+def operators_of_a_named_tuple_are_its_own(x):
+    made = Pair(1, 2)
+    return x + made.first, made + Pair(3), len(made), made[0], PAIR + made, len(PAIR), PAIR[1], list(made), made
+
+
+ALIASES = {list[int]: "ints", re.compile("a+"): "pattern", collections.abc.Callable[[int], int]: "callable"}
+ALIAS = list[int]
+
+
+@programs.add()
+def c_objects_that_compare_by_value_are_keys(x):
+    table = {ALIAS: 1, PAIR.__class__: 2}
+    return x + 1, ALIASES[ALIAS], list[str] in ALIASES, table[ALIAS], len({ALIAS, list[int], list[str]})
+
+
+@programs.add(graphs=None)
+def equal_aliases_are_one_key(x):
+    callable_ = collections.abc.Callable[[int], int]
+    return x + 1, len({callable_, collections.abc.Callable[[int], int]}), ALIASES[callable_], len({callable_: 1, ALIAS: 2})
+
+
+@programs.add(graphs=None, again=False)  # a class of its own at each call
+def a_hook_for_subclasses_calls_its_parents_behind_others(x):
+    called = []
+
+    class Last:
+        def __init_subclass__(cls, **kwargs):
+            called.append(cls.__name__)
+            super().__init_subclass__(**kwargs)
+
+    class First(Generic[T], Last):
+        pass
+
+    class Second(First[int]):
+        pass
+
+    return x + 1, called, First.__mro__[1] is Generic
+
+
+class Listing(list):
+    def append(self, item):
+        super().append(item * 2)
+
+
+@programs.add(graphs=None)
+def a_method_hidden_by_an_attribute_of_the_instance(x):
+    items = Listing()
+    items.extend = None
+    parent = super(Listing, items).extend
+    parent([1, 2])
+    items.append(3)
+    return x + 1, list(items)
+
+
+class Meta(type):
+    asked: list[str] = []
+
+    def __getattribute__(cls, name):
+        Meta.asked.append(name)
+        return super().__getattribute__(name)
+
+
+class Watched(metaclass=Meta):
+    number = 2
+
+
+class Instance:
+    def __init__(self):
+        self.asked = []
+        self.number = 3
+
+    def __getattribute__(self, name):
+        if name != "asked":
+            self.asked.append(name)
+        return super().__getattribute__(name)
+
+
+def _reads_a_watched_class(x):
+    Meta.asked.clear()
+    found = Watched.number, hasattr(Watched, "missing")
+    return x * 2, found, list(Meta.asked)
+
+
+def _reads_a_watched_instance(x):
+    instance = Instance()
+    return x * instance.number, {instance: 1}[instance], instance.asked
+
+
+@pytest.mark.parametrize("fn", [_reads_a_watched_class, _reads_a_watched_instance])
+def test_attribute_hooks_are_asked_as_often_as_by_the_program(fn) -> None:
+    expected = fn(X)[1:]
+    compiled = magneto.optimize("eager")(fn)
+    for _ in range(2):
+        assert compiled(X)[1:] == expected
+
+
+def test_looking_at_an_object_does_not_ask_it() -> None:
+    instance = Instance()
+    magneto.optimize("eager")(lambda x, thing: (x + 1, thing is None))(X, instance)
+    assert instance.asked == []
+
+
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
+def test_program(program: Program) -> None:
+    check(program)

@@ -86,7 +86,7 @@ def _without_leaves(value: Any, tensors: Sequence[Any]) -> tuple[Any, tuple[int,
     made = [
         k
         for k, item in enumerate(value)
-        if isinstance(item, torch.Tensor) and item.requires_grad and item.is_leaf and id(item) not in known
+        if isinstance(item, torch.Tensor) and item.requires_grad and not item._is_view() and item.is_leaf and id(item) not in known
     ]
     if not made:
         return value, ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -283,7 +284,10 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = parent.storage
         if self.storages.find(result) is not storage:
             raise Refusal(f"{func} gave new memory for a view")
-        if geometry_of(result) in storage.views:
+        known = storage.views.get(geometry_of(result))
+        if known is not None:
+            if index is not None and known.step is not None and known.parent is parent:  # `x[0]` before `x.unbind(0)[0]`
+                known.step = replace(known.step, among=(func, args[1:], index))
             return
         if func is aten.as_strided.default:
             root = parent.chain()[0]

@@ -12,6 +12,7 @@ from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Value
 from magneto.aot_autograd.storage import View
+from magneto.aot_autograd.views import ViewStep
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
@@ -58,23 +59,25 @@ class Collector:
             return Input(index)
         view = self.mode.view_for(value)
         root, steps = view.chain()
-        detached = not value.requires_grad
         number = len(self._by_object)
         if root.input_index >= 0:
-            if not detached and value._base is not self.tensors[root.input_index]:
+            if value.requires_grad and value._base is not self.tensors[root.input_index]:
                 raise Refusal("an output on an input's memory with a history of its own")
             _check_history(value)
-            return Alias(Input(root.input_index), steps, detached, number)
+            return self._alias(Input(root.input_index), steps, value, number)
         address = value.untyped_storage()._cdata
         alone = len(self._sharing[address]) == 1
         whole = view is root or (view.meta.is_dense() and view.meta.numel == root.meta.numel)
-        if alone and whole and view.meta.dtype == root.meta.dtype:
+        if alone and whole and view.meta.dtype == root.meta.dtype and _made(value, view) not in ("among", "silent"):
             return Result(self._result(view, value))
         base = self._base_on(address)
         if view is root and root not in self._index_of and (base is None or value is base):
             return Result(self._result(root, base))
         _check_history(value)
-        return Alias(Result(self._result(root, base)), steps, detached, number)
+        return self._alias(Result(self._result(root, base)), steps, value, number)
+
+    def _alias(self, base: Result | Input, steps: tuple[ViewStep, ...], value: torch.Tensor, number: int) -> Alias:
+        return Alias(base, steps, not value.requires_grad, _made(value, self.mode.view_for(value)), number)
 
     def _base_on(self, address: int) -> torch.Tensor | None:
         """The tensor on this memory through which gradients of all outputs on it flow; None when none of them requires grad."""
@@ -146,12 +149,35 @@ class Collector:
                 raise Refusal("an input whose shape, strides or memory change in place")
 
 
+def _made(value: torch.Tensor, view: View) -> str:
+    """`Alias.made`. Whether two tensors have one version counter shows when one is written."""
+    autograd: Any = torch._C._autograd
+    base = view.storage.keep
+    if value.is_inference() or base.is_inference():
+        return ""
+    if value._is_view():
+        creation = autograd._get_creation_meta(value)
+        if creation == autograd.CreationMeta.MULTI_OUTPUT_NODE:
+            return "among"
+        return "silent" if creation == autograd.CreationMeta.NO_GRAD_MODE and base.requires_grad and _history(value) is None else ""
+    before, version = value._version, base._version
+    torch._C._increment_version([base])
+    alone = value is not base and value._version == before
+    autograd._unsafe_set_version_counter((base,), (version,))
+    return "apart" if alone and not value.requires_grad else ""
+
+
+def _history(value: torch.Tensor) -> Any:
+    try:
+        return value.grad_fn
+    except RuntimeError:  # its base has been written in a way that autograd forbids
+        raise Refusal("a view whose history is lost") from None
+
+
 def _check_history(value: torch.Tensor) -> None:
     """An output that is made again as a view of its base has the view's gradient; one that a custom autograd function returned has another."""
     base = value._base
-    fn = value.grad_fn if value.requires_grad and base is not None else None
-    if fn is None and value.requires_grad and base is not None:
-        raise Refusal("a view made without gradients of a tensor that requires them")
+    fn = None if base is None else _history(value)
     while fn is not None and fn is not base.grad_fn:  # type: ignore[union-attr]
         if isinstance(fn, torch.autograd.function.BackwardCFunction):
             raise Refusal("an output that a custom autograd function gives on memory of another tensor")

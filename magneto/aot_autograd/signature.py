@@ -27,11 +27,15 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A view of an input or of a result: `steps` applied to `base`. `detached`: eager's result does not require grad though the base does."""
+    """A view of an input or of a result: `steps` applied to `base`. `detached`: eager's result does not require grad though the base does.
+
+    `made`: as what autograd knows the view: "among" several results of one operation, "silent" (in no_grad),
+    neither of which the program may write; "apart" (`.data`) writes do not raise the base's version counter."""
 
     base: Result | Input
     steps: tuple[ViewStep, ...]
     detached: bool = False
+    made: str = ""
     number: int = 0  # two user outputs are the same object exactly when everything here is equal
 
 

@@ -21,10 +21,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """`op(parent, *args)`; args are constants."""
+    """`op(parent, *args)`; args are constants. `among`: the operation with several results that gave it first, its arguments and which result it is."""
 
     op: Any
     args: tuple[Any, ...]
+    among: tuple[Any, tuple[Any, ...], int] | None = None
 
 
 class Emitter(Protocol):
@@ -149,10 +150,10 @@ def normalised(op: Any, args: tuple[Any, ...], result_index: int | None, parent:
     n = len(parent.shape)
     if op is aten.unbind.int:
         dim = (args[0] if args else 0) % n
-        return ViewStep(aten.select.int, (dim, result_index))
+        return ViewStep(aten.select.int, (dim, result_index), (op, args, result_index))
     if op is aten.split.Tensor or op is aten.split_with_sizes.default:
         sizes = args[0]
         dim = (args[1] if len(args) > 1 else 0) % n
         start = result_index * sizes if isinstance(sizes, int) else sum(sizes[:result_index])
-        return ViewStep(aten.slice.Tensor, (dim, start, start + result.shape[dim]))
+        return ViewStep(aten.slice.Tensor, (dim, start, start + result.shape[dim]), (op, args, result_index))
     raise Refusal(f"a view operation with several results, {op}")

@@ -48,6 +48,7 @@ class Writer:
         self.signature = signature
         self.namespace: dict[str, Any] = {}
         self.lines: list[str] = []
+        self.several: dict[str, tuple[str, set[int]]] = {}
 
     def name_of(self, index: int) -> str:
         """Input `index` of the functional graph: the caller's, or a constant."""
@@ -138,7 +139,7 @@ class Writer:
                 key = (output.base, output.number)
                 if key not in names:
                     names[key] = f"v{len(names)}"
-                    self.add(f"{names[key]} = {self.alias(output)}")
+                    self.silently(output.made == "silent", f"{names[key]} = {self.alias(output)}")
                 parts.append(names[key])
             else:
                 parts.append(self.plain(output))
@@ -158,13 +159,33 @@ class Writer:
         return self.base(output)
 
     def alias(self, output: Alias) -> str:
-        base = self.base(output.base)
-        if not output.steps:
-            return f"{base}.detach()" if output.detached else f"{base}.view_as({base})"
-        text = base
+        text = base = self.base(output.base)
+        among = output.made == "among"
         for step in output.steps:
-            text = self.step(text, step, base)
-        return text + ".detach()" if output.detached and self.signature.training else text
+            text = self.one_of_several(text, step.among) if among and step.among else self.step(text, step, base)
+        if among and not output.steps:
+            return f"{base}.chunk(1)[0]"
+        if among and not any(step.among for step in output.steps):
+            self.namespace.update(as_one_of_several=as_one_of_several)
+            return f"as_one_of_several({text})"
+        if output.made == "apart":
+            return text + ".data"
+        if output.made == "silent":
+            return text if output.steps else f"{base}.view_as({base})"
+        if output.detached and (self.signature.training or not output.steps):
+            return text + ".detach()"
+        return text if output.steps else f"{base}.view_as({base})"
+
+    def one_of_several(self, subject: str, among: tuple[Any, tuple[Any, ...], int]) -> str:
+        """A result of `unbind` or `split`; each result of one call serves once, as outputs are objects of their own."""
+        op, args, index = among
+        call = self.step(subject, ViewStep(op, args), subject)
+        name, served = self.several.get(call, ("", {index}))
+        if index in served:
+            name, served = self.several[call] = f"s{len(self.lines)}", set()
+            self.add(f"{name} = {call}")
+        served.add(index)
+        return f"{name}[{index}]"
 
     def step(self, subject: str, step: ViewStep, base: str) -> str:
         """One view step on a real tensor."""
@@ -185,3 +206,10 @@ class Writer:
         name = f"k{len(self.namespace)}"
         self.namespace[name] = value
         return name
+
+
+def as_one_of_several(view: torch.Tensor) -> torch.Tensor:
+    """A view that eager makes as one of several results of an operation, made alone."""
+    autograd: Any = torch._C._autograd
+    autograd._set_creation_meta(view, autograd.CreationMeta.MULTI_OUTPUT_NODE)
+    return view

@@ -111,20 +111,24 @@ class Walker:
             pointer = -1
         storage = self.storages.setdefault(pointer, len(self.storages))
         version = None if t.is_inference() else t._version
+        try:
+            leaf, node = t.is_leaf, type(t.grad_fn).__name__
+        except RuntimeError as error:  # a view whose base was written in a way that autograd forbids
+            leaf, node = False, str(error)
         facts: list[Any] = [
             tuple(t.shape),
             t.stride(),
             t.storage_offset(),
             str(t.dtype),
             t.requires_grad,
-            t.is_leaf,
+            leaf,
             t.is_inference(),
             storage,
         ]
         if self.tolerance == 0.0:
-            facts += [version, type(t.grad_fn).__name__]
+            facts += [version, node]
         fields = [(name, self.of(value)) for name, value in t.__dict__.items()]
-        grad = self.of(t.grad) if t.is_leaf else None
+        grad = self.of(t.grad) if leaf else None
         return facts, Values(t.detach().clone().as_subclass(torch.Tensor), self.tolerance), fields, grad
 
 

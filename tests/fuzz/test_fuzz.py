@@ -126,6 +126,33 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         "def main(x):\n    with torch.autocast('cpu'):\n        y = x + 1\n        with torch.inference_mode():\n            items[5]\n    return y",
         (CALL, CALL),
     ),
+    "a tensor keeps its version counter when it is given other memory": (
+        "def main(x):\n    x.add_(1)\n    x.data = net.weight[0]\n    x.chunk(2, -1)[0].zero_()\n    x.data = box.t\n    x.mul_(2)\n    return x.data",
+        (CALL, CALL),
+    ),
+    "a tuple that the program makes is another one at each call, a constant tuple is one object": (
+        "def main(x):\n    items.append((n, (n, 3)))\n    a = (1, (2, 'b'))\n    random.random()\n    items.append(a)\n    return a, Oops('here', 3).args",
+        (CALL, CALL, CALL),
+    ),
+    **{
+        f"writes of views that leave a graph: {text}, {written}": (
+            f"def main(x):\n    {text}",
+            ("x.requires_grad_()", CALL, CALL, f"out[{written}].add_(1)", f"out[{written}]._version", "backward(out[1])"),
+        )
+        for written in (0, 1)
+        for text in (
+            "a = x * 2\n    return a.unbind(0)[1], a.unbind(0)[1], a",
+            "a = x * 2\n    return a[0], a.unbind(0)[0], a.chunk(2)[1].t()",
+            "return x.unbind(0)[0], x[0]",
+            "return x.chunk(2, -1)[1][0], x",
+            "return x.chunk(1)[0], x.split([1, 2])[1]",
+            "return (x[:1] * 2).unbind(0)[0], 1",
+            "a = x * 2\n    with torch.no_grad():\n        v = a[0]\n    return v, a",
+            "with torch.no_grad():\n        v = x[0]\n    return v, x",
+            "return x.data[0], x",
+        )
+        if written == 0 or not text.endswith("1")
+    },
     "backward in inference mode": (
         "def main(x):\n    with torch.inference_mode():\n        net(x).sum().backward()",
         (CALL, CALL),

@@ -58,6 +58,8 @@ def load_const(m: M, f: SymFrame, i: Instruction) -> None:
     value = m.const(i.argval)
     if isinstance(value, trackers.ConstTracker):
         value.kept = True
+    elif type(i.argval) is tuple and i.argval:
+        value.source, value.obj = Held("constant", i.argval), i.argval  # the same object each time
     f.push(value)
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Item, Source
+from magneto.dynamo.guards.source import Held, Item, Source
 from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker, read
-from magneto.dynamo.trackers.constant import is_constant
+from magneto.dynamo.trackers.constant import ConstTracker, is_constant
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -114,11 +114,17 @@ class TupleTracker(SequenceTracker):
         return Const(tuple(values) if self.cls is tuple else torch.Size(values))
 
     def emit(self, em: Emitter) -> str:
+        if isinstance(self.source, Held):
+            return em.held(self.source.obj)
         if self.source is not None:
             return em.source(self.source)
         parts = self._parts(em)
         text = "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
         if self.cls is tuple:
+            if parts and all(isinstance(entry, ConstTracker) for entry in self.entries):
+                text = (
+                    f"tuple([{', '.join(parts)}])"  # what the program makes is another object at each call, a display of constants is not
+                )
             return em.assign("t", text) if parts else "()"
         if self.cls is torch.Size:
             return em.assign("size", f"{em.const(torch.Size, 'Size')}({text})")

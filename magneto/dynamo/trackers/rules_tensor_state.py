@@ -16,6 +16,7 @@ from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.tensor import ATTR_SETTERS, PLAIN_CLASSES, TensorTracker, guard_leaf, join_memory, rebind
 from magneto.dynamo.trackers.torch_function import follows
@@ -92,6 +93,16 @@ def set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
     _replayed(m, "{0}.grad = {1}", v, value)
 
 
+def take_memory(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """`tensor.data = data`, where `data` is `.data` of what was assigned and has since been written in the tensor's stead."""
+    tensor.data = data
+    if not tensor.is_inference() and not data.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (tensor._version + data._version,))  # type: ignore[attr-defined]
+
+
+_TAKE_MEMORY = BuiltinTracker(take_memory)
+
+
 def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
     """`v.data = value`: from here on `v` is memory of `value`. As a leaf that requires grad it enters a graph again in the next region."""
     if value is v:  # module.to(where it is)
@@ -102,8 +113,9 @@ def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
     guard_leaf(m, v)
     if not v.meta.is_leaf or v.views is not None or (value.meta.dtype, value.meta.device) != (v.meta.dtype, v.meta.device):
         _refuse(m, v, "its data becomes a tensor of another dtype, or autograd has seen it")
-    held = m.node("detach", [value], {}, method=True)
-    m.effect("{0}.data = {1}", v, held)
+    held = m.node(getattr, [value, "data"], {})
+    if v.source is not None:
+        m.effect("{0}({1}, {2})", _TAKE_MEMORY, v, held)
     requires_grad = v.meta.requires_grad
     v.memory = None
     rebind(v, held)

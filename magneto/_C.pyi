@@ -74,7 +74,12 @@ class Region:
     info: Any
     valid: bool
     def __new__(
-        cls, fn: Callable[..., Any], args: Sequence[int], guards: GuardProgram | Callable[..., object] | None = None, info: Any = None
+        cls,
+        fn: Callable[..., Any],
+        args: Sequence[int],
+        guards: GuardProgram | Callable[..., object] | None = None,
+        info: Any = None,
+        inlined: tuple[CodeType, ...] = (),
     ) -> Self: ...
     @property
     def fn(self) -> Callable[..., Any] | None: ...

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import collections.abc
 import re
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import pytest
 import torch
@@ -89,6 +89,43 @@ def a_method_hidden_by_an_attribute_of_the_instance(x):
     parent([1, 2])
     items.append(3)
     return x + 1, list(items)
+
+
+@runtime_checkable
+class HasWidth(Protocol):
+    width: int
+
+    def area(self): ...
+
+
+class Shape:
+    def area(self):
+        return 1
+
+
+class Wide(Shape):
+    def __init__(self):
+        self.width = 2
+
+
+@programs.add()
+def a_protocol_asks_for_what_the_instance_has_now(x):
+    shape, found = Shape(), []
+    found.append(isinstance(shape, HasWidth))
+    shape.width = 3
+    found.append(isinstance(shape, HasWidth))
+    del shape.width
+    found.append(isinstance(shape, HasWidth))
+    return x + 1, found, isinstance(Wide(), HasWidth), isinstance(3, HasWidth)
+
+
+def test_a_protocol_is_asked_again_for_another_instance() -> None:
+    compiled = magneto.optimize("eager")(lambda x, shape: (x + 1, isinstance(shape, HasWidth)))
+    shape = Shape()
+    assert compiled(X, shape)[1] is False
+    shape.width = 1
+    assert compiled(X, shape)[1] is True
+    assert compiled(X, Shape())[1] is False
 
 
 class Meta(type):

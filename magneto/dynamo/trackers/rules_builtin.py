@@ -202,6 +202,22 @@ def _named_class(m: Machine, v: Tracker, info: type) -> bool:
     return isinstance(named, ClassTracker) and issubclass(named.obj, info)
 
 
+def _has_members(m: Machine, v: ObjectTracker, protocol: type) -> bool | None:
+    """Whether an instance has the members of a typing.Protocol that its class lacks; None: the class has them all, or inherits from the protocol."""
+    cls = v.python_type()
+    members = getattr(protocol, "__protocol_attrs__", None) or typing._get_protocol_attrs(protocol)  # type: ignore[attr-defined]
+    missing = sorted(name for name in members if not any(name in vars(base) for base in cls.__mro__))
+    if not missing or protocol in cls.__mro__:
+        return None
+    hooked = hasattr(cls, "__getattr__") or cls.__getattribute__ is not object.__getattribute__  # type: ignore[comparison-overlap]
+    if not hooked and not all(m.truth(m.apply(hasattr, v, m.const(name))) for name in missing):
+        return False
+    found = [] if hooked else [m.apply(getattr, v, m.const(name)) for name in missing]
+    if hooked or any(isinstance(value, ConstTracker) and value.read() is None for value in found):  # None refuses a method
+        m.graph_break("B104", operation="isinstance of a protocol", value=v.show())
+    return True
+
+
 def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
     """isinstance on a tracked value. Classes with their own __instancecheck__ are asked with the real object, or by subclass."""
     cls = v.python_type()
@@ -227,6 +243,10 @@ def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
     const = v.try_const()
     if const is not None:
         return isinstance(const.value, info)
+    if isinstance(v, ObjectTracker) and getattr(info, "_is_protocol", False) and getattr(info, "_is_runtime_protocol", False):
+        answer = _has_members(m, v, info)
+        if answer is not None:
+            return answer
     if v.obj is not MISSING and not isinstance(v, TensorTracker):
         return isinstance(v.obj, info)
     try:

@@ -37,9 +37,10 @@ class Schedule:
 
 
 class _Fusion:
-    """The state of the search: which group (or library call) each node is in."""
+    """The state of the search: which group (or library call) each node is in. `thorough`: paths are followed through units that end before their start begins,
+    which only lead there by way of a unit fused of early and late nodes."""
 
-    def __init__(self, program: Program, buffers: Mapping[str, Buffer], updates: frozenset[str]) -> None:
+    def __init__(self, program: Program, buffers: Mapping[str, Buffer], updates: frozenset[str], thorough: bool) -> None:
         self.nodes = program.nodes
         self.buffers = buffers
         self.before = predecessors(self.nodes)
@@ -49,6 +50,7 @@ class _Fusion:
         self.touching: dict[str, list[int]] = {}  # buffer -> units of loops that read or write it
         self.pinned = _pinned(program)
         self.updates = updates
+        self.thorough = thorough
 
     def run(self) -> None:
         for position, node in enumerate(self.nodes):
@@ -120,7 +122,7 @@ class _Fusion:
 
     def _reaches(self, start: int, goal: int) -> bool:
         """Is there a path start -> some other unit -> goal?"""
-        floor = self.members[start][0]
+        floor = 0 if self.thorough else self.members[start][0]
         stack = [p for n in self.members[goal] for p in self.before[n] if self.home[p] not in (start, goal)]
         seen: set[int] = set()
         while stack:
@@ -155,8 +157,8 @@ class _Fusion:
         node = self.units.get(unit)
         return "+".join(node.writes) if isinstance(node, Group) else f"unit{unit}"
 
-    def order(self) -> list[int]:
-        """Units in an order that respects dependencies; among the ready ones the earliest in the program."""
+    def order(self) -> list[int] | None:
+        """Units in an order that respects dependencies; among the ready ones the earliest in the program. None: there is none."""
         waits = {u: {self.home[p] for n in ns for p in self.before[n]} - {u} for u, ns in self.members.items()}
         followers: dict[int, list[int]] = {}
         for unit, needed in waits.items():
@@ -173,8 +175,7 @@ class _Fusion:
                 left[follower] -= 1
                 if left[follower] == 0:
                     heapq.heappush(ready, (self.members[follower][-1], follower))
-        assert len(result) == len(self.members), "fusion made a cycle"
-        return result
+        return result if len(result) == len(self.members) else None
 
 
 def _pinned(program: Program) -> frozenset[str]:
@@ -194,9 +195,14 @@ def schedule(program: Program, updates: frozenset[str] = frozenset()) -> Schedul
     for buffer in buffers.values():
         static_sizes(buffer.shape)
         static_sizes(buffer.strides)
-    fusion = _Fusion(program, buffers, updates)
-    fusion.run()
-    order = fusion.order()
+    order = None
+    for thorough in (False, True):
+        fusion = _Fusion(program, buffers, updates, thorough)
+        fusion.run()
+        order = fusion.order()
+        if order is not None:
+            break
+    assert order is not None, "fusion made a cycle"
     readers: dict[str, set[int]] = {}
     for unit in order:
         entry = fusion.units[unit]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import magneto
+from magneto.base import events
 from magneto.base.flags import config
 from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.lower import lower_graph
@@ -186,3 +189,25 @@ def test_mutual_alignment_of_split_dimensions() -> None:
         theirs = [evaluate(found.guest.get(d.sym, d.sym), values) for d in b]
         assert ours == [point // 5, point % 5] and theirs == [point // 20, point % 20]
     assert len(names) == 3 and align(row_major(a), row_major([Dim(Sym("c", 0, 6), 7)])) is None
+
+
+def test_units_of_early_and_late_nodes_make_no_cycle() -> None:
+    """Three losses and their backward: a way from one unit to another leads through one that ends before the first begins. Found in a list of losses."""
+    x, t = torch.randn(4, 3), torch.randn(4, 3)
+
+    def losses(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.clone().requires_grad_()
+        each = [
+            F.cosine_embedding_loss(x, t, torch.ones(4)),
+            F.triplet_margin_loss(x, t, t.flip(0)),
+            F.soft_margin_loss(x, torch.where(t > 0, 1.0, -1.0)),
+        ]
+        sum(each).backward()
+        assert x.grad is not None
+        return *[loss.detach() for loss in each], x.grad
+
+    before = events.count("fallback")
+    found = magneto.optimize("inductor")(losses)(x)
+    assert events.count("fallback") == before
+    for got, expected in zip(found, losses(x), strict=True):
+        torch.testing.assert_close(got, expected)

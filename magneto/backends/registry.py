@@ -17,7 +17,7 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """One row. `fixed_sizes`: it must know all sizes in a graph, so that an operation whose result's size depends on data stands between two graphs. `needs`: a package without which the backend is listed but cannot be used. `aliases`: further names."""
+    """One row. `fixed_sizes`: it must know all sizes in a graph, so that an operation whose result's size depends on data stands between two graphs. `slow`: a compile costs more than a call in eager, so that a graph which is not expected again is not given to it. `needs`: a package without which the backend is listed but cannot be used. `aliases`: further names."""
 
     name: str
     fn: Backend
@@ -25,6 +25,7 @@ class BackendEntry:
     needs: str = ""
     aliases: tuple[str, ...] = ()
     fixed_sizes: bool = False
+    slow: bool = False
 
     @property
     def available(self) -> bool:
@@ -38,11 +39,25 @@ _entries: dict[str, BackendEntry] = {}
 def register_backend(name: Backend, /) -> Backend: ...
 @overload
 def register_backend(
-    name: str | None = None, fn: None = None, *, help: str = "", needs: str = "", aliases: Sequence[str] = (), fixed_sizes: bool = False
+    name: str | None = None,
+    fn: None = None,
+    *,
+    help: str = "",
+    needs: str = "",
+    aliases: Sequence[str] = (),
+    fixed_sizes: bool = False,
+    slow: bool = False,
 ) -> Callable[[Backend], Backend]: ...
 @overload
 def register_backend(
-    name: str, fn: Backend, *, help: str = "", needs: str = "", aliases: Sequence[str] = (), fixed_sizes: bool = False
+    name: str,
+    fn: Backend,
+    *,
+    help: str = "",
+    needs: str = "",
+    aliases: Sequence[str] = (),
+    fixed_sizes: bool = False,
+    slow: bool = False,
 ) -> Backend: ...
 def register_backend(
     name: str | Backend | None = None,
@@ -52,23 +67,24 @@ def register_backend(
     needs: str = "",
     aliases: Sequence[str] = (),
     fixed_sizes: bool = False,
+    slow: bool = False,
 ) -> Any:
     """Make `fn` known as `name`; a later registration replaces an earlier one.
 
-    ``register_backend("mine", fn)``, or as decorator: ``@register_backend`` (the function's own name), ``@register_backend("mine")``. `fixed_sizes`: see BackendEntry.
+    ``register_backend("mine", fn)``, or as decorator: ``@register_backend`` (the function's own name), ``@register_backend("mine")``. `fixed_sizes`, `slow`: see BackendEntry.
     """
     if callable(name):
-        return register_backend(str(getattr(name, "__name__", "")), name, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes)
+        return register_backend(str(getattr(name, "__name__", "")), name, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes, slow=slow)
     if fn is None:
         return lambda found: register_backend(
-            name or found.__name__, found, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes
+            name or found.__name__, found, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes, slow=slow
         )
     if not isinstance(name, str) or not name:
         raise UserError("U001", function="register_backend", expected="a name", got=repr(name))
     if not callable(fn):
         raise UserError("U001", function="register_backend", expected="a callable", got=repr(fn))
     doc = (getattr(fn, "__doc__", None) or "").strip().split("\n")[0]
-    _entries[name] = BackendEntry(name, fn, help or doc, needs, tuple(aliases), fixed_sizes)
+    _entries[name] = BackendEntry(name, fn, help or doc, needs, tuple(aliases), fixed_sizes, slow)
     return fn
 
 
@@ -99,5 +115,13 @@ def lookup_backend(backend: str | Backend) -> Backend:
 
 def takes_unknown_sizes(backend: Backend) -> bool:
     """Whether graphs for the backend may hold tensors whose sizes depend on data: unless its row says otherwise, it may (it can run any node)."""
-    target = getattr(backend, "__wrapped__", backend)
-    return not any(entry.fixed_sizes and entry.fn in (backend, target) for entry in _entries.values())
+    return not any(entry.fixed_sizes for entry in _rows_of(backend))
+
+
+def is_slow(backend: Backend) -> bool:
+    """Whether a graph that is not expected again is better run as it is. Backends of the user's are called for every graph."""
+    return any(entry.slow for entry in _rows_of(backend))
+
+
+def _rows_of(backend: Backend) -> list[BackendEntry]:
+    return [entry for entry in _entries.values() if entry.fn in (backend, getattr(backend, "__wrapped__", backend))]

@@ -36,7 +36,7 @@ def numpy_oracle(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[
     return pipeline.compile_captured(gm, example_inputs, pipeline.NUMPY_HALF)
 
 
-@register_backend(fixed_sizes=True)
+@register_backend(fixed_sizes=True, slow=True)
 def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The whole compiler: fused kernels and a native plan."""
     return pipeline.compile_captured(gm, example_inputs, pipeline.COMPILE_HALF)

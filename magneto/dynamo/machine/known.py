@@ -22,28 +22,30 @@ METADATA_ONLY = frozenset("zeros_like ones_like full_like new_zeros new_ones new
 UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_".split())
 
 
-def known_value(
-    graph: fx.Graph, node: fx.Node, kept: set[fx.Node], random: set[fx.Node]
-) -> tuple[torch.Tensor | None, AbstractSet[fx.Node]]:
+def known_value(node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> tuple[torch.Tensor | None, AbstractSet[fx.Node]]:
     """The tensor that `node` stands for at this point of the program, and what it comes from; None when it depends on data. `kept`: nodes that write,
     draw or switch modes."""
     needed: set[fx.Node] = set()
     if not _gather(node, needed):
         return None, needed
-    writes = [k for k in kept if k.op in ("call_function", "call_method")]
-    changed = True
-    while changed:  # a write into memory that the value is a view of belongs to it
-        changed = False
-        for write in writes:
-            if write in needed:
-                continue
-            sources: set[fx.Node] = set()
-            complete = _gather(write, sources)
-            if sources & needed:
-                if not complete or not _gather(write, needed):
-                    return None, needed
-                changed = True
-    return (None if needed & random else _run(graph, needed, node)), needed
+    reached: set[fx.Node] = set()
+    todo = list(needed)
+    while todo:  # a write to something that shares an origin with the value belongs to it: it may be the same memory
+        one = todo.pop()
+        if one in reached:
+            continue
+        reached.add(one)
+        if one in kept and one not in needed:
+            if not _gather(one, needed):
+                return None, needed
+            todo.extend(needed - reached)
+        todo.extend(user for user in one.users if user in kept or _passes_on(user))
+    return (None if needed & random else _run(needed, node)), needed
+
+
+def _passes_on(node: fx.Node) -> bool:
+    """Whether what `node` gives may be memory of its arguments whose numbers we could know."""
+    return node.op in ("call_function", "call_method") and _name(node) not in METADATA_ONLY and _name(node) not in UNDEFINED and _small(node)
 
 
 def _gather(node: fx.Node, needed: set[fx.Node]) -> bool:
@@ -76,7 +78,7 @@ def _small(node: fx.Node) -> bool:
     return all(not isinstance(meta, TensorMeta) or (meta.numel <= MAX_ELEMENTS and meta.device.type == "cpu") for meta in metas)
 
 
-def _run(graph: fx.Graph, needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor | None:
+def _run(needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor | None:
     values: dict[fx.Node, Any] = {}
 
     def load(node: fx.Node) -> Any:
@@ -92,8 +94,8 @@ def _run(graph: fx.Graph, needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")  # a warning is the program's to see
-            for node in graph.nodes:
-                if node in needed and node.op != "placeholder":
+            for node in sorted(needed):  # in the graph's order
+                if node.op != "placeholder":
                     args, kwargs = fx.map_arg(node.args, load), fx.map_arg(node.kwargs, load)
                     if node.op == "call_method":
                         values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)

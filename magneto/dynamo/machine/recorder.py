@@ -281,7 +281,7 @@ class Recorder:
             or any(n.op == "call_function" and n.target in _AUTOCAST for n in self.keep)
         ):
             return None
-        value, needed = known_value(self.graph, tracker.node, self.keep, self.random_nodes)
+        value, needed = known_value(tracker.node, self.keep, self.random_nodes)
         outside = [self._guarded_by_contents[node] for node in needed if node in self._guarded_by_contents]
         if value is None or (outside and any(one in self.mutated for _, one in self.inputs)):
             return None

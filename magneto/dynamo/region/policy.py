@@ -35,6 +35,7 @@ from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
+from magneto.dynamo.region.once import CompiledWhenCalledAgain, breaks_its_guards
 from magneto.dynamo.region.skip import skip_reason
 from magneto.graph.atomic import atomic
 from magneto.graph.program import standalone
@@ -57,6 +58,7 @@ class Context:
     nopython: bool = False
     unknown_sizes: bool = False  # the backend takes graphs with tensors whose sizes depend on data
     dynamic: bool | None = None
+    slow_backend: bool = False  # a graph that is not expected again is run without it
     on_plan: Callable[[RegionPlan], None] | None = None
     plans: list[RegionPlan] = field(default_factory=list)
     refuted: set[Place] = field(default_factory=set)  # branches that raised after all
@@ -270,7 +272,7 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
     _report(context, plan)
     if context.on_plan is not None:
         context.on_plan(plan)
-    graph = _call_backend(context, plan) if plan.gm is not None else None
+    graph = _graph_of(context, plan) if plan.gm is not None else None
     with events.timer("guards"):
         program = build_program(plan.guards, plan.exports, plan.packed, state)
     plan.info.update(
@@ -337,13 +339,26 @@ def _report(context: Context, plan: RegionPlan) -> None:
         log(2, plan.text)
 
 
-def _call_backend(context: Context, plan: RegionPlan) -> Callable[..., Any]:
-    assert plan.gm is not None
-    gm = plan.gm
+def _graph_of(context: Context, plan: RegionPlan) -> Callable[..., Any]:
+    gm, info, machine = plan.gm, plan.info, plan.machine
+    assert gm is not None
+    if context.slow_backend and breaks_its_guards(plan.guards, machine.effects):
+        events.counter("graphs_for_one_call")
+        log(1, lambda: f"{plan.name} is not expected to be called again: its own effects break its guards. It is compiled if it is")
+        return CompiledWhenCalledAgain(gm, lambda inputs: _compile_again(context, gm, info, inputs))
+    return _call_backend(context, gm, info, list(plan.example_inputs))
+
+
+def _compile_again(context: Context, gm: fx.GraphModule, info: dict[str, Any], inputs: list[Any]) -> Callable[..., Any]:
+    with events.timer("compile"), _no_collection():
+        return _call_backend(context, gm, info, inputs)
+
+
+def _call_backend(context: Context, gm: fx.GraphModule, info: dict[str, Any], inputs: list[Any]) -> Callable[..., Any]:
     try:
         with events.timer("backend"), events.recording("kernel") as kernels:
-            compiled = context.backend(gm, list(plan.example_inputs))
-        plan.info["kernels"] = [event.fields["source"] for event in kernels if "source" in event.fields]
+            compiled = context.backend(gm, inputs)
+        info["kernels"] = [event.fields["source"] for event in kernels if "source" in event.fields]
     except Exception as error:
         if context.nopython:
             raise _BackendFailed(error) from error

@@ -48,6 +48,7 @@ class Unit:
     compiled: Compiled | None = None
     joint: JointGraph | None = None
     cut: Partition | None = None
+    key: str | None = None  # under which the compiled functional graph is kept on disk
 
     @property
     def traced(self) -> AtenGraph:
@@ -93,14 +94,26 @@ def cut_joint_graph(unit: Unit) -> Unit:
     return replace(unit, cut=cut, aten=AtenGraph(cut.forward, joint.signature, joint.constants, unit.name))
 
 
+def recall_compiled(unit: Unit) -> Unit:
+    """An equal graph may have been compiled before, by another process; then the passes up to compile_kernels have nothing to do."""
+    from magneto.inductor.compile import kept_graph
+
+    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit))
+    return replace(unit, key=key) if found is None else _with_kernels(unit, *found)
+
+
 def decompose_to_prims(unit: Unit) -> Unit:
     """ATen operations become primitives; what has no decomposition stays a library call."""
     from magneto.prims import decompose
 
+    if unit.compiled is not None:
+        return unit
     return unit.with_graph(decompose(unit.traced.graph))
 
 
 def drop_unused(unit: Unit) -> Unit:
+    if unit.compiled is not None:
+        return unit
     drop_dead(unit.traced.graph)
     return unit
 
@@ -109,9 +122,20 @@ def compile_kernels(unit: Unit) -> Unit:
     """Lower, schedule, generate code, build, plan."""
     from magneto.inductor.compile import compile_writing
 
-    aten = unit.traced
-    compiled, done = compile_writing(aten.graph, unit.name, {} if unit.cut is not None else written_results(aten.signature, unit.inputs))
+    if unit.compiled is not None:
+        return unit
+    return _with_kernels(unit, *compile_writing(unit.traced.graph, unit.name, _written(unit), unit.key))
+
+
+def _written(unit: Unit) -> dict[int, int]:
+    """Results that kernels may write into inputs themselves."""
+    return {} if unit.cut is not None else written_results(unit.traced.signature, unit.inputs)
+
+
+def _with_kernels(unit: Unit, compiled: Compiled, done: frozenset[int]) -> Unit:
+    """`done`: the results that the kernels write into inputs."""
     if done:
+        aten = unit.traced
         unit = replace(unit, aten=replace(aten, signature=aten.signature.written_directly(done)))
     return replace(unit, compiled=without_autocast(compiled, unit.autocast))
 
@@ -175,6 +199,7 @@ def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...]) -> Co
 
 
 COMPILE_HALF: tuple[Pass, ...] = (
+    Pass("recall", recall_compiled),
     Pass("decompose", decompose_to_prims),
     Pass("drop_unused", drop_unused),
     Pass("compile_kernels", compile_kernels),

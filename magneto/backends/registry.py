@@ -74,7 +74,9 @@ def register_backend(
     ``register_backend("mine", fn)``, or as decorator: ``@register_backend`` (the function's own name), ``@register_backend("mine")``. `fixed_sizes`, `slow`: see BackendEntry.
     """
     if callable(name):
-        return register_backend(str(getattr(name, "__name__", "")), name, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes, slow=slow)
+        return register_backend(
+            str(getattr(name, "__name__", "")), name, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes, slow=slow
+        )
     if fn is None:
         return lambda found: register_backend(
             name or found.__name__, found, help=help, needs=needs, aliases=aliases, fixed_sizes=fixed_sizes, slow=slow

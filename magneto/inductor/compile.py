@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,11 +30,12 @@ from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.runtime.build import KernelText, build
 from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
+from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import Kernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
-from magneto.inductor.schedule.schedule import Schedule, schedule
+from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.table import gather
 
 Compiled = Callable[..., Sequence[Any]]
@@ -49,9 +51,9 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
     return compile_writing(graph, name, {})[0]
 
 
-def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int]) -> tuple[Compiled, frozenset[int]]:
+def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int], key: str | None = None) -> tuple[Compiled, frozenset[int]]:
     """As compile_graph, for a graph some of whose outputs (keys of `written`) serve for nothing but to be copied into inputs (the values) afterwards.
-    Also which of these the kernels write into the input's memory themselves; the output is then the input."""
+    Also which of these the kernels write into the input's memory themselves; the output is then the input. `key`: of `kept_graph`, which finds the result later."""
     nothing: frozenset[int] = frozenset()
     foreign = foreign_device(graph)
     if foreign is not None:
@@ -62,14 +64,30 @@ def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int]) -> t
         unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
             program = lower_graph(graph)
-        plan, done = _planned(program, name, {k: place for k, place in written.items() if k not in unchanged})
-        return plan, done | unchanged
+        finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged})
+        finished = replace(finished, written=finished.written | unchanged)
+        plan = _loaded(finished, name)
+        if key is not None:
+            keep(key, finished)
+        return plan, finished.written
     except (CannotLower, CannotSchedule, CannotEmit) as error:
         emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
         log(LOOPS, f"{name} runs in eager: {error}")
     except BuildFailed as error:
         emit("fallback", graph=name, reason=str(error))
     return without_grad(as_function(graph, name)), nothing
+
+
+def kept_graph(graph: fx.Graph, name: str, written: Mapping[int, int]) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
+    """(the key of a graph that has not been decomposed yet, what compile_writing made of an equal one before)."""
+    key = key_of_graph(graph, written)
+    finished = recall(key) if key is not None else None
+    if finished is None:
+        return key, None
+    try:
+        return key, (_loaded(finished, name), finished.written)
+    except BuildFailed:
+        return None, None
 
 
 def _leave_unchanged(graph: fx.Graph, written: Mapping[int, int]) -> frozenset[int]:
@@ -107,22 +125,33 @@ class BuildFailed(Exception):
 
 def compile_program(program: Program, name: str = "program") -> _C.Plan:
     """The plan of a lowered program. CannotSchedule, CannotEmit, BuildFailed."""
-    return _planned(program, name, {})[0]
+    return _loaded(_finished(program, name, {}), name)
 
 
-def _planned(program: Program, name: str, written: Mapping[int, int]) -> tuple[_C.Plan, frozenset[int]]:
+def _finished(program: Program, name: str, written: Mapping[int, int]) -> Finished:
+    """Everything but the C compiler's work."""
     with timer("schedule"):
         plan = gather(write_inputs(schedule(program, _updates(program, written)), written))
     with timer("codegen"):
         kernels = {step: _text_of(step, name) for step in plan.steps if not isinstance(step, LibraryCall)}
-    with timer("build"):
-        addresses = _built(list(kernels.values()))
     with timer("plan"):
-        code = plan_code(plan, plan_memory(plan), lambda step: addresses[kernels[step].hash])
-        made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
+        code = plan_code(plan, plan_memory(plan), lambda step: kernels[step].hash)
+    distinct = {kernel.hash: (describe(step), kernel.body) for step, kernel in kernels.items()}
+    direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
+    return Finished(code, tuple(distinct.values()), len(kernels), len(plan.steps) - len(kernels), len(plan.into), direct)
+
+
+def _loaded(finished: Finished, name: str) -> _C.Plan:
+    """The plan in this process; kernels that neither this process nor the store has are built. BuildFailed."""
+    text = preamble(vector_math_level())
+    kernels = [KernelText.of(body, text) for _, body in finished.kernels]
+    with timer("build"):
+        addresses = _built(kernels)
+    code = finished.code.with_addresses(addresses)
+    made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
     _remember(made, code)
-    _report(name, plan, kernels, code)
-    return made, frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
+    _report(name, finished, kernels, code)
+    return made
 
 
 def _updates(program: Program, written: Mapping[int, int]) -> frozenset[str]:
@@ -163,23 +192,21 @@ def _built(kernels: list[KernelText]) -> dict[str, int]:
     return result
 
 
-def _report(name: str, plan: Schedule, kernels: dict[Kernel, KernelText], code: PlanCode) -> None:
-    calls = sum(isinstance(step, LibraryCall) for step in plan.steps)
-    distinct = len({kernel.hash for kernel in kernels.values()})
-    for step, kernel in {kernel.hash: (step, kernel) for step, kernel in kernels.items()}.values():
-        emit("kernel", name=kernel.symbol, source=f"{describe(step)}\n{kernel.source}", graph=name)
-    counter("kernels", len(kernels))
-    counter("kernels_distinct", distinct)
-    counter("library_calls", calls)
+def _report(name: str, finished: Finished, kernels: Sequence[KernelText], code: PlanCode) -> None:
+    for (what, _), kernel in zip(finished.kernels, kernels, strict=True):
+        emit("kernel", name=kernel.symbol, source=f"{what}\n{kernel.source}", graph=name)
+    counter("kernels", finished.n_kernels)
+    counter("kernels_distinct", len(kernels))
+    counter("library_calls", finished.n_calls)
     emit(
         "artifact",
         artifact="plan",
         graph=name,
-        kernels=len(kernels),
-        distinct=distinct,
-        library_calls=calls,
+        kernels=finished.n_kernels,
+        distinct=len(kernels),
+        library_calls=finished.n_calls,
         arena_bytes=code.arena_bytes,
-        inputs_written=len(plan.into),
+        inputs_written=finished.inputs_written,
     )
     dump(f"{name}_plan", ".txt", lambda: show_plan(code))
 

@@ -45,7 +45,9 @@ def known_value(node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> tupl
 
 def _passes_on(node: fx.Node) -> bool:
     """Whether what `node` gives may be memory of its arguments whose numbers we could know."""
-    return node.op in ("call_function", "call_method") and _name(node) not in METADATA_ONLY and _name(node) not in UNDEFINED and _small(node)
+    return (
+        node.op in ("call_function", "call_method") and _name(node) not in METADATA_ONLY and _name(node) not in UNDEFINED and _small(node)
+    )
 
 
 def _gather(node: fx.Node, needed: set[fx.Node]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from magneto.inductor.loops.ir import LibraryCall
+from magneto.prims import PRIMS, Prim
 
 aten = torch.ops.aten
 
@@ -38,15 +39,45 @@ FAST: dict[Any, Callable[..., Any]] = {
 }
 
 
+_names: dict[int, tuple[Callable[..., Any], str]] = {}  # by id: what has been handed out, and what it is called in any process
+
+
 def fast_callable(step: LibraryCall) -> Callable[..., Any]:
     """What a plan calls for a library call; with `out_op`, it takes the out= arguments by keyword."""
-    function = FAST.get(step.op)
-    if function is None:
-        return _direct(step.out_op if step.out_op is not None else step.op)
-    return function if step.out_op is None or len(step.buffers) == 1 else _direct(step.out_op)
+    target = step.op if step.out_op is None else step.out_op
+    if step.op in FAST and (step.out_op is None or len(step.buffers) == 1):
+        function, name = FAST[step.op], f"fast {step.op}"
+    elif isinstance(target, torch._ops.OpOverload):
+        function, name = _direct(target), f"direct {target}"
+    else:
+        return target
+    _names[id(function)] = function, name
+    return function
 
 
 @cache
 def _direct(op: Any) -> Callable[..., Any]:
     """The operation behind an OpOverload, without its Python layer."""
-    return op if not isinstance(op, torch._ops.OpOverload) else getattr(op, "_op", op)
+    return getattr(op, "_op", op)  # type: ignore[no-any-return]
+
+
+def name_of_call(function: Any) -> str | None:
+    """The name of what `fast_callable` has given; None for anything else."""
+    if isinstance(function, Prim):
+        return f"prim {function.name}"
+    return _names[id(function)][1] if id(function) in _names else None
+
+
+def call_named(name: str) -> Callable[..., Any]:
+    """What has that name here. Raises where there is no such operation."""
+    kind, _, path = name.partition(" ")
+    if kind == "prim":
+        return PRIMS[path]
+    target: Any = torch.ops
+    for part in path.split("."):
+        target = getattr(target, part)
+    if not isinstance(target, torch._ops.OpOverload):
+        raise LookupError(name)
+    function = FAST[target] if kind == "fast" else _direct(target)
+    _names[id(function)] = function, name
+    return function

@@ -7,7 +7,7 @@ kept; what leaves the graph is allocated in each call; views of parameters are r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,13 +26,18 @@ RELEASE_GIL = 1 << 18  # bytes a kernel moves: from here on other Python threads
 
 @dataclass(frozen=True, slots=True)
 class PlanCode:
-    """Arguments of `Plan`. Plain data: callables are torch functions, addresses those of this process."""
+    """Arguments of `Plan`. Plain data: callables are torch functions; kernels are called by what `plan_code` was given for them, names or addresses."""
 
     instructions: tuple[tuple[Any, ...], ...]
     n_registers: int
     n_inputs: int
     outputs: tuple[int, ...]
     arena_bytes: int
+
+    def with_addresses(self, addresses: Mapping[str, int]) -> PlanCode:
+        """With addresses in place of kernels' names."""
+        found = tuple([(i[0], addresses[i[1]], *i[2:]) if i[0] in ("KERNEL", "TABLE") else i for i in self.instructions])
+        return replace(self, instructions=found)
 
 
 def carve(
@@ -143,12 +148,12 @@ class _Builder:
 
     position: int = 0
 
-    def kernel(self, step: FusedKernel, address: int) -> None:
+    def kernel(self, step: FusedKernel, address: int | str) -> None:
         registers = tuple(self.buffer(name) for name in parameters(step))
         moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type,misc]
         self.instructions.append(("KERNEL", address, registers, moved >= RELEASE_GIL))
 
-    def table(self, step: TableKernel, address: int) -> None:
+    def table(self, step: TableKernel, address: int | str) -> None:
         registers = tuple(self.buffer(name) for row in step.rows for name in row)
         moved = sum(int(self.plan.buffers[name].nbytes) for row in step.rows for name in row)  # type: ignore[arg-type,misc]
         self.instructions.append(("TABLE", address, registers, work_of(step.sizes), moved >= RELEASE_GIL))
@@ -239,8 +244,8 @@ def _constant_key(value: Any) -> Any:
     return type(value), repr(value) if isinstance(value, float) else value
 
 
-def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], int]) -> PlanCode:
-    """The instructions of a schedule. `address_of`: the function of each kernel."""
+def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], int | str]) -> PlanCode:
+    """The instructions of a schedule. `address_of`: the function of each kernel, or its name."""
     program = plan.program
     build = _Builder(plan, memory, len(program.inputs), count=len(program.inputs))
     for i, buffer in enumerate(program.inputs):

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import argparse
-import collections
+import json
 import math
 import operator
+import platform
 import re
+import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -315,6 +318,51 @@ def kinds(dtypes: tuple[torch.dtype, ...], few: bool = False) -> Iterator[Kind]:
         yield Kind(dtype, other=torch.float64)
 
 
+@dataclass
+class Slice:
+    """The table with tensors of one dtype: how many calls there were, what became of them."""
+
+    calls: int = 0
+    refused: int = 0
+    fallback: int = 0
+    problems: int = 0
+    operators: int = 0
+    seconds: float = 0.0
+
+    def row(self, row: Operator, chosen: Iterator[Kind], terms: tuple[Any, ...], grad: bool, show: int) -> None:
+        """All calls of one operator; prints what differs, `show` calls at most, and operators that no call works for."""
+        worked = problems = 0
+        for kind in chosen:
+            for call in calls_of(row.op, special_for(row, kind)):
+                outcome = check(row.op, call, *terms, grad=grad)
+                self.calls += 1
+                self.refused += outcome.refused
+                worked += not outcome.refused
+                self.fallback += bool(outcome.fallback and not outcome.refused)
+                problems += bool(outcome.problem)
+                if outcome.problem and problems <= show:
+                    print(f"{row.name} {kind} {describe(call)}: {outcome.problem[:300]}")
+        self.operators += 1
+        self.problems += problems
+        if not worked:
+            print(f"{row.name}: no call works")
+        elif problems:
+            print(f"{row.name}: {problems} problems")
+        sys.stdout.flush()
+
+
+def record(path: Path, name: str, found: Slice) -> None:
+    """The slice into the file of the complete run, whose totals are counted anew."""
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"slices": {}}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    taken = {"torch": torch.__version__, "python": platform.python_version(), "date": time.strftime("%Y-%m-%d"), "commit": commit}
+    kept["slices"][name] = {**vars(found), "seconds": round(found.seconds), **taken}
+    kept["totals"] = {
+        key: sum(row[key] for row in kept["slices"].values()) for key in ("calls", "refused", "fallback", "problems", "seconds")
+    }
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
@@ -324,35 +372,23 @@ def main() -> None:
     parser.add_argument("--numpy", action="store_true", help="the numpy interpreter in place of torch's kernels")
     parser.add_argument("--few", action="store_true", help="no layouts, only sizes")
     parser.add_argument("--show", type=int, default=3)
+    parser.add_argument("--record", type=Path, help="a JSON file that keeps the counts, one slice for each dtype")
     options = parser.parse_args()
-    chosen = [d for d in DTYPES if not options.dtypes or str(d).removeprefix("torch.") in options.dtypes.split(",")]
-    counts: collections.Counter[str] = collections.Counter()
-    start = time.process_time()
-    for row in public_operators():
-        if (
-            not comparable(row)
-            or (options.names and row.packet not in options.names)
-            or (options.kind and row.kind not in options.kind.split(","))
-        ):
+    rows = [row for row in public_operators() if comparable(row)]
+    rows = [row for row in rows if not options.names or row.packet in options.names]
+    rows = [row for row in rows if not options.kind or row.kind in options.kind.split(",")]
+    for dtype in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        if options.dtypes and name not in options.dtypes.split(","):
             continue
-        worked = problems = 0
-        for kind in kinds(tuple(chosen), options.few):
-            for call in calls_of(row.op, special_for(row, kind)):
-                outcome = check(row.op, call, *(numpy_terms(row) if options.numpy else (bound_of(row),)), grad=options.grad)
-                counts["calls"] += 1
-                counts["refused"] += outcome.refused
-                worked += not outcome.refused
-                counts["fallback"] += bool(outcome.fallback and not outcome.refused)
-                counts["problems"] += bool(outcome.problem)
-                problems += bool(outcome.problem)
-                if outcome.problem and problems <= options.show:
-                    print(f"{row.name} {kind} {describe(call)}: {outcome.problem[:300]}")
-        if not worked:
-            print(f"{row.name}: no call works")
-        elif problems:
-            print(f"{row.name}: {problems} problems")
-        sys.stdout.flush()
-    print(dict(counts), f"{time.process_time() - start:.0f} s")
+        found, start = Slice(), time.process_time()
+        for row in rows:
+            terms = numpy_terms(row) if options.numpy else (bound_of(row),)
+            found.row(row, kinds((dtype,), options.few), terms, options.grad, options.show)
+        found.seconds = time.process_time() - start
+        print(name, vars(found), flush=True)
+        if options.record:
+            record(options.record, f"{name}, forward and backward" if options.grad else name, found)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ finds nothing, the rows that tests/python/tensor_api.py tries on the whole tenso
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
@@ -317,18 +318,20 @@ def declared(row: Any) -> Call:
 
 def from_rows(op: Any, kind: Kind) -> Iterator[Call]:
     """Rows of the table of the whole tensor API that eager accepts: at most three."""
-    name = str(kind.dtype).removeprefix("torch.")
-    found = 0
-    for row in ROWS:
-        if row and isinstance(row[-1], dict):
-            continue
-        tensors: dict[str, Any] = {"kind": name if name != "float32" else "float"}
-        args = tuple(resolve(value, tensors) for value in row)
-        if accepts(op, (args, {})):
-            yield tuple(_laid_out(arg, kind) for arg in args), {}
-            found += 1
-        if found == 3:
-            return
+    for number in _accepted_rows(op, kind.dtype):
+        yield tuple(_laid_out(arg, kind) for arg in _resolved(number, kind.dtype)), {}
+
+
+@functools.cache
+def _accepted_rows(op: Any, dtype: torch.dtype) -> list[int]:
+    plain = (number for number, row in enumerate(ROWS) if not (row and isinstance(row[-1], dict)))
+    return list(itertools.islice((number for number in plain if accepts(op, (_resolved(number, dtype), {}))), 3))
+
+
+def _resolved(number: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    name = str(dtype).removeprefix("torch.")
+    tensors: dict[str, Any] = {"kind": name if name != "float32" else "float"}
+    return tuple(resolve(value, tensors) for value in ROWS[number])
 
 
 def _laid_out(value: Any, kind: Kind) -> Any:

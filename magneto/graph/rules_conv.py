@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from magneto.graph.layout import RuleError, contiguous_strides, suggested_strides
+from magneto.graph.layout import RuleError, contiguous_strides, has_channels_last_strides, suggested_strides
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import rule_table
 
@@ -73,8 +73,17 @@ def _convolution(
         raise RuleError("convolution of different or integer dtypes")
     if bias is not None and (bias.dtype is not weight.dtype or bias.shape != (shape[1],)):
         raise RuleError("convolution bias")
-    channels_last = value.is_channels_last() or weight.is_channels_last()
-    return TensorMeta(shape, suggested_strides(shape, channels_last), value.dtype, value.device)
+    return TensorMeta(shape, _answered_strides(value, weight, shape), value.dtype, value.device)
+
+
+def _answered_strides(value: TensorMeta, weight: TensorMeta, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of what a kernel answers with this shape. One-dimensional ones see an image of height 1, its input made contiguous."""
+    if len(shape) != 3:
+        return suggested_strides(shape, value.is_channels_last() or weight.is_channels_last())
+    (out, channels, width), (step, between, along) = weight.shape, weight.strides
+    channels_last = has_channels_last_strides((out, channels, 1, width), (step, between, width * along, along))
+    first, second, _, last = suggested_strides((*shape[:2], 1, shape[2]), channels_last)
+    return first, second, last
 
 
 @rule("convolution_backward.default")
@@ -82,10 +91,9 @@ def _convolution_backward(
     grad: TensorMeta, value: TensorMeta, weight: TensorMeta, bias_sizes: Sequence[int] | None, *rest: Any
 ) -> tuple[TensorMeta | None, ...]:
     mask = rest[-1]
-    channels_last = value.is_channels_last() or weight.is_channels_last()
 
     def like(meta: TensorMeta, wanted: bool) -> TensorMeta | None:
-        return TensorMeta(meta.shape, suggested_strides(meta.shape, channels_last), meta.dtype, meta.device) if wanted else None
+        return TensorMeta(meta.shape, _answered_strides(value, weight, meta.shape), meta.dtype, meta.device) if wanted else None
 
     bias_shape = (grad.shape[1],)
     bias = TensorMeta(bias_shape, contiguous_strides(bias_shape), grad.dtype, grad.device) if mask[2] else None

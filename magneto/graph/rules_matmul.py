@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import RuleError, broadcast_shapes
+from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import rule_table
 
@@ -77,8 +77,12 @@ def _dot(left: TensorMeta, right: TensorMeta) -> TensorMeta:
 
 @rule("addr.default")
 def _addr(bias: TensorMeta, left: TensorMeta, right: TensorMeta, **scales: Any) -> TensorMeta:
+    """Elementwise: the result's layout follows all three operands."""
     _check(len(left.shape) == len(right.shape) == 1)
-    return _added(bias, _product(left, right, (left.shape[0], right.shape[0])))
+    shape = (left.shape[0], right.shape[0])
+    column = ((shape[0], 1), (left.strides[0], 1))
+    strides = iterator_strides(shape, [(bias.shape, bias.strides), column, (right.shape, right.strides)])
+    return _added(bias, _product(left, right, shape).with_(strides=strides))
 
 
 @rule("linear.default")

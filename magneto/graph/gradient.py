@@ -25,26 +25,33 @@ _use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 class Gradients:
     """Target of a call node: gradients of `outputs` with respect to `inputs`, None where they do not depend on one.
 
-    Arguments: outputs, their gradients (None: ones), inputs. `accumulated`: the results are to become `.grad` of leaves.
+    Arguments: outputs, their gradients (None: ones), inputs; then tensors on the way whose hooks gave other gradients, and those. `accumulated`: the results
+    are to become `.grad` of leaves, but for the last `seen` ones, which hooks see as they are.
     """
 
-    def __init__(self, accumulated: bool, retain: bool, create: bool, unused: bool = True) -> None:
+    def __init__(self, accumulated: bool, retain: bool, create: bool, unused: bool = True, seen: int = 0) -> None:
         self.__name__ = self.__qualname__ = "backward" if accumulated else "gradients"
         self.__module__ = __name__
         self.accumulated = accumulated
         self.retain = retain
         self.create = create
         self.unused = unused
+        self.seen = seen
 
     def __call__(
-        self, outputs: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
+        self,
+        outputs: Sequence[torch.Tensor],
+        seeds: Sequence[torch.Tensor | None],
+        inputs: Sequence[torch.Tensor],
+        hooked: Sequence[torch.Tensor] = (),
+        given: Sequence[torch.Tensor] = (),
     ) -> tuple[torch.Tensor | None, ...]:
-        with _without_hooks(inputs if self.accumulated else ()):
+        with _without_hooks(inputs if self.accumulated else ()), _replaced(hooked, given):
             found: list[torch.Tensor | None] = list(
                 torch.autograd.grad(outputs, inputs, seeds, retain_graph=self.retain, create_graph=self.create, allow_unused=self.unused)
             )
         if self.accumulated:
-            for index, leaf in enumerate(inputs):
+            for index, leaf in enumerate(inputs[: len(inputs) - self.seen]):
                 gradient = found[index]
                 if gradient is not None:
                     found[index] = None
@@ -64,6 +71,20 @@ def _without_hooks(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         for leaf, hooks in hooked:
             leaf._backward_hooks = hooks
+
+
+@contextmanager
+def _replaced(hooked: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Iterator[None]:
+    """The engine goes on with `given` where it reaches `hooked`."""
+    handles = [
+        tensor.register_hook(functools.partial(lambda other, gradient: other, other))  # type: ignore[no-untyped-call]
+        for tensor, other in zip(hooked, given, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _own(gradient: torch.Tensor, leaf: torch.Tensor, others: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -99,7 +120,7 @@ def kept(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
 
 
 def propagate_gradients(
-    graph: fx.Graph, grad_enabled: bool, target: Gradients, arguments: tuple[Any, Any, Any], order: list[int] | None = None
+    graph: fx.Graph, grad_enabled: bool, target: Gradients, arguments: tuple[Any, ...], order: list[int] | None = None
 ) -> tuple[TensorMeta | None, ...]:
     """Metadata of what `target(*arguments)` gives behind the recorded nodes; `arguments` hold nodes. `order` is told the order in which the engine reaches the inputs.
 
@@ -116,11 +137,11 @@ def propagate_gradients(
                 env[node] = (
                     node.target(*args, **kwargs) if node.op == "call_function" else getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 )
-        outputs, seeds, inputs = fx.map_arg(arguments, env.__getitem__)
+        outputs, seeds, inputs, *replaced = fx.map_arg(arguments, env.__getitem__)
         if order is not None:
             for index, leaf in enumerate(inputs):
                 leaf.register_hook(functools.partial(_note, order, index))
-        found = target(outputs, seeds, inputs)
+        found = target(outputs, seeds, inputs, *replaced)
     return tuple(None if gradient is None else meta_of(gradient) for gradient in found)
 
 

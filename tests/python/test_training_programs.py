@@ -279,7 +279,7 @@ def gradient_order_seen_by_hooks() -> Any:
     return step, [n, order]
 
 
-@program(breaks=1)
+@program()
 def hook_on_an_intermediate() -> Any:
     n = net()
     seen: list[torch.Tensor] = []
@@ -1217,9 +1217,9 @@ def transformer_layer() -> Any:
     return step, [n, o]
 
 
-_OPEN = """scheduler_plateau hook_on_an_intermediate retain_grad full_backward_hook
+_OPEN = """scheduler_plateau full_backward_hook
 input_from_outside_requires_grad forward_outside_backward_inside averaged_model lstm
-lstm_two_layers_both_ways gru plain_rnn sparse_embedding reinforce variational contrastive_with_queue backward_with_seed_and_inputs"""
+lstm_two_layers_both_ways gru plain_rnn sparse_embedding reinforce variational contrastive_with_queue"""
 for _name in _OPEN.split():
     PROGRAMS[_name] = replace(PROGRAMS[_name], breaks=-1, fallbacks=-1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
@@ -57,6 +57,7 @@ class Recorder:
         self.made_leaves: list[trackers.TensorTracker] = []  # tensors made here that gather gradients
         self.turned: set[fx.Node] = set()  # those of them that begin to do so behind the operation that made them
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
+        self.hooked: list[trackers.Hooked] = []
         self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()
@@ -215,13 +216,16 @@ class Recorder:
         self.turned.add(tensor.node)
         return True
 
-    def check_leaves(self, outputs: Sequence[fx.Node]) -> None:
-        """A tensor that the graph has turned into a leaf may leave the region only when no gradient can flow to it any more: else capture starts again without."""
+    def check_history(self, outputs: Sequence[fx.Node]) -> None:
+        """What leaves the region must not miss what autograd would know outside: a tensor that the graph has turned into a leaf may leave only when no gradient can
+        flow to it any more, and no gradient may flow to a hooked tensor after the region. Else capture starts again without."""
         leaving = self.turned.intersection(outputs)
+        if not leaving and not self.hooked:
+            return
         written = [
             node for node in self.keep if (val := node.meta["val"]) is not None and getattr(val, "requires_grad", False) and not val.is_leaf
         ]
-        todo = [node for node in (*outputs, *written) if leaving and node not in self.spent and node not in leaving]
+        todo = [node for node in (*outputs, *written) if node not in self.spent and node not in leaving]
         seen: set[fx.Node] = set()
         while todo:
             node = todo.pop()
@@ -230,6 +234,13 @@ class Recorder:
             if node not in seen and getattr(node.meta["val"], "requires_grad", True):
                 seen.add(node)
                 todo.extend(node.all_input_nodes)
+        for hooked in self.hooked:
+            if hooked.node not in self.spent or hooked.node in seen or hooked.node in outputs:
+                self.leave_hook(hooked)
+
+    def leave_hook(self, hooked: trackers.Hooked) -> NoReturn:
+        """Capture starts again, with a break where the hook is registered."""
+        raise Restart(hooked.count, hooked.reason, False)
 
     def size_node(self, tensor: trackers.TensorTracker, method: str, args: tuple[Any, ...], read: Callable[[TensorMeta], int]) -> Tracker:
         """See `Machine.size_node`."""

@@ -227,7 +227,7 @@ class _Builder:
     def _graph_call(self) -> tuple[list[str], fx.GraphModule | None, list[torch.Tensor]]:
         recorder, em = self.machine.recorder, self.em
         outputs = [node for node, _ in em.outputs]
-        recorder.check_leaves(outputs)
+        recorder.check_history(outputs)
         recorder.prune(outputs)
         calls = [node for node in recorder.graph.nodes if node.op in ("call_function", "call_method")]
         if not calls:

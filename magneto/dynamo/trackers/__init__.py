@@ -22,6 +22,7 @@ from magneto.dynamo.trackers import (
     rules_exception,
     rules_generator,
     rules_gradient,
+    rules_hook,
     rules_iterate,
     rules_methods,
     rules_namespace,
@@ -69,6 +70,7 @@ from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.reference import can_be_watched
 from magneto.dynamo.trackers.rules_exception import catches, match_group
+from magneto.dynamo.trackers.rules_hook import Hooked as Hooked
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
 from magneto.dynamo.trackers.rules_size import EXACT
 from magneto.dynamo.trackers.size import SizeTracker
@@ -96,6 +98,7 @@ RULES = (
     rules_exception,
     rules_generator,
     rules_gradient,
+    rules_hook,
     rules_iterate,
     rules_methods,
     rules_namespace,

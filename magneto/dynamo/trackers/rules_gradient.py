@@ -20,6 +20,7 @@ from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import payload_of
+from magneto.dynamo.trackers.rules_hook import Hooked, hooked_among, run_hooks
 from magneto.dynamo.trackers.rules_tensor_state import set_grad
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker, guard_leaf, tensor_attr
 from magneto.graph import DataDependent, UnsupportedFake
@@ -90,19 +91,72 @@ def backward(
         _refuse(m, name, "inference mode")
     outputs = _tensors(m, name, tensors, "results")
     seeds = _seeds(m, name, grad_tensors, len(outputs))
-    create = _flag(m, create_graph, False)
-    if create or grad_variables is not None or (inputs is not None and not _is_none(inputs)):
-        _refuse(m, name, "create_graph, or chosen inputs")
-    leaves = _leaves(m, name, outputs)
+    if _flag(m, create_graph, False) or grad_variables is not None:
+        _refuse(m, name, "create_graph")
+    chosen = None if inputs is None or _is_none(inputs) else _tensors(m, name, inputs, "inputs")
+    leaves = _leaves(m, name, outputs, {id(tensor) for tensor in chosen or ()})
+    made = [leaf for leaf in m.recorder.made_leaves if leaf.meta.requires_grad and leaf.meta.is_leaf]  # type: ignore[attr-defined]
+    hooked = hooked_among(m, _ancestors(m, [m.recorder.input_node(output) for output in outputs]))  # type: ignore[attr-defined]
+    if chosen is not None:
+        _check_chosen(m, name, chosen, made)
+        if hooked:
+            m.recorder.leave_hook(next(iter(hooked.values()))[0])  # type: ignore[attr-defined]
+        leaves, made = chosen, []
     hooks = {leaf: found for leaf in leaves if any(found := [_hooks(m, name, leaf, attribute) for attribute in _HOOKS])}
-    leaves += [leaf for leaf in m.recorder.made_leaves if leaf.meta.requires_grad and leaf.meta.is_leaf]  # type: ignore[attr-defined]
-    target = Gradients(True, _flag(m, retain_graph, False), False)
-    order: list[int] | None = [] if hooks else None
-    gradients = _record(m, name, target, outputs, seeds, leaves, order)
-    for index in range(len(leaves)) if order is None else order:
-        if (gradient := gradients[index]) is not None:
-            _arrive(m, name, leaves[index], gradient, *hooks.get(leaves[index], ([], [])))
+    _run(m, name, outputs, seeds, [*leaves, *made], hooks, hooked, _flag(m, retain_graph, False))
     return m.const(None)
+
+
+def _check_chosen(m: Machine, name: str, chosen: Sequence[TensorTracker], made: Sequence[TensorTracker]) -> None:
+    """`inputs=` of backward: different leaves."""
+    if not chosen or len({id(tensor) for tensor in chosen}) < len(chosen):
+        _refuse(m, name, "no inputs, or the same twice")
+    for tensor in chosen:
+        if tensor.source is not None:
+            if tensor.cls is not torch.nn.Parameter:
+                guard_leaf(m, tensor)
+        elif not any(tensor is leaf for leaf in made):
+            _refuse(m, name, f"gradients of {tensor.show()}")
+        if tensor.new_leaf or not tensor.meta.requires_grad or not tensor.meta.is_leaf:
+            _refuse(m, name, f"gradients of {tensor.show()}")
+
+
+def _run(
+    m: Machine,
+    name: str,
+    outputs: Sequence[TensorTracker],
+    seeds: Sequence[TensorTracker | None],
+    leaves: Sequence[TensorTracker],
+    hooks: dict[TensorTracker, list[list[Tracker]]],
+    hooked: dict[TensorTracker, list[Hooked]],
+    retain: bool,
+) -> None:
+    """Leaves get their gradients, hooks are called, in the engine's order. Where a hook on the way gives another gradient, the rest is computed anew."""
+    todo = [*leaves, *hooked]
+    changed: list[TensorTracker] = []
+    given: list[TensorTracker] = []
+    while True:
+        target = Gradients(True, retain, False, seen=sum(tensor in hooked for tensor in todo))
+        order: list[int] | None = [] if hooks or hooked else None
+        gradients = _record(m, name, target, outputs, seeds, todo, order, (changed, given))
+        arriving = [*range(len(todo))] if order is None else order
+        for place, index in enumerate(arriving):
+            tensor, gradient = todo[index], gradients[index]
+            if gradient is None:
+                continue
+            if tensor not in hooked:
+                _arrive(m, name, tensor, gradient, *hooks.get(tensor, ([], [])))
+            elif (found := run_hooks(m, hooked[tensor], gradient)) is not gradient:
+                changed.append(tensor)
+                given.append(found)
+                rest = {todo[later] for later in arriving[place + 1 :]}
+                todo = [one for one in todo if one in rest]
+                if not todo:
+                    return
+                target.retain = True
+                break
+        else:
+            return
 
 
 @rule(torch.autograd.grad)
@@ -124,6 +178,8 @@ def grad(
     results = _tensors(m, name, outputs, "results")
     seeds = _seeds(m, name, grad_outputs, len(results))
     wanted = _tensors(m, name, inputs, "inputs")
+    if met := hooked_among(m, _ancestors(m, [m.recorder.input_node(result) for result in results])):  # type: ignore[attr-defined]
+        m.recorder.leave_hook(next(iter(met.values()))[0])  # type: ignore[attr-defined]
     create = _flag(m, create_graph, False)
     target = Gradients(False, _flag(m, retain_graph, create), create, _flag(m, allow_unused, False))
     _leaves(m, name, results, {id(tensor) for tensor in wanted})
@@ -216,13 +272,14 @@ def _record(
     seeds: Sequence[Any],
     inputs: Sequence[TensorTracker],
     order: list[int] | None = None,
+    replaced: tuple[Sequence[TensorTracker], Sequence[TensorTracker]] = ((), ()),
 ) -> list[TensorTracker | None]:
     """The node, and a tracker per gradient."""
     recorder = m.recorder  # type: ignore[attr-defined]
     recorder.guard_modes()
     if any(isinstance(node.meta.get("val"), UnknownMeta) for node in recorder.graph.nodes):
         _refuse(m, name, "sizes that depend on data are in the graph")
-    arguments = tuple(recorder.argument(tuple(values), []) for values in (outputs, seeds, inputs))
+    arguments = tuple(recorder.argument(tuple(values), []) for values in (outputs, seeds, inputs, *(replaced if replaced[0] else ())))
     try:
         metas = propagate_gradients(recorder.graph, recorder.initial_grad_mode, target, arguments, order)
     except DataDependent as problem:

@@ -1,0 +1,261 @@
+"""Hooks on what autograd computes, `retain_grad`, and `inputs=` of backward: programs run plain and optimised side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import magneto
+from tests.compare import assert_equal
+
+Step = Callable[[nn.Module, torch.Tensor, list[Any]], Any]
+PROGRAMS: list[tuple[Step, int]] = []
+
+
+def program(fn: Step) -> Step:
+    """Captured without a break."""
+    PROGRAMS.append((fn, 0))
+    return fn
+
+
+def broken(fn: Step) -> Step:
+    """Captured with breaks: what is hooked lives on."""
+    PROGRAMS.append((fn, 1))
+    return fn
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def note(seen: list[Any], name: str) -> Callable[[torch.Tensor], None]:
+    def hook(gradient: torch.Tensor) -> None:
+        seen.append((name, gradient.clone(), gradient.stride(), gradient.requires_grad, torch.is_grad_enabled()))
+
+    return hook
+
+
+@program
+def observed(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(note(seen, "h"))
+    n[2](h.tanh()).sum().backward()
+    return x.sum()
+
+
+@program
+def several_in_the_order_of_the_engine(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    a = n[0](x)
+    b = a.tanh()
+    c = a * b
+    for name, t in (("c", c), ("a", a), ("b", b), ("a again", a)):
+        t.register_hook(note(seen, name))
+    n[2](c).pow(2).sum().backward()
+    return len(seen)
+
+
+@program
+def scaled(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(lambda g: g * 0.5)
+    loss = n[2](h.tanh()).pow(2).sum()
+    loss.backward()
+    return loss.detach()
+
+
+@program
+def clipped_then_seen(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    h.register_hook(note(seen, "behind the clip"))
+    h.retain_grad()
+    y = h.tanh()
+    y.register_hook(lambda g: g + 1)
+    (n[2](y).sum() + h.sum()).backward()
+    return h.grad
+
+
+@program
+def leaf_hooks_in_between(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x).tanh()
+    h.register_hook(note(seen, "h"))
+    h.register_hook(lambda g: g * 2)
+    n[2](h).sum().backward()
+    return [p.grad.sum() for p in n.parameters()]
+
+
+@program
+def retained(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.retain_grad()
+    h.retain_grad()
+    before = h.grad
+    n[2](h.t().tanh().t()).sum().backward()
+    return before, h.grad, h.grad.stride()
+
+
+@program
+def retained_twice(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.retain_grad()
+    loss = h.pow(2).sum()
+    loss.backward(retain_graph=True)
+    first = h.grad
+    loss.backward()
+    return first, h.grad, first is h.grad
+
+
+@program
+def removed(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    kept = h.register_hook(note(seen, "kept"))
+    handle = h.register_hook(note(seen, "removed"))
+    handle.remove()
+    n[2](h.tanh()).sum().backward()
+    del kept
+    return x
+
+
+@program
+def the_scale_is_read_when_it_is_called(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    factor = [1.0]
+    h = n[0](x)
+    h.register_hook(lambda g: g * factor[0])
+    factor[0] = 3.0
+    n[2](h.tanh()).sum().backward()
+    return x
+
+
+@program
+def unreached(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    n[2](h.tanh()).sum().backward()
+    return n[1](x)
+
+
+@program
+def chosen_inputs(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    y = n(x)
+    y.backward(torch.ones_like(y), inputs=[n[0].weight, n[2].bias])
+    return y.detach(), [p.grad is None for p in n.parameters()]
+
+
+@program
+def a_chosen_input(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    torch.autograd.backward([n(x).sum()], inputs=n[0].bias)
+    return [p.grad is None for p in n.parameters()]
+
+
+@program
+def a_chosen_input_that_is_not_reached(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    n[2](x.repeat(1, 2)).sum().backward(inputs=[n[0].weight, n[2].weight])
+    return [p.grad is None for p in n.parameters()]
+
+
+@broken
+def hooked_and_returned(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(note(seen, "h"))
+    n[2](h.tanh()).sum().backward()
+    return h._backward_hooks is not None and len(h._backward_hooks), h.detach() * 2
+
+
+@broken
+def retained_and_returned(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.retain_grad()
+    n[2](h.tanh()).sum().backward()
+    seen.append(h)
+    return h.retains_grad, h.grad
+
+
+def reached_by_a_later_backward(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0].bias + x.sum()
+    h.register_hook(note(seen, "h"))
+    other = h + 1
+    h.sum().backward()
+    return other
+
+
+@broken
+def hook_that_writes_the_gradient(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(lambda g: g.mul_(2))
+    (h * h).sum().backward()
+    return x
+
+
+@broken
+def written_behind_the_hook(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(note(seen, "before the write"))
+    h.mul_(3)
+    n[2](h).sum().backward()
+    return x
+
+
+@broken
+def no_backward(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(note(seen, "h"))
+    return n[2](h.tanh())
+
+
+@broken
+def under_autograd_grad(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(note(seen, "h"))
+    return torch.autograd.grad(n[2](h).sum(), [n[0].weight])
+
+
+@broken
+def chosen_inputs_past_a_hook(n: nn.Module, x: torch.Tensor, seen: list[Any]) -> Any:
+    h = n[0](x)
+    h.register_hook(note(seen, "not called"))
+    n[2](h).sum().backward(inputs=[n[2].weight])
+    return x
+
+
+def run(step: Step, backend: str | None) -> list[Any]:
+    n = net()
+    for name in ("0.weight", "2.bias"):
+        n.get_parameter(name).register_hook(lambda g, name=name: seen.append((name, g.clone())))
+    call = magneto.optimize(backend)(step) if backend else step
+    seen: list[Any] = []
+    rows: list[Any] = []
+    for number in range(2):
+        torch.manual_seed(number)
+        value = call(n, torch.randn(5, 4), seen)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            value.sum().backward()
+        rows.append((value, list(seen), [p.grad if p.grad is None else p.grad.clone() for p in n.parameters()]))
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore::magneto.base.errors.MagnetoWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("step", "breaks"), PROGRAMS, ids=[step.__name__ for step, _ in PROGRAMS])
+def test_program(step: Step, breaks: int, backend: str) -> None:
+    expected = run(step, None)
+    found = run(step, backend)
+    assert_equal(found, expected)
+    stats = magneto.stats()
+    assert (stats["breaks"] > 0) == (breaks > 0), stats["break_reasons"]
+    assert stats["fallbacks"] == 0
+
+
+def test_reached_by_a_later_backward() -> None:
+    """Nothing is saved on the way, so that eager can go it twice."""
+    assert_equal(run(reached_by_a_later_backward, "eager"), run(reached_by_a_later_backward, None))
+    assert magneto.stats()["breaks"]
+
+
+@pytest.mark.parametrize("step", [clipped_then_seen, leaf_hooks_in_between, retained, chosen_inputs])
+def test_compiled(step: Step) -> None:
+    assert_equal(run(step, "inductor"), run(step, None), 1e-5)
+    assert magneto.stats()["breaks"] == 0

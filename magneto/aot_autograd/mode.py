@@ -343,6 +343,9 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for one, item in zip(target, items, strict=True):
                 self.write(one, item)
         else:
+            dtype = value.meta["val"].dtype
+            if not torch.can_cast(dtype, target.dtype):
+                raise Refusal(f"a result of {dtype} in place of {target.dtype}")  # eager raises
             self.write(target, value)
 
 

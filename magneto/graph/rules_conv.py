@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from magneto.graph.layout import RuleError, contiguous_strides, has_channels_last_strides, suggested_strides
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import rule_table
@@ -78,6 +80,8 @@ def _convolution(
 
 def _answered_strides(value: TensorMeta, weight: TensorMeta, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of what a kernel answers with this shape. One-dimensional ones see an image of height 1, its input made contiguous."""
+    if len(shape) == 5 and value.dtype is torch.float64:  # ATen's own kernels, which know no channels-last volumes
+        return contiguous_strides(shape)
     if len(shape) != 3:
         return suggested_strides(shape, value.is_channels_last() or weight.is_channels_last())
     (out, channels, width), (step, between, along) = weight.shape, weight.strides

@@ -30,7 +30,7 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
         1,
         """exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc
         erfinv sigmoid lgamma digamma sinc logit i0 special_i0e special_i1 special_ndtri special_log_ndtr special_erfcx
-        special_entr special_ndtr mvlgamma""",
+        special_entr special_ndtr""",
     ),
     ("bool", 1, "isnan isinf isfinite isposinf isneginf logical_not signbit"),
     ("real", 1, "abs"),
@@ -48,6 +48,12 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
     ("promote", 3, "addcmul clamp lerp clip log_sigmoid_backward"),
     ("float", 3, "addcdiv"),
 )
+
+
+@rule("mvlgamma.default")
+def _mvlgamma(value: TensorMeta, p: int) -> TensorMeta:
+    """A sum over functions of the value: contiguous."""
+    return TensorMeta.contiguous(value.shape, float_type(value.dtype), value.device)
 
 
 def elementwise(operands: Sequence[Any], dtype: torch.dtype) -> TensorMeta:

@@ -304,9 +304,74 @@ def _broadcasting(required: list[Any], call: Callable[..., Call]) -> Iterator[Ca
 
 # ---- operators that need more than their schema says ---------------------------------------------------------------------
 
+
+def _cell(gates: int) -> Callable[[Maker], list[Any]]:
+    """A step of a recurrent net: input, state, weights and biases of `gates` gates."""
+    return lambda make: [(make(2, 3), make(2, 4), make(gates * 4, 3), make(gates * 4, 4), make(gates * 4), make(gates * 4))]
+
+
+def _factors(make: Maker) -> tuple[torch.Tensor, torch.Tensor]:
+    """An LU factorisation, rounded to this kind of numbers."""
+    factors, pivots = torch.linalg.lu_factor(make(3, 3).to(torch.complex128) + 9 * torch.eye(3))
+    return (factors if make.kind.dtype.is_complex else factors.real).to(make.kind.dtype), pivots
+
+
+def _spectrum(make: Maker) -> torch.Tensor:
+    return torch.complex(*((x.real if x.is_complex() else x).to(torch.float32) for x in (make(5, 4), make(5, 4))))
+
+
+def _labels(make: Maker, *shape: int) -> torch.Tensor:
+    return make.index(3, *shape)
+
+
 BY_OPERATOR: dict[str, Callable[[Maker], list[Any]]] = {
     # The default driver starts from pivots that torch leaves uninitialised: a rank decided by rcond, and the last bit, are what was in memory.
     "linalg_lstsq": lambda make: [(make(4, 3), make(4, 2), {"driver": "gels"})],
+    "bitwise_and.Scalar_Tensor": lambda make: [(3, make(like_kind=True)), (True, make(like_kind=True))],
+    "bitwise_or.Scalar_Tensor": lambda make: [(3, make(like_kind=True)), (True, make(like_kind=True))],
+    "bitwise_xor.Scalar_Tensor": lambda make: [(3, make(like_kind=True)), (True, make(like_kind=True))],
+    "col2im": lambda make: [(make(2, 12, 4), [3, 3], [2, 2], [1, 1], [0, 0], [1, 1])],
+    "im2col": lambda make: [(make(2, 3, 4, 4), [2, 2], [1, 1], [0, 1], [2, 1])],
+    "conv_tbc": lambda make: [(make(4, 2, 3), make(2, 3, 5), make(5), 1)],
+    "convolution": lambda make: [
+        (make(2, 4, 5), make(6, 2, 3), make(6), [2], [1], [1], False, [0], 2),
+        (make(2, 3, 4, 5), make(4, 3, 2, 2), None, [1, 2], [0, 1], [1, 1], False, [0, 0], 1),
+        (make(2, 3, 4, 5), make(3, 4, 2, 2), make(4), [2, 2], [1, 0], [1, 1], True, [1, 0], 1),
+        (make(1, 2, 3, 3, 3), make(2, 1, 2, 2, 2), None, [1, 1, 1], [0, 0, 0], [1, 1, 1], False, [0, 0, 0], 2),
+    ],
+    "ctc_loss.Tensor": lambda make: [(make(6, 2, 4), make.index(3, 2, 2) + 1, torch.tensor([6, 5]), torch.tensor([2, 1]))],
+    "einsum": lambda make: [
+        ("ij,kj->ik", [make(3, 4), make(2, 4)]),
+        ("bij,bjk->bk", [make(2, 3, 4), make(2, 4, 3)]),
+        ("ii->i", [make(3, 3)]),
+    ],
+    "embedding_bag": lambda make: [(make(5, 3), make.index(5, 6), torch.tensor([0, 2]), False, mode) for mode in (0, 1, 2)],
+    "embedding_bag.padding_idx": lambda make: [(make(5, 3), make.index(5, 6), torch.tensor([0, 2]), False, 1, False, None, False, 2)],
+    "grid_sampler_3d": lambda make: [(make(1, 2, 3, 3, 3), make(1, 2, 2, 2, 3) / 9, mode, 0, False) for mode in (0, 1)],
+    "gru_cell": _cell(3),
+    "rnn_relu_cell": _cell(1),
+    "rnn_tanh_cell": _cell(1),
+    "histogramdd.TensorList_bins": lambda make: [(make(6, 2), [torch.linspace(-3, 3, 4).to(make.kind.dtype) for _ in range(2)])],
+    "istft": lambda make: [(_spectrum(make), 8, {"hop_length": 2, "window": torch.hann_window(8)})],
+    "linalg_cond.p_str": lambda make: [(make(3, 3), "nuc"), (make(3, 3), "fro")],
+    "linalg_lu_solve": lambda make: [(*_factors(make), make(3, 2)), (*_factors(make), make(2, 3), {"left": False})],
+    "linalg_norm.ord_str": lambda make: [(make(3, 4), "fro"), (make(3, 4), "nuc", {"keepdim": True})],
+    "lu_solve": lambda make: [(make(3, 2), *_factors(make))],
+    "max_unpool3d": lambda make: [(make(1, 1, 2, 2, 2), 3 * torch.arange(8).reshape(1, 1, 2, 2, 2), [3, 3, 3], [1, 1, 1], [0, 0, 0])],
+    "narrow.Tensor": lambda make: [(make(4, 3), 0, torch.tensor(1), 2)],
+    "nll_loss2d": lambda make: [(make(2, 3, 2, 2), _labels(make, 2, 2, 2), None, reduction, -100) for reduction in (0, 1, 2)],
+    "nonzero_static": lambda make: [(make(3, 4), {"size": 5}), (make(3, 4), {"size": 14, "fill_value": -7})],
+    "ormqr": lambda make: [(make(3, 3), make(3), make(3, 2)), (make(3, 3), make(3), make(2, 3), False, True)],
+    "reflection_pad2d": lambda make: [(make(2, 3, 4, 3), [1, 2, 3, 0]), (make(3, 4, 3), [0, 1, 1, -1])],
+    "reflection_pad3d": lambda make: [(make(1, 2, 3, 3, 3), [1, 2, 0, 1, 2, 1])],
+    "replication_pad3d": lambda make: [(make(1, 2, 3, 3, 3), [1, 2, 0, 1, 2, 1])],
+    "scatter.reduce": lambda make: [(make(4, 3), 0, make.index(4, 3, 3), make(3, 3), {"reduce": how}) for how in ("add", "multiply")],
+    "scatter.value_reduce": lambda make: [(make(4, 3), 0, make.index(4, 3, 3), 2, {"reduce": how}) for how in ("add", "multiply")],
+    "segment_reduce": lambda make: [(make(6), how, {"lengths": torch.tensor([2, 3, 1])}) for how in ("sum", "mean", "max", "min")],
+    "slow_conv3d": lambda make: [(make(1, 2, 3, 3, 3), make(3, 2, 2, 2, 2), [2, 2, 2], make(3), [1, 1, 1], [0, 0, 0])],
+    "slow_conv_dilated3d": lambda make: [(make(1, 2, 4, 4, 4), make(3, 2, 2, 2, 2), [2, 2, 2], make(3), [1, 1, 1], [0, 0, 0], [2, 2, 2])],
+    "slow_conv_transpose2d": lambda make: [(make(1, 2, 3, 3), make(2, 3, 2, 2), [2, 2], make(3))],
+    "slow_conv_transpose3d": lambda make: [(make(1, 2, 3, 3, 3), make(2, 3, 2, 2, 2), [2, 2, 2], make(3))],
 }
 """By packet or packet.overload: calls as tuples (args..., optional dict of keywords)."""
 

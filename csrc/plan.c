@@ -14,6 +14,9 @@
  *   ("UNPACK", src, dsts)                            dst -1 skips an element
  *   ("LAYOUT", register, callable, sizes, strides)   callable(tensor, sizes, strides) in place of a tensor that is laid out otherwise
  *   ("FREE",   registers)
+ *   ("KEEP",   count, registers, sizes, results)     skips the next `count` instructions when the memory of the registers (sizes in bytes) is what it
+ *                                                    was when they last ran in this workspace to their end, a KEPT; `results` survive the call
+ *   ("KEPT",)
  *
  * `keep` marks what survives the call. A kept ALLOC belongs to a *workspace*: a set of registers that one call at a time
  * owns and that the next call finds filled. Concurrent calls each have a workspace of their own; one idle workspace is
@@ -27,9 +30,10 @@
 #include "magneto.h"
 #include <stddef.h>
 #include <string.h>
+#include "digest.h"
 #include "dlpack.h"
 
-typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_TABLE, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE } PlanOp;
+typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_TABLE, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE, OP_KEEP, OP_KEPT } PlanOp;
 typedef int (*PlanKernel)(void *const *data);
 typedef int (*PlanTable)(void *const *data, const int64_t *work);
 
@@ -40,7 +44,7 @@ typedef struct {
     int flag;          /* keep, or release_gil */
     int slot;          /* kept VIEW: index into the workspace's remembered sources */
     int *regs;         /* owned */
-    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides; TABLE: work */
+    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides; TABLE: work; KEEP: bytes */
     PlanKernel kernel;
     PyObject *callable, *args, *kwargs; /* owned; kwargs is a dict (ALLOC) or a tuple of names (CALL) */
 } PlanInstr;
@@ -51,6 +55,8 @@ typedef struct {
     PyObject **view_of;   /* n_views sources of the kept views at hand, owned; NULL: there is none */
     void **view_seen;     /* source of the last call, compared only */
     void **view_data;     /* its data pointer */
+    mg_digest_t digest;   /* of what the kept results were computed from */
+    int kept;             /* are they there? */
 } Workspace;
 
 typedef struct {
@@ -360,6 +366,22 @@ run_free(const PlanInstr *in, Workspace *ws)
     }
 }
 
+/* Are the kept results out of date? 1 (the instructions that compute them run now), 0, or -1 with an exception. */
+static int
+run_keep(const PlanInstr *in, Workspace *ws, void **pointers)
+{
+    mg_digest_t digest = {{0}};
+    for (int i = 0; i < in->n; i++)
+        if (plan_pointer(ws, in->regs[i], &pointers[i]) < 0) return -1;
+    Py_BEGIN_ALLOW_THREADS
+    for (int i = 0; i < in->n; i++) mg_digest(&digest, pointers[i], (size_t)in->layout[i]);
+    Py_END_ALLOW_THREADS
+    if (ws->kept && memcmp(&digest, &ws->digest, sizeof digest) == 0) return 0;
+    ws->kept = 0;
+    ws->digest = digest;
+    return 1;
+}
+
 static int
 plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
 {
@@ -375,6 +397,12 @@ plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
         case OP_UNPACK: failed = run_unpack(in, ws); break;
         case OP_LAYOUT: failed = run_layout(in, ws); break;
         case OP_LIST: failed = run_list(in, ws); break;
+        case OP_KEPT: ws->kept = 1; break;
+        case OP_KEEP:
+            failed = run_keep(in, ws, scratch);
+            if (failed == 0) in += in->dst;
+            failed = failed < 0;
+            break;
         }
         if (failed) return -1;
     }
@@ -518,6 +546,22 @@ parse_kernel(PlanObject *plan, PyObject *t, PlanInstr *in)
     return parse_regs(plan, regs, &in->regs, &in->n, 0);
 }
 
+/* The numbers of one or two tuples. */
+static int
+parse_sizes(PlanInstr *in, PyObject *a, PyObject *b)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(a), m = b == NULL ? 0 : PyTuple_GET_SIZE(b);
+    if ((in->layout = PyMem_Malloc(sizeof(int64_t) * (size_t)(n + m + 1))) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n + m; i++) {
+        in->layout[i] = PyLong_AsLongLong(i < n ? PyTuple_GET_ITEM(a, i) : PyTuple_GET_ITEM(b, i - n));
+        if (in->layout[i] == -1 && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
 static int
 parse_table(PlanObject *plan, PyObject *t, PlanInstr *in)
 {
@@ -530,15 +574,7 @@ parse_table(PlanObject *plan, PyObject *t, PlanInstr *in)
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "TABLE needs an address");
         return -1;
     }
-    Py_ssize_t n = PyTuple_GET_SIZE(work);
-    if ((in->layout = PyMem_Malloc(sizeof(int64_t) * (size_t)(n + 1))) == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        in->layout[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(work, i));
-        if (in->layout[i] == -1 && PyErr_Occurred()) return -1;
-    }
+    if (parse_sizes(in, work, NULL) < 0) return -1;
     return parse_regs(plan, regs, &in->regs, &in->n, 0);
 }
 
@@ -596,6 +632,27 @@ parse_call(PlanObject *plan, PyObject *t, PlanInstr *in)
 }
 
 static int
+parse_keep(PlanObject *plan, PyObject *t, PlanInstr *in)
+{
+    const char *op;
+    PyObject *regs, *sizes, *results;
+    if (!PyArg_ParseTuple(t, "siOO!O!", &op, &in->dst, &regs, &PyTuple_Type, &sizes, &PyTuple_Type, &results)) return -1;
+    in->op = OP_KEEP;
+    if (parse_regs(plan, regs, &in->regs, &in->n, 0) < 0) return -1;
+    if (PyTuple_GET_SIZE(sizes) != in->n || in->dst < 0) {
+        PyErr_SetString(PyExc_ValueError, "KEEP needs a size for each register");
+        return -1;
+    }
+    if (parse_sizes(in, sizes, NULL) < 0) return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); i++) {
+        int r = (int)PyLong_AsLong(PyTuple_GET_ITEM(results, i));
+        if (PyErr_Occurred() || check_dst(plan, r, 0) < 0) return -1;
+        plan->kind[r] = REG_KEPT;
+    }
+    return 0;
+}
+
+static int
 parse_rest(PlanObject *plan, const char *op, PyObject *t, PlanInstr *in)
 {
     PyObject *regs;
@@ -613,6 +670,8 @@ parse_rest(PlanObject *plan, const char *op, PyObject *t, PlanInstr *in)
             if (check_dst(plan, in->regs[i], -1) < 0) return -1;
         return 0;
     }
+    if (strcmp(op, "KEEP") == 0) return parse_keep(plan, t, in);
+    if (strcmp(op, "KEPT") == 0) return (in->op = OP_KEPT, 0);
     if (strcmp(op, "FREE") == 0) {
         in->op = OP_FREE;
         if (!PyArg_ParseTuple(t, "sO", &ignored, &regs) || parse_regs(plan, regs, &in->regs, &in->n, 0) < 0) return -1;
@@ -633,16 +692,7 @@ parse_rest(PlanObject *plan, const char *op, PyObject *t, PlanInstr *in)
             PyErr_SetString(PyExc_ValueError, "LAYOUT needs as many strides as sizes");
             return -1;
         }
-        in->layout = PyMem_Malloc(sizeof(int64_t) * (size_t)(2 * in->n + 1));
-        if (in->layout == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        for (int i = 0; i < 2 * in->n; i++) {
-            in->layout[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(i < in->n ? sizes : strides, i % in->n));
-            if (in->layout[i] == -1 && PyErr_Occurred()) return -1;
-        }
-        return 0;
+        return parse_sizes(in, sizes, strides);
     }
     PyErr_Format(PyExc_ValueError, "unknown plan instruction %s", op);
     return -1;
@@ -651,7 +701,7 @@ parse_rest(PlanObject *plan, const char *op, PyObject *t, PlanInstr *in)
 static int
 parse_instruction(PlanObject *plan, PyObject *t)
 {
-    if (!PyTuple_Check(t) || PyTuple_GET_SIZE(t) < 2 || !PyUnicode_Check(PyTuple_GET_ITEM(t, 0))) {
+    if (!PyTuple_Check(t) || PyTuple_GET_SIZE(t) < 1 || !PyUnicode_Check(PyTuple_GET_ITEM(t, 0))) {
         PyErr_SetString(PyExc_TypeError, "an instruction is a tuple that starts with its name");
         return -1;
     }
@@ -680,7 +730,12 @@ plan_verify(PlanObject *plan)
     for (int r = 0; r < plan->n_registers; r++) defined[r] = plan->kind[r] == REG_INPUT || plan->kind[r] == REG_CONST;
     for (Py_ssize_t i = 0; i < plan->n_code; i++) {
         PlanInstr *in = &plan->code[i];
-        int bad = -1, reads = in->op == OP_KERNEL || in->op == OP_TABLE || in->op == OP_CALL || in->op == OP_LIST || in->op == OP_FREE;
+        int bad = -1, reads = in->op == OP_KERNEL || in->op == OP_TABLE || in->op == OP_CALL || in->op == OP_LIST || in->op == OP_FREE ||
+            in->op == OP_KEEP;
+        if (in->op == OP_KEEP && in->dst > plan->n_code - i - 1) {
+            PyErr_SetString(PyExc_ValueError, "KEEP skips more instructions than there are");
+            goto done;
+        }
         if ((in->op == OP_VIEW || in->op == OP_UNPACK) && !defined[in->src]) bad = in->src;
         if (in->op == OP_LAYOUT && !defined[in->dst]) bad = in->dst;
         for (int k = 0; reads && k < in->n; k++) {
@@ -695,7 +750,7 @@ plan_verify(PlanObject *plan)
             for (int k = 0; k < in->n; k++)
                 if (in->regs[k] >= 0) defined[in->regs[k]] = 1;
         }
-        else if (in->op != OP_KERNEL && in->op != OP_TABLE && in->op != OP_FREE && in->dst >= 0) defined[in->dst] = 1;
+        else if (in->op != OP_KERNEL && in->op != OP_TABLE && in->op != OP_FREE && in->op < OP_KEEP && in->dst >= 0) defined[in->dst] = 1;
     }
     for (int i = 0; i < plan->n_outputs; i++)
         if (!defined[plan->outputs[i]]) {

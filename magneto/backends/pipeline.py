@@ -72,6 +72,13 @@ def trace_joint_graph(unit: Unit) -> Unit:
     return replace(unit, joint=trace_joint(unit.gm, unit.inputs, unit.grad_enabled, unit.name))
 
 
+def state_of(unit: Unit) -> frozenset[int]:
+    """Inputs that are weights or buffers of modules which this graph, of an inference, does not write: what is computed of them alone may be kept."""
+    if unit.joint is not None:
+        return frozenset()
+    return frozenset(unit.gm.meta.get("magneto", {}).get("state_inputs", ()))
+
+
 def choose_layout(unit: Unit) -> Unit:
     """Convolutional networks go channels-last where that pays; what follows a channels-last convolution becomes part of it."""
     if not config.channels_last:
@@ -79,7 +86,7 @@ def choose_layout(unit: Unit) -> Unit:
     from magneto.inductor.convolve import fold
     from magneto.inductor.layout import lay_out
 
-    graph = fold(lay_out(unit.traced.graph))
+    graph = fold(lay_out(unit.traced.graph), state_of(unit))
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 
@@ -98,7 +105,7 @@ def recall_compiled(unit: Unit) -> Unit:
     """An equal graph may have been compiled before, by another process; then the passes up to compile_kernels have nothing to do."""
     from magneto.inductor.compile import kept_graph
 
-    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit))
+    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit), state_of(unit))
     return replace(unit, key=key) if found is None else _with_kernels(unit, *found)
 
 
@@ -124,7 +131,7 @@ def compile_kernels(unit: Unit) -> Unit:
 
     if unit.compiled is not None:
         return unit
-    return _with_kernels(unit, *compile_writing(unit.traced.graph, unit.name, _written(unit), unit.key))
+    return _with_kernels(unit, *compile_writing(unit.traced.graph, unit.name, _written(unit), unit.key, state_of(unit)))
 
 
 def _written(unit: Unit) -> dict[int, int]:

@@ -35,6 +35,7 @@ from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import Kernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
+from magneto.inductor.schedule.prepared import keep_results
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.table import gather
 
@@ -51,9 +52,12 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
     return compile_writing(graph, name, {})[0]
 
 
-def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int], key: str | None = None) -> tuple[Compiled, frozenset[int]]:
+def compile_writing(
+    graph: fx.Graph, name: str, written: Mapping[int, int], key: str | None = None, state: frozenset[int] = frozenset()
+) -> tuple[Compiled, frozenset[int]]:
     """As compile_graph, for a graph some of whose outputs (keys of `written`) serve for nothing but to be copied into inputs (the values) afterwards.
-    Also which of these the kernels write into the input's memory themselves; the output is then the input. `key`: of `kept_graph`, which finds the result later."""
+    Also which of these the kernels write into the input's memory themselves; the output is then the input. `key`: of `kept_graph`, which finds the result later.
+    `state`: inputs that are weights, which seldom change; what is computed of them alone is kept between calls."""
     nothing: frozenset[int] = frozenset()
     foreign = foreign_device(graph)
     if foreign is not None:
@@ -64,7 +68,7 @@ def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int], key:
         unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
             program = lower_graph(graph)
-        finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged})
+        finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged}, state)
         finished = replace(finished, written=finished.written | unchanged)
         plan = _loaded(finished, name)
         if key is not None:
@@ -78,9 +82,11 @@ def compile_writing(graph: fx.Graph, name: str, written: Mapping[int, int], key:
     return without_grad(as_function(graph, name)), nothing
 
 
-def kept_graph(graph: fx.Graph, name: str, written: Mapping[int, int]) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
+def kept_graph(
+    graph: fx.Graph, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset()
+) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
     """(the key of a graph that has not been decomposed yet, what compile_writing made of an equal one before)."""
-    key = key_of_graph(graph, written)
+    key = key_of_graph(graph, written, state)
     finished = recall(key) if key is not None else None
     if finished is None:
         return key, None
@@ -128,10 +134,11 @@ def compile_program(program: Program, name: str = "program") -> _C.Plan:
     return _loaded(_finished(program, name, {}), name)
 
 
-def _finished(program: Program, name: str, written: Mapping[int, int]) -> Finished:
+def _finished(program: Program, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset()) -> Finished:
     """Everything but the C compiler's work."""
     with timer("schedule"):
         plan = gather(write_inputs(schedule(program, _updates(program, written)), written))
+        plan = keep_results(plan, frozenset(b.name for k in state if (b := program.inputs[k]) is not None))
     with timer("codegen"):
         kernels = {step: _text_of(step, name) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("plan"):
@@ -207,6 +214,7 @@ def _report(name: str, finished: Finished, kernels: Sequence[KernelText], code: 
         library_calls=finished.n_calls,
         arena_bytes=code.arena_bytes,
         inputs_written=finished.inputs_written,
+        kept_bytes=code.kept_bytes,
     )
     dump(f"{name}_plan", ".txt", lambda: show_plan(code))
 
@@ -219,11 +227,12 @@ _arenas_lock = threading.Lock()
 
 def _remember(plan: _C.Plan, code: PlanCode) -> None:
     """Bound what idle plans keep: the oldest give their workspaces back (a later call makes a fresh one)."""
-    if not code.arena_bytes:
+    held = code.arena_bytes + code.kept_bytes
+    if not held:
         return
     with _arenas_lock:
         _arenas[:] = [(ref, size) for ref, size in _arenas if ref() is not None]
-        _arenas.append((weakref.ref(plan), code.arena_bytes))
+        _arenas.append((weakref.ref(plan), held))
         total = sum(size for _, size in _arenas)
         for ref, size in _arenas[:-1]:
             if total <= ARENAS_KEPT:

@@ -183,3 +183,9 @@ def root_of(source: Source | None) -> Source | None:
     while source is not None and source.base() is not None:
         source = source.base()
     return source
+
+
+def of_module(path: Source | None) -> bool:
+    """Does it lead to a parameter or a buffer of a module?"""
+    table = path.base() if path is not None else None
+    return isinstance(table, Item) and table.key in ("_parameters", "_buffers")

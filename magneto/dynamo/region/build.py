@@ -21,7 +21,7 @@ from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
-from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.guards.source import Held, Local, Source, Stack, of_module
 from magneto.dynamo.guards.text import holds_later
 from magneto.dynamo.machine.assume import Written, assume
 from magneto.dynamo.machine.frame import NULL, SymFrame
@@ -252,6 +252,7 @@ class _Builder:
             "stack": tuple(frame.where() for frame in self.machine.frames),
             "grad_enabled": recorder.initial_grad_mode,
             "parameter_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if isinstance(t.obj, torch.nn.Parameter)),
+            "state_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if of_module(t.source) and t not in recorder.mutated),
             "backward_holds": holds_later(self.machine.read_by_backward),
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
             "spent_outputs": tuple(k for k, node in enumerate(outputs) if node in recorder.spent),

@@ -24,6 +24,12 @@ from magneto.inductor.schedule.schedule import Schedule
 RELEASE_GIL = 1 << 18  # bytes a kernel moves: from here on other Python threads may run meanwhile
 
 
+OPAQUE = frozenset(
+    {torch.ops.mkldnn._reorder_convolution_weight.default} if hasattr(torch.ops.mkldnn, "_reorder_convolution_weight") else ()
+)
+"""Operations whose result has a layout that only the library knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanCode:
     """Arguments of `Plan`. Plain data: callables are torch functions; kernels are called by what `plan_code` was given for them, names or addresses."""
@@ -33,6 +39,7 @@ class PlanCode:
     n_inputs: int
     outputs: tuple[int, ...]
     arena_bytes: int
+    kept_bytes: int = 0  # what is computed of weights only, kept between calls
 
     def with_addresses(self, addresses: Mapping[str, int]) -> PlanCode:
         """With addresses in place of kernels' names."""
@@ -98,7 +105,10 @@ class _Builder:
             return register
         register = self.registers[name] = self.fresh()
         buffer = self.plan.buffers[name]
-        if name in self.memory.arena:
+        if name in self.plan.kept:
+            self.prologue.append(("ALLOC", register, torch.empty_strided, (buffer.shape, buffer.strides), {"dtype": buffer.dtype}, True))
+            self.kept.add(register)
+        elif name in self.memory.arena:
             where = self.memory.arena[name], int(buffer.nbytes), buffer.dtype, buffer.shape, buffer.strides  # type: ignore[arg-type]
             self.prologue.append(("VIEW", register, self.registers["<arena>"], carve, where, True))
             self.kept.add(register)
@@ -122,7 +132,7 @@ class _Builder:
         if register is not None:
             return register
         register = self.views[view] = self.fresh()
-        keep = base in self.kept or base < self.n_inputs or base in self.constants.values()
+        keep = base in self.kept or base in self.constants.values() or (base < self.n_inputs and not self.preparing)
         if view.offset == 0:
             instruction: tuple[Any, ...] = ("VIEW", register, base, torch.as_strided, (view.shape, view.strides), keep)
         else:
@@ -147,6 +157,17 @@ class _Builder:
         return self.constant(list(value) if isinstance(value, tuple) else value)
 
     position: int = 0
+    preparing: bool = False
+    results: list[int] = field(default_factory=list)  # registers of library calls whose results are kept
+
+    def prepare(self) -> None:
+        """The instructions so far become the part that runs when weights have changed. Views made there are not there in other calls."""
+        watched = tuple(self.registers[name] for name in self.plan.watched)
+        sizes = tuple(int(self.plan.buffers[name].nbytes) for name in self.plan.watched)  # type: ignore[arg-type]
+        self.instructions.append(("KEPT",))
+        self.instructions.insert(0, ("KEEP", len(self.instructions), watched, sizes, tuple(self.results)))
+        self.views = {view: register for view, register in self.views.items() if register in self.kept}
+        self.preparing = False
 
     def kernel(self, step: FusedKernel, address: int | str) -> None:
         registers = tuple(self.buffer(name) for name in parameters(step))
@@ -181,8 +202,12 @@ class _Builder:
             buffer = step.outputs[0]
             assert buffer is not None
             self.registers[buffer.name] = result
-            self._dies(buffer.name, result)
-            self._check_layout(buffer, result)
+            if buffer.name in self.plan.kept:
+                self.results.append(result)
+            else:
+                self._dies(buffer.name, result)
+            if step.op not in OPAQUE:
+                self._check_layout(buffer, result)
             return
         self.temporaries.setdefault(self.position, []).append(result)
         destinations = []
@@ -257,8 +282,11 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], int
         register = build.registers["<arena>"] = build.fresh()
         build.prologue.append(("ALLOC", register, torch.empty, (memory.arena_bytes,), {"dtype": torch.uint8}, True))
     build.registers.update({name: build.registers[target] for name, target in plan.into.items()})
+    build.preparing = plan.prepared > 0
     for position, step in enumerate(plan.steps):
         build.position = position
+        if position == plan.prepared and plan.prepared:
+            build.prepare()
         if position == plan.last:
             build.allocate_rest()
         if isinstance(step, FusedKernel):
@@ -268,8 +296,9 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], int
         else:
             build.call(step)
         build.free(position)
+    kept = sum(int(plan.buffers[name].nbytes) for name in plan.kept)  # type: ignore[arg-type, misc]
     outputs = tuple(build.view(o) if isinstance(o, ViewOf) else build.constant(o) for o in program.outputs)
-    return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes)
+    return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes, kept)
 
 
 def show_plan(code: PlanCode, names: Mapping[int, str] | None = None) -> str:

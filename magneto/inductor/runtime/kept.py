@@ -56,8 +56,8 @@ class _NotKept(Exception):
 # ---- the key ----------------------------------------------------------------------------------------------------------------
 
 
-def key_of_graph(graph: fx.Graph, written: Mapping[int, int]) -> str | None:
-    """The key of a functional graph whose outputs `written` are copied into inputs. None: it is not kept, or somebody wants to see how it is compiled."""
+def key_of_graph(graph: fx.Graph, written: Mapping[int, int], state: frozenset[int] = frozenset()) -> str | None:
+    """The key of a functional graph whose outputs `written` are copied into inputs, and whose inputs `state` are weights. None: it is not kept, or somebody wants to see how it is compiled."""
     if not config.cache or config.verify or config.trace or logging(LOOPS) or dumping():
         return None
     compiler = find_compiler()
@@ -70,7 +70,9 @@ def key_of_graph(graph: fx.Graph, written: Mapping[int, int]) -> str | None:
         return None
     flags = [f"{flag.name}={getattr(config, flag.name)!r}" for flag in FLAGS if flag.in_cache_key]
     dtype = str(torch.get_default_dtype())
-    return key_of(_version(), *flags, compiler.key(), str(vector_math_level()), dtype, text, repr(sorted(written.items())))
+    return key_of(
+        _version(), *flags, compiler.key(), str(vector_math_level()), dtype, text, repr(sorted(written.items())), repr(sorted(state))
+    )
 
 
 @functools.cache

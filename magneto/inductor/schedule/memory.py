@@ -43,7 +43,7 @@ def plan_memory(plan: Schedule) -> Memory:
     dying: dict[int, list[str]] = {}
     for position, step in enumerate(steps):
         for name in _allocated(step):
-            if name in leaving:
+            if name in leaving or name in plan.kept:
                 continue
             source = _taken_over(plan, step, name, position, last, arena, in_place, leaving) if config.buffer_reuse else None
             if source is not None:

@@ -26,7 +26,8 @@ CANDIDATES = 16  # groups that one node tries to join
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """`steps` in order; `buffers`: every buffer by name; `fused_away`: buffers that never exist in memory; `into`: buffers that are an input's memory,
-    by whose kernels, from step `last` on, that input is written."""
+    by whose kernels, from step `last` on, that input is written. The first `prepared` steps depend on the inputs `watched` only and run when those have
+    changed; what later steps read of their results is `kept` between calls."""
 
     program: Program
     steps: tuple[Step, ...]
@@ -34,6 +35,9 @@ class Schedule:
     fused_away: frozenset[str]
     into: Mapping[str, str] = field(default_factory=dict)
     last: int = -1
+    prepared: int = 0
+    kept: frozenset[str] = frozenset()
+    watched: tuple[str, ...] = ()
 
 
 class _Fusion:

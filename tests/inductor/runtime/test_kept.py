@@ -199,6 +199,7 @@ def test_keys_tell_graphs_apart() -> None:
     keys = [kept.key_of_graph(graph, {}) for graph in graphs]
     assert None not in keys and len(set(keys)) == len(keys)
     assert kept.key_of_graph(_graph(), {0: 0}) not in keys
+    assert kept.key_of_graph(_graph(), {}, frozenset({0})) not in keys
     assert kept.key_of_graph(_graph(name="other"), {}) == keys[0]
     torch.set_default_dtype(torch.float64)
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import doctest
 import gc
 import importlib
 import json
@@ -163,23 +164,25 @@ def flatten(suite: Any) -> Iterator[unittest.TestCase]:
 
 
 def collect(module: Any) -> list[unittest.TestCase]:
-    """The test methods of a module, without doctests and without tests that cannot be loaded."""
+    """The test methods of a module and its doctests, one test for each docstring, without tests that cannot be loaded."""
     loader = unittest.TestLoader()
     found = []
     for name in sorted(vars(module)):
         cls = getattr(module, name)
         if isinstance(cls, type) and issubclass(cls, unittest.TestCase) and cls not in (unittest.TestCase, unittest.FunctionTestCase):
             found.extend(flatten(loader.loadTestsFromTestCase(cls)))
+    if hasattr(module, "load_tests"):
+        found.extend(test for test in flatten(loader.loadTestsFromModule(module)) if isinstance(test, doctest.DocTestCase))
     return list({test.id(): test for test in found}.values())
 
 
 def modules_of(name: str) -> list[Any]:
-    """`test.test_x`, or all test modules of the package where it is one."""
+    """`test.test_x`, and all test modules in it where it is a package."""
     module = importlib.import_module(f"test.{name}")
     if not hasattr(module, "__path__"):
         return [module]
     names = sorted(f[:-3] for f in os.listdir(module.__path__[0]) if f.startswith("test_") and f.endswith(".py"))
-    return [importlib.import_module(f"test.{name}.{inner}") for inner in names]
+    return [module, *(importlib.import_module(f"test.{name}.{inner}") for inner in names)]
 
 
 def run_module(name: str, mode: str, skip: frozenset[str], only: str, out: int) -> None:

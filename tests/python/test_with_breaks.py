@@ -18,6 +18,7 @@ from tests.compare import same
 from tests.python.programs import Program
 
 FILES = (
+    "asked",
     "attention_switches",
     "class_hooks",
     "classes",

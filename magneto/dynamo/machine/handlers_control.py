@@ -214,6 +214,12 @@ def call_kw(m: M, f: SymFrame, i: Instruction) -> None:
     _call(m, f, i.arg, names.value)
 
 
+def can_be_spread(v: Tracker) -> bool:
+    """Whether `*v` finds something to iterate over."""
+    cls = v.python_type()
+    return hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")
+
+
 @opcode("CALL_FUNCTION_EX", "callable null args kwargs? -- result")
 def call_function_ex(m: M, f: SymFrame, i: Instruction) -> None:
     mapping = f.pop() if i.arg & 1 else None
@@ -227,7 +233,9 @@ def call_function_ex(m: M, f: SymFrame, i: Instruction) -> None:
             if const is None or not isinstance(const.value, str):
                 m.raise_exception(TypeError("keywords must be strings"))
             keywords[const.value] = m.apply(operator.getitem, mapping, key)
-    f.push(m.call_tail(fn, m.iterate(iterable), keywords))
+    if not can_be_spread(iterable):
+        m.graph_break("B104", operation="spread (*)", value=iterable.show())  # the error names the function
+    f.push(m.call_tail(fn, m.iterate(m.apply(tuple, iterable)), keywords))
 
 
 @opcodes("value -- result", "CALL_INTRINSIC_1")
@@ -386,6 +394,10 @@ def import_name(m: M, f: SymFrame, i: Instruction) -> None:
     assert level is not None and fromlist is not None
     package = f.globals.get("__package__") or ""
     name = i.argval if level.value == 0 else _absolute(i.argval, package, level.value)
+    if name in sys.modules and not issubclass(type(sys.modules[name]), types.ModuleType):
+        m.graph_break(
+            "B101", callee="__import__", reason=f"{name} is no module"
+        )  # a stand-in of the program, or of the library (`typing.io`)
     wanted = [name, *(f"{name}.{part}" for part in fromlist.value or () if not hasattr(sys.modules.get(name), part))]
     if any(part not in sys.modules for part in wanted):
         m.graph_break("B004", name=name)

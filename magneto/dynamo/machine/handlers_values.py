@@ -14,6 +14,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Item, Local, Stack
 from magneto.dynamo.machine.assume import branch_of
 from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
+from magneto.dynamo.machine.handlers_control import can_be_spread
 from magneto.dynamo.machine.lifetime import let_go
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
 from magneto.dynamo.trackers.base import Tracker
@@ -453,6 +454,8 @@ def map_add(m: M, f: SymFrame, i: Instruction) -> None:
 @opcode("LIST_EXTEND", "list between* iterable -- list between*")
 def list_extend(m: M, f: SymFrame, i: Instruction) -> None:
     iterable = f.pop()
+    if not can_be_spread(iterable):
+        m.raise_exception(TypeError(f"Value after * must be an iterable, not {iterable.python_type().__name__}"))
     m.apply(list.extend, f.stack[-i.arg], iterable)
 
 

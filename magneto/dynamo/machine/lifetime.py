@@ -61,7 +61,7 @@ def let_go(m: M, f: SymFrame, old: Tracker | None, cell: bool = False) -> None:
     if isinstance(old.source, Cell) and not cell:  # the cell holds it still
         return
     obj = MISSING if isinstance(old, trackers.ConstTracker) else old.obj
-    if obj is MISSING or not type(obj).__weakrefoffset__ or isinstance(obj, _KEPT):
+    if obj is MISSING or not type(obj).__weakrefoffset__ or issubclass(type(obj), _KEPT):
         return
     if sum(slot is old for frame in m.frames for slot in (*frame.locals, *frame.stack)) > (not cell):  # another variable holds it still
         return

@@ -31,6 +31,9 @@ class Emitter(Protocol):
     def const(self, obj: Any, hint: str = "c") -> str:
         """A literal when exact (int, str, None, tuple of such ...), otherwise a name bound to the object in the function's namespace."""
 
+    def borrowed(self, obj: Any, hint: str = "c") -> str:
+        """`const` of a class or function that the program has made, perhaps in a call: the region does not keep it alive."""
+
     def output(self, wanted: fx.Node) -> str:
         """Name of what the graph gives for a node."""
 

@@ -396,6 +396,8 @@ class _Builder:
         """Whether a variable that is not read any more must keep its object alive: others know the object, and could see it die."""
         if value.source is not None:
             return _dies_visibly(value)
+        if isinstance(value, trackers.MadeClassTracker) and value.obj.__base__ is not object:
+            return True  # its bases know it
         return isinstance(value, trackers.ObjectTracker) and self.em.emitted(value)
 
     def _resume_at(self, frame: SymFrame, locals_name: str, options: str) -> None:

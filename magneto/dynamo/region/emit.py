@@ -6,9 +6,12 @@ order, then the end (`return value`, or a Resume). `value(tracker)` memoises, so
 
 from __future__ import annotations
 
+import functools
 import keyword
 import math
 import re
+import types
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,11 +82,20 @@ class RegionEmitter:
             self.namespace[name] = obj
         return name
 
+    def borrowed(self, obj: Any, hint: str = "c") -> str:
+        """`const` of what the program has made, and may let go of: a class or function of a call is not kept alive. (The guards fail when it is dead.)"""
+        if not _made_in_a_function(obj) or id(obj) in self._trackers or id(obj) in self._consts:
+            return self.const(obj, hint)
+        kept = self.fresh(hint)
+        self.namespace[kept] = weakref.ref(obj)
+        name = self._consts[id(obj)] = self.early(f"{kept}()", hint)
+        return name
+
     # -- sources
 
     def source(self, source: Source) -> str:
         if isinstance(source, Held):
-            return self.const(source.obj, _hint(source))
+            return self.borrowed(source.obj, _hint(source))
         name = self.arguments.get(source)
         if name is None:
             name = self.arguments[source] = self.fresh(_hint(source))
@@ -158,6 +170,12 @@ class RegionEmitter:
 
     def line(self, text: str) -> None:
         self.lines.append(text)
+
+
+def _made_in_a_function(obj: Any) -> bool:
+    if issubclass(type(obj), type):
+        return "<locals>" in type.__getattribute__(obj, "__qualname__")
+    return type(obj) in (types.FunctionType, functools._lru_cache_wrapper) and "<locals>" in getattr(obj, "__qualname__", "")
 
 
 def _hint(source: Source) -> str:

@@ -36,7 +36,7 @@ from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.once import CompiledWhenCalledAgain, breaks_its_guards
-from magneto.dynamo.region.skip import skip_reason
+from magneto.dynamo.region.skip import looks_at_memory, skip_reason
 from magneto.graph.atomic import atomic
 from magneto.graph.program import standalone
 
@@ -122,6 +122,8 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
         return _C.DISABLE_CODE
     if mark == marks.SKIP or skip_reason(state.code, state.globals) is not None:
         return _C.SKIP_CODE
+    if looks_at_memory(state.code) is not None:
+        return _C.DISABLE_CODE if "get_objects" in state.code.co_names else _C.SKIP_CODE
     mode = _mode_for_eager()
     if mode is not None:
         context.leave_to_eager(state.code, mode)

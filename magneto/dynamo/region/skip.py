@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sysconfig
 from types import CodeType
@@ -19,6 +20,8 @@ _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _NEVER = ("numpy", "scipy", "pytest", "_pytest", "pluggy", "hypothesis", "torch_magneto", "IPython", "tqdm", "rich")
 _TORCH_ENTRY = (os.path.join("nn", "modules") + os.sep,)
 _MODULE_MACHINERY = {"_call_impl", "_wrapped_call_impl", "__setattr__", "__getattr__", "__delattr__"}
+_SIZES = {"getsizeof", "getrefcount", "get_objects", "get_referrers"}
+_DEATHS = ({"collect", "gc_collect"}, {"ref", "proxy", "finalize", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"})
 _TORCH_USER = ("torch/optim/", "torch/distributions/")
 
 
@@ -45,6 +48,22 @@ def skip_reason(code: CodeType, globals: dict[str, Any]) -> str | None:
     if file.startswith(_STDLIB) and not file.startswith(_STDLIB_TESTS):
         return "standard library"
     return _configured(file)
+
+
+def looks_at_memory(code: CodeType) -> str | None:
+    """Why a function must find memory as CPython leaves it, or None. What a region makes is laid out otherwise (over-allocation, shared keys), and guards keep
+    the classes of a call alive. (The names are a cheap sign: a function that bears one without meaning it runs in CPython, what it calls is captured.)"""
+    names = _names(code)
+    if names & _SIZES:
+        return "it measures objects"
+    if all(names & some for some in _DEATHS) and dis.opmap["LOAD_BUILD_CLASS"] in code.co_code[::2]:
+        return "it makes classes and waits for objects to die"
+    return None
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that a function and those defined in it use."""
+    return {*code.co_names, *(name for inner in code.co_consts if type(inner) is CodeType for name in _names(inner))}
 
 
 def _configured(file: str) -> str | None:

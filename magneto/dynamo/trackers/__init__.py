@@ -61,7 +61,7 @@ from magneto.dynamo.trackers.item import ItemTracker, number_of
 from magneto.dynamo.trackers.iterator import ExistingGenerator, GeneratorState, GeneratorTracker, each, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
-from magneto.dynamo.trackers.made_class import forget_prototypes
+from magneto.dynamo.trackers.made_class import MadeClassTracker, forget_prototypes
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.membership import ObjectSet
@@ -146,6 +146,7 @@ __all__ = [
     "HostNumber",
     "ItemTracker",
     "ListTracker",
+    "MadeClassTracker",
     "MadeInput",
     "MarkedTracker",
     "ModuleTracker",

@@ -61,6 +61,11 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
             return known  # type: ignore[no-any-return]
         if isinstance(hook, types.FunctionType):
             return m.call(held(m, hook, "__getattr__"), [v, ConstTracker(name)], {})
+        if (
+            isinstance(getattr(type(hook), "__get__", None), types.FunctionType)
+            and (bound := find_special(m, v, "__getattr__")) is not None
+        ):
+            return m.call(bound, [ConstTracker(name)], {})
     return None
 
 

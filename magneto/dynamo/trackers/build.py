@@ -296,6 +296,8 @@ def wrap_class(m: Machine, obj: type, source: Source) -> Tracker:
 
 
 def wrap_py_module(m: Machine, obj: types.ModuleType, source: Source) -> Tracker:
+    if type(obj).__getattribute__ is not types.ModuleType.__getattribute__ or type(vars(obj).get("__name__")) is not str:
+        return wrap_opaque(m, obj, source)
     _same(m, obj, source)
     return PyModuleTracker(obj, source)
 

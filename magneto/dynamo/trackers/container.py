@@ -129,8 +129,8 @@ class TupleTracker(SequenceTracker):
         if self.cls is torch.Size:
             return em.assign("size", f"{em.const(torch.Size, 'Size')}({text})")
         if hasattr(self.cls, "_fields") and self.cls.__new__ is not tuple.__new__:  # type: ignore[comparison-overlap]
-            return em.assign("t", f"{em.const(tuple.__new__, 'tuple_new')}({em.const(self.cls, self.cls.__name__)}, {text})")
-        return em.assign("t", f"{em.const(self.cls, self.cls.__name__)}({text})")
+            return em.assign("t", f"{em.const(tuple.__new__, 'tuple_new')}({em.borrowed(self.cls, self.cls.__name__)}, {text})")
+        return em.assign("t", f"{em.borrowed(self.cls, self.cls.__name__)}({text})")
 
 
 _WRITTEN_BY_NAMEDTUPLE = frozenset(vars(collections.namedtuple("Probe", "field")))  # noqa: PYI024

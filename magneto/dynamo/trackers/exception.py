@@ -151,7 +151,7 @@ class ExceptionTracker(ObjectTracker):
             return em.source(self.source)
         if self.born is not None:
             raise CannotEmit(self)
-        cls, base = em.const(self.cls, self.cls.__name__), built_in(self.cls)
+        cls, base = em.borrowed(self.cls, self.cls.__name__), built_in(self.cls)
         assert self._arguments is not None
         args = "".join(f", {em.value(arg)}" for arg in self._arguments)
         name = em.assign("error", f"{em.const(base, base.__name__)}.__new__({cls}{args})", self)

@@ -385,8 +385,9 @@ class FunctionTracker(Tracker):
         for cell, cell_name, new in shells:
             if new:
                 cell.fill(em, cell_name)
-        if "__annotations__" in self.attrs and self.attrs["__annotations__"].entries:  # type: ignore[attr-defined]
-            em.line(f"{name}.__annotations__ = {em.value(self.attrs['__annotations__'])}")
+        notes = self.attrs.get("__annotations__")
+        if notes is not None and (notes.source is not None or notes.entries):  # type: ignore[attr-defined]
+            em.line(f"{name}.__annotations__ = {em.value(notes)}")
         return name
 
     def show(self) -> str:
@@ -472,7 +473,7 @@ class BuiltinTracker(Tracker):
         return None if value is MISSING else m.wrap(value, Held(f"{self.show()}.{name}", value))
 
     def emit(self, em: Emitter) -> str:
-        return em.const(self.obj, getattr(self.obj, "__name__", "fn"))
+        return em.borrowed(self.obj, getattr(self.obj, "__name__", "fn"))
 
     def show(self) -> str:
         return str(getattr(self.obj, "__qualname__", None) or getattr(self.obj, "__name__", None) or repr(self.obj))

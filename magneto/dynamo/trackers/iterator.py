@@ -414,7 +414,11 @@ def iterate(m: Machine, v: Tracker) -> list[Tracker]:
     items = known_items(m, v)
     if items is not None:
         return items
-    iterator = v if isinstance(v, IteratorTracker) else m.apply(iter, v)
+    return drain(m, v if isinstance(v, IteratorTracker) else m.apply(iter, v), v)
+
+
+def drain(m: Machine, iterator: Tracker, v: Tracker) -> list[Tracker]:
+    """All items that an iterator of `v` still gives."""
     found: list[Tracker] = []
     while (item := next_or_none(m, iterator)) is not None:
         found.append(item)

@@ -119,7 +119,7 @@ class ClassTracker(Tracker):
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         cls = self.obj
         if name in _NAMES:
-            return ConstTracker(getattr(cls, name))
+            return held(m, getattr(cls, name), name)
         if name == "__dict__":
             guard_class(m, cls)
             views = m.__dict__.setdefault("_class_views", {})
@@ -135,6 +135,8 @@ class ClassTracker(Tracker):
         if isinstance(meta_raw, property):
             return m.call(held(m, meta_raw.fget, name), [self], {})
         if isinstance(meta_raw, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            if isinstance(find_in_type(m, type(cls), "mro"), types.FunctionType):  # it may see the class between two states
+                m.graph_break("B103", attribute=name, value=self.show())
             found = getattr(cls, name, MISSING)
             return None if found is MISSING else held(m, found, f"{cls.__name__}.{name}")
         raw = find_in_type(m, cls, name)
@@ -180,7 +182,7 @@ class ClassTracker(Tracker):
         return type(old) is int and Item(InstanceDict(Held(self.obj.__name__, self.obj)), name) not in m.changing
 
     def emit(self, em: Emitter) -> str:
-        return em.const(self.obj, self.obj.__name__)
+        return em.borrowed(self.obj, self.obj.__name__)
 
     def show(self) -> str:
         return f"class {self.obj.__qualname__}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -98,9 +99,9 @@ class DescriptorTracker(Tracker):
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         if self.kind is not property:
-            return (
-                self.parts["function"] if name in ("__func__", "__wrapped__") else m.apply(getattr, self.parts["function"], m.const(name))
-            )
+            if name in ("__func__", "__wrapped__"):
+                return self.parts["function"]
+            return m.apply(getattr, self.parts["function"], m.const(name)) if name in functools.WRAPPER_ASSIGNMENTS else None
         if name == "__doc__":
             getter = self.parts.get("fget")
             return self.parts.get("doc") or (m.apply(getattr, getter, m.const("__doc__")) if getter is not None else m.const(None))
@@ -148,6 +149,13 @@ def _wrapper(kind: type) -> None:
 
 _wrapper(classmethod)
 _wrapper(staticmethod)
+
+
+@rule((classmethod.__get__, staticmethod.__get__), DescriptorTracker, Tracker)
+def bind_wrapper(m: Machine, v: DescriptorTracker, obj: Tracker, owner: Tracker | None = None) -> Any:
+    if v.kind is staticmethod:
+        return v.parts["function"]
+    return BoundMethodTracker(v.parts["function"], owner if owner is not None and not _is_none(owner) else m.apply(type, obj))
 
 
 def _accessor(name: str, part: str) -> None:
@@ -244,6 +252,7 @@ def _remember(m: Machine, made: ClassTracker) -> None:
 
 
 _NAMEDTUPLE: Any = collections.namedtuple  # noqa: PYI024
+_WRITABLE = (type(_NAMEDTUPLE("Probe", "field").field), types.FunctionType, dict, staticmethod)
 
 
 class MadeNamedTuple(MadeClassTracker):
@@ -254,6 +263,11 @@ class MadeNamedTuple(MadeClassTracker):
     def __init__(self, prototype: type, arguments: Mapping[str, Any], born: int) -> None:
         super().__init__(prototype, prototype.__name__, (), {}, born)
         self.arguments = dict(arguments)
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        if isinstance(vars(self.obj).get(name), _WRITABLE):  # of the prototype; the program may write to its own
+            m.graph_break("B103", attribute=name, value=self.show())
+        return super().special_attr(m, name)
 
     def set_made(self, m: Machine, name: str, value: Tracker) -> None:
         m.graph_break("B107", value=self.show(), reason=f"attribute {name!r} is set")

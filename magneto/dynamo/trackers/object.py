@@ -143,7 +143,7 @@ class ObjectTracker(Tracker):
         return name
 
     def emit_empty(self, em: Emitter) -> str:
-        cls = em.const(self.cls, self.cls.__name__)
+        cls = em.borrowed(self.cls, self.cls.__name__)
         payload = self.payload
         if isinstance(payload, TupleTracker) or (isinstance(payload, SetTracker) and payload.cls is frozenset):
             new = em.const(payload.cls.__new__, f"new_{payload.cls.__name__}")

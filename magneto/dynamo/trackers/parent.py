@@ -51,7 +51,7 @@ class SuperTracker(Tracker):
         return class_attr(m, self.owner, raw, name)
 
     def emit(self, em: Emitter) -> str:
-        return em.assign("parent", f"super({em.const(self.cls, self.cls.__name__)}, {em.value(self.owner)})")
+        return em.assign("parent", f"super({em.borrowed(self.cls, self.cls.__name__)}, {em.value(self.owner)})")
 
     def show(self) -> str:
         return f"super({self.cls.__name__}, {self.owner.show()})"

@@ -146,7 +146,7 @@ _OWNED_BY_OTHERS = (torch.Tensor, torch.nn.Module, types.ModuleType, types.CodeT
 
 def can_be_watched(obj: Any, inside: bool = False) -> bool:
     """Whether weak references can tell when an object, or one in a container, dies. Tensors and modules are left out: they are kept a little longer."""
-    if isinstance(obj, _OWNED_BY_OTHERS):
+    if issubclass(type(obj), _OWNED_BY_OTHERS):
         return False
     if type(obj) in (list, tuple, set, dict):
         items = itertools.islice(obj.values() if type(obj) is dict else obj, 50)

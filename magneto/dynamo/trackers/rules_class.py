@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 import typing
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
@@ -164,9 +165,15 @@ for _fn in (inspect.getfullargspec, inspect.getdoc, typing.get_type_hints):
 # -- functions known by their code
 
 
+def _caches_weakly(dispatch: types.FunctionType) -> bool:
+    """Whether the look-up may be made while capturing: its cache is the library's own."""
+    cells = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__ or (), strict=True))
+    return type(cells["dispatch_cache"].cell_contents) is weakref.WeakKeyDictionary
+
+
 def dispatch_of(m: Machine, fn: FunctionTracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
     """`dispatch` of an existing functools.singledispatch function: the real look-up, guarded by its result."""
-    if fn.obj is MISSING or len(args) != 1 or not isinstance(args[0], ClassTracker) or m.effects:  # type: ignore[attr-defined]
+    if fn.obj is MISSING or len(args) != 1 or not isinstance(args[0], ClassTracker) or m.effects or not _caches_weakly(fn.obj):  # type: ignore[attr-defined]
         return NotImplemented  # what the region has changed is not in the registry yet
     found = fn.obj(args[0].obj)
     m.guard(Kind.STATE, None, (f"dispatch({args[0].obj.__name__})", fn.obj, (args[0].obj,), found))

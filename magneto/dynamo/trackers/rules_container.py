@@ -29,6 +29,7 @@ from magneto.dynamo.trackers.iterator import CallableIterator, GetItemIterator, 
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, equal_keys
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
+from magneto.dynamo.trackers.rules_length import expected
 from magneto.dynamo.trackers.rules_operator import same, user_method
 from magneto.dynamo.trackers.size import size_at
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -54,14 +55,14 @@ def raise_key_error(m: Machine, key: Tracker) -> NoReturn:
 
 @rule(list)
 def list_(m: Machine, items: Tracker | None = None, /) -> Tracker:
-    return ListTracker(iterate(m, items) if items is not None else [])
+    return ListTracker(expected(m, items) if items is not None else [])
 
 
 @rule(tuple)
 def tuple_(m: Machine, items: Tracker | None = None, /) -> Tracker:
     if isinstance(items, TupleTracker) and items.cls is tuple:
         return items
-    return TupleTracker(iterate(m, items) if items is not None else [])
+    return TupleTracker(expected(m, items) if items is not None else [])
 
 
 @rule(torch.Size)
@@ -178,7 +179,7 @@ def append(m: Machine, v: SequenceTracker, item: Tracker) -> None:
 
 @rule((list.extend, collections.deque.extend), SequenceTracker, Tracker)
 def extend(m: Machine, v: SequenceTracker, items: Tracker) -> None:
-    found = iterate(m, items)
+    found = expected(m, items) if isinstance(v, ListTracker) else iterate(m, items)
     if not isinstance(v, ListTracker):
         v.sized()
     v.entries.extend(found)

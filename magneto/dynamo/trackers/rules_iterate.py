@@ -48,6 +48,7 @@ from magneto.dynamo.trackers.klass import find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.rules_container import sort_items
+from magneto.dynamo.trackers.rules_length import expected
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def sorted_(m: Machine, items: Tracker, /, **kwargs: Tracker) -> Any:
     ):
         items.known()
         return ListTracker(sort_items(m, list(items.entries.values()), kwargs))  # whatever their order was
-    return ListTracker(sort_items(m, iterate(m, items), kwargs))
+    return ListTracker(sort_items(m, expected(m, items), kwargs))
 
 
 @rule(operator.length_hint, Tracker)

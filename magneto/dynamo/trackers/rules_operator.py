@@ -14,7 +14,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.array import ArrayTracker
 from magneto.dynamo.trackers.attributes import find_special
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar, same_constant
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
@@ -81,7 +81,7 @@ def tensor_operand(v: Tracker) -> bool:
 
 def user_method(m: Machine, v: Tracker, name: str) -> Any:
     """The attribute of the type that gives the operation, where a program defined it; MISSING where it is C code, or absent."""
-    if not isinstance(v, (ObjectTracker, ClassTracker)):
+    if not isinstance(v, (ObjectTracker, ClassTracker, SequenceTracker)):
         return MISSING
     cls = v.python_type()
     raw = find_in_type(m, cls, name)
@@ -281,18 +281,31 @@ _SET_UPDATES = {
 }
 
 
-def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any]) -> Callable[..., Any]:
+def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any], symbol: str) -> Callable[..., Any]:
+    refused = f"unsupported operand type(s) for {symbol}: "
+
+    def plainly(m: Machine, a: Tracker, b: Tracker) -> Tracker:
+        """`a + b` in the place of `a += b`; where no operand knows the operation, CPython names the one that was written."""
+        count = m.count  # type: ignore[attr-defined]
+        try:
+            return m.apply(fn, a, b)
+        except Raised as raised:
+            text = str(raised.exc)
+            if type(raised.exc) is not TypeError or not text.startswith(refused) or getattr(raised.value, "born", None) != count:
+                raise
+        m.raise_exception(TypeError(f"unsupported operand type(s) for {symbol.partition(' ')[0]}=: {text.removeprefix(refused)}"))
+
     def body(m: Machine, a: Tracker, b: Tracker) -> Any:
         if isinstance(a, TensorTracker):
             if not tensor_operand(b):
-                return m.apply(fn, a, b)
+                return plainly(m, a, b)
             result = m.node(ifn, [a, lower(m, b)], {})
             if isinstance(result, TensorTracker) and result is not a:
                 a.meta = result.meta
             return a
         if user_method(m, a, f"__i{name}__") is not MISSING:
             result = ask(m, a, f"__i{name}__", b)  # type: ignore[assignment]
-            return result if result is not None else m.apply(fn, a, b)
+            return result if result is not None else plainly(m, a, b)
         target = payload_of(a)
         method: Any = None
         if isinstance(target, (ListTracker, DequeTracker)) and name == "add":
@@ -304,7 +317,7 @@ def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any]) -> Call
         elif isinstance(target, SetTracker) and target.cls is set and name in _SET_UPDATES and _as_set(m, payload_of(b)) is not None:
             method = _SET_UPDATES[name]
         if method is None:
-            return m.apply(fn, a, b)
+            return plainly(m, a, b)
         m.apply(method, a, b)
         return a
 
@@ -390,6 +403,9 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     if folded is not NotImplemented:
         return bool(folded.try_const().value)
     if isinstance(a, IdTracker) or isinstance(b, IdTracker):
+        for one, two in ((a, b), (b, a)):
+            if isinstance(one, IdTracker) and one.of.source is not None and not isinstance(two, IdTracker):
+                m.graph_break("B104", operation="comparison", value=one.show())  # a number that is kept from before
         return isinstance(a, IdTracker) and isinstance(b, IdTracker) and same(m, a.of, b.of)
     if isinstance(a, RefTracker) and isinstance(b, RefTracker):
         return m.truth(m.apply(operator.eq, a.referent, b.referent))
@@ -431,7 +447,7 @@ def _ordered(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tra
 
 for _name, (_fn, _ifn, _symbol) in ARITHMETIC.items():
     rule(_fn, Tracker, Tracker)(_binary(_name, _fn, _symbol))
-    rule(_ifn, Tracker, Tracker)(_inplace(_name, _fn, _ifn))
+    rule(_ifn, Tracker, Tracker)(_inplace(_name, _fn, _ifn, _symbol))
 rule(divmod, Tracker, Tracker)(_binary("divmod", divmod, "divmod()"))
 for _name, (_fn, _swapped, _symbol) in COMPARISONS.items():
     rule(_fn, Tracker, Tracker)(_comparison(_name, _fn, _swapped, _symbol))

@@ -9,6 +9,7 @@ import builtins
 import copyreg
 import functools
 import importlib.util
+import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -130,7 +131,7 @@ class Cached:
 
 def get_state(self: Any) -> Any:
     """object.__getstate__."""
-    state = getattr(self, "__dict__", None)
+    state = getattr(self, "__dict__", None) or None
     slots = {}
     for name in copyreg._slotnames(type(self)):  # type: ignore[attr-defined]
         value = getattr(self, name, _MARK)
@@ -140,17 +141,36 @@ def get_state(self: Any) -> Any:
 
 
 def reduce_ex(self: Any, protocol: int) -> Any:
-    """object.__reduce_ex__ with protocol 4."""
+    """object.__reduce_ex__."""
     cls = type(self)
     if cls.__reduce__ is not object.__reduce__:  # type: ignore[comparison-overlap]
         return self.__reduce__()
-    new, args = copyreg.__newobj__, ()  # type: ignore[attr-defined]
+    if operator.index(protocol) < 2:
+        return copyreg._reduce_ex(self, protocol)  # type: ignore[attr-defined]
+    new, given = copyreg.__newobj__, (cls,)  # type: ignore[attr-defined]
     if hasattr(cls, "__getnewargs_ex__"):
-        args, kwargs = self.__getnewargs_ex__()
-        if kwargs:
-            return copyreg.__newobj_ex__, (cls, args, kwargs), self.__getstate__()  # type: ignore[attr-defined]
+        args, kwargs = _checked_arguments(self.__getnewargs_ex__())
+        new, given = (copyreg.__newobj_ex__, (cls, args, kwargs)) if kwargs else (new, (cls, *args))  # type: ignore[attr-defined]
     elif hasattr(cls, "__getnewargs__"):
         args = self.__getnewargs__()
+        if not isinstance(args, tuple):
+            raise TypeError(f"__getnewargs__ should return a tuple, not '{type(args).__name__}'")
+        given = (cls, *args)
+    state = self.__getstate__()
     listed = iter(self) if isinstance(self, list) else None
     paired = iter(self.items()) if isinstance(self, dict) else None
-    return new, (cls, *args), self.__getstate__(), listed, paired
+    return new, given, state, listed, paired
+
+
+def _checked_arguments(given: Any) -> Any:
+    name = "__getnewargs_ex__"
+    if not isinstance(given, tuple):
+        raise TypeError(f"{name} should return a tuple, not '{type(given).__name__}'")
+    if len(given) != 2:
+        raise ValueError(f"{name} should return a tuple of length 2, not {len(given)}")
+    args, kwargs = given
+    if not isinstance(args, tuple):
+        raise TypeError(f"first item of the tuple returned by {name} must be a tuple, not '{type(args).__name__}'")
+    if not isinstance(kwargs, dict):
+        raise TypeError(f"second item of the tuple returned by {name} must be a dict, not '{type(kwargs).__name__}'")
+    return given

@@ -403,9 +403,9 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
     if folded is not NotImplemented:
         return bool(folded.try_const().value)
     if isinstance(a, IdTracker) or isinstance(b, IdTracker):
-        for one, two in ((a, b), (b, a)):
-            if isinstance(one, IdTracker) and one.of.source is not None and not isinstance(two, IdTracker):
-                m.graph_break("B104", operation="comparison", value=one.show())  # a number that is kept from before
+        for address, other in ((a, b), (b, a)):
+            if isinstance(address, IdTracker) and address.of.source is not None and not isinstance(other, IdTracker):
+                m.graph_break("B104", operation="comparison", value=address.show())  # a number that is kept from before
         return isinstance(a, IdTracker) and isinstance(b, IdTracker) and same(m, a.of, b.of)
     if isinstance(a, RefTracker) and isinstance(b, RefTracker):
         return m.truth(m.apply(operator.eq, a.referent, b.referent))

@@ -9,28 +9,24 @@ blocks of `SUM_BLOCK` elements whose partial sums are added in double: the error
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
-from magneto.inductor.codegen.cpp_emit import Emitter, Scope, indent
-from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of
+from magneto.inductor.codegen.cpp_emit import Emitter, indent
+from magneto.inductor.codegen.cpp_fill import STREAM_FROM, STREAM_RUN, Fill
+from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
-from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold, fold_of
+from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
-from magneto.inductor.codegen.cpp_types import compute_type, convert, memory_type, to_memory
+from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, memory_type, to_memory
 from magneto.inductor.loops.ir import Indirect, Load, Op, Value, walk_values
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_loads
 from magneto.symbolic import Expr, Sym, to_c
 
-SUM_BLOCK = 1024
-LANES = 64
-LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
-FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 ROWS_BLOCK = 16  # rows added up in single precision across rows
 CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
 
@@ -70,7 +66,7 @@ class Writer:
         self.vector_folds: dict[str, str] = {}  # outer mode: result array
         self.arrays: dict[str, str] = {}  # member -> row-local array
         self.heavy_memo: dict[str, bool] = {}
-        self.lines: list[str] = []
+        self.streaming: set[str] = set()
         self.dtypes = {b: load.dtype for m in self.kernel.members for load in member_loads(m.body) for b in (load.buffer,)}
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
 
@@ -198,8 +194,20 @@ class Writer:
         inside = [*scope.lines, *body] if nest.mode == "point" else body
         if nest.iterations == 1:
             return ["{", *indent(inside), "}"]
-        pragma = ["#pragma omp parallel for schedule(static) reduction(|:status)"] if nest.parallel else []
-        return [*pragma, f"for (i64 row = 0; row < {nest.iterations}; row++) {{", *indent(inside), "}"]
+        loop = [f"for (i64 row = 0; row < {nest.iterations}; row++) {{", *indent(inside), "}"]
+        if not self.streaming:
+            return ["#pragma omp parallel for schedule(static) reduction(|:status)", *loop] if nest.parallel else loop
+        shared = ["#pragma omp for schedule(static) nowait", *loop, "MG_FENCE"]
+        return [*self._past_flags(), "#pragma omp parallel reduction(|:status)", "{", *indent(shared), "}"]
+
+    def _past_flags(self) -> list[str]:
+        """Per streamed result: does it have memory of its own?"""
+        read = [self.pointers[name] for name in self.kernel.reads()]
+        lines = []
+        for name in sorted(self.streaming, key=lambda n: self.pointers[n]):
+            pointer = self.pointers[name]
+            lines.append(f"const _Bool {pointer}_past = {' & '.join(f'(void *){pointer} != {other}' for other in read) or '1'};")
+        return lines
 
     def decode_rows(self, nest: Nest) -> tuple[list[str], dict[Sym, str]]:
         """Loop variables of the outer dimensions (and bounds of the portion) out of the flat `row`."""
@@ -256,13 +264,34 @@ class Writer:
         ]
         return [f"for (i64 tlo = {start}; tlo < {stop}; tlo += {TILE}) {{", *indent(across), "}"]
 
-    def store(self, member: Member) -> str:
-        """The statement that writes a member's value at the point of the innermost scope."""
-        value = convert(self.emitter.emit(member.body), member.body.dtype, member.buffer.dtype)
-        exact = isinstance(member.body, Op) and member.body.name == "convert_element_type" and member.body.dtype is member.buffer.dtype
-        depth = len(self.emitter.scopes) - 1
-        index = self.emitter.index(member.store, "", depth)
-        return f"{self.pointers[member.name]}[{index}] = {to_memory(value, member.buffer.dtype, exact)};"
+    def store(self, member: Member, target: str = "") -> str:
+        """The statement that writes a member's value at the point of the innermost scope. `target`: where to, instead of its buffer."""
+        body, dtype = member.body, member.buffer.dtype
+        if isinstance(body, Op) and body.name == "convert_element_type" and body.dtype is dtype and dtype in HALVES:
+            value = convert(self.emitter.emit(body.args[0]), body.args[0].dtype, torch.float32)  # rounded once, on its way to memory
+        else:
+            value = convert(self.emitter.emit(body), body.dtype, dtype)
+        if not target:
+            target = f"{self.pointers[member.name]}[{self.emitter.index(member.store, '', len(self.emitter.scopes) - 1)}]"
+        return f"{target} = {to_memory(value, dtype)};"
+
+    def streams(self, member: Member) -> bool:
+        """Is a result so large that it should be written past the caches? (See cpp_fill.)"""
+        nest, size = self.nest, member.buffer.nbytes
+        if not nest.parallel or nest.tiled or nest.mode not in ("point", "inner") or not isinstance(size, int) or size < STREAM_FROM:
+            return False
+        vector = nest.inner[-1]
+        run = min(vector.size, nest.chunk or vector.size) if len(nest.inner) == 1 else vector.size
+        if stride_along(member.store, vector.sym) != 1 or run * member.buffer.dtype.itemsize < STREAM_RUN:
+            return False
+        self.streaming.add(member.name)
+        return True
+
+    def is_long(self, load: Load) -> bool:
+        """Does the vector loop read far more memory than the caches hold, one element after the other?"""
+        if load.buffer in self.members or stride_along(load.index, self.nest.inner[-1].sym) != 1 or load.index.hi is None:
+            return False
+        return load.index.hi * load.dtype.itemsize >= STREAM_FROM and not any(isinstance(s, Indirect) for s in load.index.free)
 
     # ---- pointwise ---------------------------------------------------------------------------------------------------------
 
@@ -383,130 +412,3 @@ class Writer:
         names = {**self.emitter.variables, vector.sym: "j0"}
         assert not any(isinstance(s, Indirect) for s in index.free)
         return to_c(index, lambda s: names[s])
-
-
-class Fill:
-    """What stands in the innermost loop: stores, folds, arrays kept for later passes; and how that loop is written."""
-
-    def __init__(
-        self,
-        writer: Writer,
-        stores: Sequence[Member] = (),
-        folds: Sequence[Fold] = (),
-        keeps: Sequence[Member] = (),
-        across: bool = False,
-        results: dict[str, tuple[str, torch.dtype]] | None = None,
-        blocks: int = 0,
-        vector_depth: int = 0,
-    ) -> None:
-        self.writer, self.stores, self.folds, self.keeps = writer, stores, folds, keeps
-        self.across, self.results, self.blocks, self.vector_depth = across, results or {}, blocks, vector_depth
-
-    def inside(self) -> None:
-        """Emit everything into the innermost scope."""
-        writer, emitter = self.writer, self.writer.emitter
-        scope, depth = emitter.scopes[-1], len(emitter.scopes) - 1
-        vector = next(s for s, d in emitter.depths.items() if d == depth)
-        lane = f"{emitter.variables[vector]} - lo" if self.across else ""
-        outside = dict(writer.answers)
-        for name, (text, _) in self.results.items():
-            writer.answers[name] = (text.format(lane=lane), depth)
-        kept_now = {m.name for m in self.keeps}
-        for name, array in writer.arrays.items():
-            if name not in kept_now:
-                writer.answers[name] = (f"{array}[{self._position(lane)}]", depth)
-        emitter._depth_memo.clear()
-        for body in writer.points(self.folds, self.stores):  # one after the other: long chains must not become deep recursion
-            emitter.emit(body)
-        for member in self.keeps:
-            scope.lines.append(f"{writer.arrays[member.name]}[{self._position(lane)}] = {emitter.emit(member.body)};")
-        for fold in self.folds:
-            if isinstance(fold, ArgFold):
-                fold.ordered = len(writer.kernel.cols) == 1 and writer.kernel.cols[0].size < 1 << 31
-            value = emitter.emit(fold.member.body)
-            flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
-            into = fold.lane if fold.accumulator != fold.type or not self.across else fold.name
-            scope.lines.append(fold.step(value, f"{into}[{lane}]" if self.across else into, flat))
-        texts = [writer.store(m) for m in self.stores]  # all loads stand before the first store: an output may take an input's memory
-        scope.lines.extend(texts)
-        writer.answers = outside
-        emitter._depth_memo.clear()
-
-    def _position(self, lane: str) -> str:
-        """Flat position of the point in a row-local array."""
-        writer = self.writer
-        text = ""
-        for dim in writer.kernel.cols:
-            name = writer.emitter.variables[dim.sym]
-            text = f"({text}) * {dim.size} + {name}" if text else name
-        if lane:
-            text = f"({text}) * {self.blocks} + {lane}" if text else lane
-        return text
-
-    def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
-        """The innermost loop itself."""
-        if self.across or not self.folds:
-            checks = " reduction(|:status)" if scope.checks else ""
-            pragma = [f"#pragma omp simd{checks}"] if size > 1 else []
-            return [*pragma, f"for (i64 {name} = {start}; {name} < {stop}; {name}++) {{", *indent(scope.lines), "}"]
-        blocked = size > SUM_BLOCK
-        first, last = ("b", "e") if blocked else (start, stop)
-        simd = all(fold.vectorised for fold in self.folds)
-        if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and size >= LANES_FROM:
-            lines = self._lanes(name, first, last, size, scope, LANES)
-        elif simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
-            lines = self._lanes(name, first, last, size, scope, FEW_LANES if size < 8 * FEW_LANES else 2 * FEW_LANES)
-        else:
-            lines = self._lane(name, first, last, scope, simd)
-        if not blocked:
-            return ["{", *indent(lines), "}"]
-        head = [f"const i64 e = mg_min(b + {SUM_BLOCK}, {stop});"]
-        return [f"for (i64 b = {start}; b < {stop}; b += {SUM_BLOCK}) {{", *indent([*head, *lines]), "}"]
-
-    def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:
-        """The loop with one vector of accumulators per fold."""
-        lines = [fold.declare_lane() for fold in self.folds]
-        clauses = "".join(fold.clause() for fold in self.folds) + (" reduction(|:status)" if scope.checks else "")
-        if simd:
-            lines.append(f"#pragma omp simd{clauses}")
-        lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
-        return lines + [fold.join() for fold in self.folds]
-
-    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int) -> list[str]:
-        """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
-        texts = {fold.lane: f"{fold.lane}s[l]" for fold in self.folds}
-        searches = [fold for fold in self.folds if isinstance(fold, ArgFold)]
-        texts.update({f"{fold.name}x": f"{fold.name}xs[l]" for fold in searches})
-        body = [_renamed(line, texts) for line in scope.lines]
-        lines = [f"{fold.type} {fold.lane}s[{width}];" for fold in self.folds]
-        start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in self.folds)
-        lines += [f"i32 {fold.name}xs[{width}];" for fold in searches]
-        start += "".join(f" {fold.name}xs[l] = -1;" for fold in searches)
-        lines.append(f"for (i64 l = 0; l < {width}; l++) {{ {start} }}")
-        checks = " reduction(|:status)" if scope.checks else ""
-        inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
-        lines += [f"i64 g = {first};", f"for (; g + {width} <= {last}; g += {width}) {{", *indent(inner), "}"]
-        lines += [fold.declare_lane() for fold in self.folds]
-        for fold in self.folds:
-            if isinstance(fold, ArgFold):
-                lines.append(fold.join_lanes(width))
-                continue
-            if fold.lanes_function:
-                lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {width});")
-                continue
-            lines += [
-                f"#pragma omp simd{fold.clause()}",
-                f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}",
-            ]
-        if size % width or not first.isdigit():
-            clauses = "".join(fold.clause() for fold in self.folds) + checks
-            pragma = [] if searches else [f"#pragma omp simd{clauses}"]
-            lines += [*pragma, f"for (i64 {name} = g; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
-        return lines + [fold.join() for fold in self.folds]
-
-
-def _renamed(line: str, names: dict[str, str]) -> str:
-    """A statement over other accumulators."""
-    for old, text in names.items():
-        line = re.sub(rf"\b{old}\b", text, line)
-    return line

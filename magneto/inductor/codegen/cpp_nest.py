@@ -147,6 +147,12 @@ def _terms(index: Expr) -> tuple[dict[Sym, int], frozenset[Sym]]:
     return linear, frozenset(other)
 
 
+def stride_along(index: Expr, symbol: Sym) -> int | None:
+    """The index's coefficient of a symbol; None where it depends on it in another way."""
+    linear, other = _terms(index)
+    return None if symbol in other else linear.get(symbol, 0)
+
+
 def _ordered(kernel: FusedKernel) -> FusedKernel:
     """Dimensions of rows and of cols sorted by their stride in the memory that is walked most, largest first."""
     main = _main_index(kernel)

@@ -37,12 +37,23 @@ MG_INLINE u16 mg_store_bf16(f32 f) {
     u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u);
     return f != f ? (u16)0x7fc0 : (u16)(r >> 16);
 }
-MG_INLINE u16 mg_cut_bf16(f32 f) { return (u16)((u32)mg_f32_bits(f) >> 16); } /* of a number that is rounded already */
 MG_INLINE f32 mg_round_bf16(f32 f) { return mg_load_bf16(mg_store_bf16(f)); }
-#ifdef __FLT16_MAX__
-typedef _Float16 f16;
-MG_INLINE f32 mg_round_f16(f32 f) { return (f32)(f16)f; }
-#endif
+/* float16 by integers: gcc does not vectorise conversions of _Float16. Products with powers of two move the exponent, and a sum rounds the mantissa. */
+MG_INLINE f32 mg_load_f16(u16 h) {
+    u32 w = (u32)h << 16, two = w + w;
+    f32 normal = mg_bits_f32((i32)((two >> 4) + (0xe0u << 23))) * 0x1p-112f;
+    f32 small = mg_bits_f32((i32)((two >> 17) | 0x3f000000u)) - 0.5f;
+    return mg_bits_f32((i32)((w & 0x80000000u) | (u32)mg_f32_bits(two < (1u << 27) ? small : normal)));
+}
+MG_INLINE u16 mg_store_f16(f32 f) {
+    u32 w = (u32)mg_f32_bits(f), two = w + w, bias = two & 0xff000000u;
+    f32 base = (__builtin_fabsf(f) * 0x1p+112f) * 0x1p-110f; /* infinite for what is too large */
+    bias = bias < 0x71000000u ? 0x71000000u : bias;
+    u32 bits = (u32)mg_f32_bits(mg_bits_f32((i32)((bias >> 1) + 0x07800000u)) + base);
+    u32 number = ((bits >> 13) & 0x7c00u) + (bits & 0xfffu);
+    return (u16)((w >> 16 & 0x8000u) | (two > 0xff000000u ? 0x7e00u : number));
+}
+MG_INLINE f32 mg_round_f16(f32 f) { return mg_load_f16(mg_store_f16(f)); }
 """
 
 _INTEGERS = """\
@@ -184,6 +195,48 @@ MG_INLINE f32 mg_log_f32(f32 x) {
 }
 """
 
+_STREAMS = """\
+/* Results larger than the caches are written past them (codegen/cpp_stream.py): whole lines are not read before they are overwritten. */
+#if defined(__AVX512F__)
+#define MG_NT 64
+#elif defined(__AVX__)
+#define MG_NT 32
+#elif defined(__SSE2__)
+#define MG_NT 16
+#endif
+#ifdef MG_NT
+typedef i64 mg_line __attribute__((vector_size(MG_NT)));
+MG_INLINE void mg_line_past(u8 *d, mg_line v) {
+#ifdef __clang__
+    __builtin_nontemporal_store(v, (mg_line *)d);
+#elif MG_NT == 64
+    __builtin_ia32_movntdq512((mg_line *)d, v);
+#elif MG_NT == 32
+    __builtin_ia32_movntdq256((mg_line *)d, v);
+#else
+    __builtin_ia32_movntdq((mg_line *)d, v);
+#endif
+}
+#define MG_FENCE __builtin_ia32_sfence();
+#else
+#define MG_FENCE
+#endif
+MG_INLINE void mg_ahead(const void *p, i64 n) { for (i64 k = 0; k < n; k += 64) __builtin_prefetch((const u8 *)p + k); }
+MG_INLINE void mg_stream(void *to, const void *from, i64 n, _Bool past) {
+#ifdef MG_NT
+    if (past) {
+        u8 *d = to; const u8 *s = from;
+        i64 k = mg_min(-(i64)(u64)d & (MG_NT - 1), n);
+        __builtin_memcpy(d, s, k);
+        for (; k + MG_NT <= n; k += MG_NT) { mg_line v; __builtin_memcpy(&v, s + k, MG_NT); mg_line_past(d + k, v); }
+        __builtin_memcpy(d + k, s + k, n - k);
+        return;
+    }
+#endif
+    __builtin_memcpy(to, from, n);
+}
+"""
+
 _REDUCTIONS = """\
 #define MG_HALVE(f, h) _Pragma("omp simd") for (int l = 0; l < h; l++) x[l] = f(x[l], x[l + h]);
 #define MG_LANES(name, T, f) MG_INLINE T name(T *x, int n) { /* lanes joined in log n steps: gcc adds and compares them one after the other */ \\
@@ -217,4 +270,4 @@ def _prototypes(level: int) -> str:
 @functools.cache
 def preamble(level: int) -> str:
     """The C text for a level of vector functions (`compiler.vector_math_level`)."""
-    return _TYPES + _prototypes(level) + _HALVES + _INTEGERS + _FLOATS + _REDUCTIONS
+    return _TYPES + _prototypes(level) + _HALVES + _INTEGERS + _FLOATS + _STREAMS + _REDUCTIONS

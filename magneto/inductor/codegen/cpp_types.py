@@ -12,7 +12,7 @@ import torch
 
 MEMORY: dict[torch.dtype, str] = {
     torch.bool: "u8", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.float16: "f16", torch.bfloat16: "u16", torch.float32: "f32", torch.float64: "f64",
+    torch.float16: "u16", torch.bfloat16: "u16", torch.float32: "f32", torch.float64: "f64",
 }  # fmt: skip
 COMPUTE: dict[torch.dtype, str] = {**MEMORY, torch.bool: "_Bool", torch.float16: "f32", torch.bfloat16: "f32"}
 HALVES = (torch.float16, torch.bfloat16)
@@ -47,18 +47,16 @@ def from_memory(text: str, dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         return f"mg_load_bf16({text})"
     if dtype is torch.float16:
-        return f"(f32){text}"
+        return f"mg_load_f16({text})"
     return text
 
 
-def to_memory(text: str, dtype: torch.dtype, exact: bool = False) -> str:
-    """The memory element of a compute value. `exact`: it is rounded to the dtype already."""
+def to_memory(text: str, dtype: torch.dtype) -> str:
+    """The memory element of a compute value."""
     if dtype is torch.bfloat16:
-        if exact:
-            return f"mg_cut_bf16({text})"
         return f"mg_store_bf16({text})"
     if dtype is torch.float16:
-        return f"(f16)({text})"
+        return f"mg_store_f16({text})"
     if dtype is torch.bool:
         return f"(u8)({text})"
     return text

@@ -1,0 +1,190 @@
+"""What stands in the innermost loop of a kernel, and how that loop is written.
+
+Results that are larger than the caches are computed into a piece of a row that stays in the first cache, and are written past the caches from there: a line
+that is overwritten whole is then not read before. That is a third of the traffic of a copy. Not where the result takes an input's memory: its lines are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from magneto.inductor.codegen.cpp_emit import Scope, indent
+from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
+from magneto.inductor.codegen.cpp_types import memory_type
+from magneto.inductor.loops.ir import Load, loads
+from magneto.inductor.schedule.kernel import Member
+from magneto.symbolic import to_c
+
+if TYPE_CHECKING:
+    from magneto.inductor.codegen.cpp import Writer
+
+SUM_BLOCK = 1024  # elements added up in single precision, and elements of a piece that is written past the caches
+LANES = 64
+LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
+FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
+STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
+STREAM_RUN = 512  # bytes that are written one after the other at least
+
+
+class Fill:
+    """What stands in the innermost loop: stores, folds, arrays kept for later passes; and how that loop is written."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        stores: Sequence[Member] = (),
+        folds: Sequence[Fold] = (),
+        keeps: Sequence[Member] = (),
+        across: bool = False,
+        results: dict[str, tuple[str, torch.dtype]] | None = None,
+        blocks: int = 0,
+        vector_depth: int = 0,
+    ) -> None:
+        self.writer, self.stores, self.folds, self.keeps = writer, stores, folds, keeps
+        self.across, self.results, self.blocks, self.vector_depth = across, results or {}, blocks, vector_depth
+        self.streamed: dict[str, str] = {}  # member -> array of the piece
+        self.ahead: list[Load] = []  # what the next piece reads: the processor does not look ahead while a piece is written
+
+    def inside(self) -> None:
+        """Emit everything into the innermost scope."""
+        writer, emitter = self.writer, self.writer.emitter
+        scope, depth = emitter.scopes[-1], len(emitter.scopes) - 1
+        vector = next(s for s, d in emitter.depths.items() if d == depth)
+        lane = f"{emitter.variables[vector]} - lo" if self.across else ""
+        outside = dict(writer.answers)
+        for name, (text, _) in self.results.items():
+            writer.answers[name] = (text.format(lane=lane), depth)
+        kept_now = {m.name for m in self.keeps}
+        for name, array in writer.arrays.items():
+            if name not in kept_now:
+                writer.answers[name] = (f"{array}[{self._position(lane)}]", depth)
+        emitter._depth_memo.clear()
+        points = writer.points(self.folds, self.stores)
+        for body in points:  # one after the other: long chains must not become deep recursion
+            emitter.emit(body)
+        for member in self.keeps:
+            scope.lines.append(f"{writer.arrays[member.name]}[{self._position(lane)}] = {emitter.emit(member.body)};")
+        for fold in self.folds:
+            if isinstance(fold, ArgFold):
+                fold.ordered = len(writer.kernel.cols) == 1 and writer.kernel.cols[0].size < 1 << 31
+            value = emitter.emit(fold.member.body)
+            flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
+            into = fold.lane if fold.accumulator != fold.type or not self.across else fold.name
+            scope.lines.append(fold.step(value, f"{into}[{lane}]" if self.across else into, flat))
+        self.streamed = {m.name: emitter.fresh("o") for m in self.stores if not self.across and writer.streams(m)}
+        texts = [
+            writer.store(m, f"{self.streamed[m.name]}[{emitter.variables[vector]} - b]" if m.name in self.streamed else "")
+            for m in self.stores
+        ]  # all loads stand before the first store: an output may take an input's memory
+        scope.lines.extend(texts)
+        if self.streamed:
+            bodies = [*points, *(m.body for m in self.stores), *(f.member.body for f in self.folds)]
+            self.ahead = list(dict.fromkeys(load for body in bodies for load in loads(body) if writer.is_long(load)))
+        writer.answers = outside
+        emitter._depth_memo.clear()
+
+    def _position(self, lane: str) -> str:
+        """Flat position of the point in a row-local array."""
+        writer = self.writer
+        text = ""
+        for dim in writer.kernel.cols:
+            name = writer.emitter.variables[dim.sym]
+            text = f"({text}) * {dim.size} + {name}" if text else name
+        if lane:
+            text = f"({text}) * {self.blocks} + {lane}" if text else lane
+        return text
+
+    def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
+        """The innermost loop itself."""
+        blocked = size > SUM_BLOCK and not self.across and bool(self.folds or self.streamed)
+        first, last = ("b", "e") if blocked else (start, stop)
+        if self.across or not self.folds:
+            checks = " reduction(|:status)" if scope.checks else ""
+            pragma = [f"#pragma omp simd{checks}"] if size > 1 else []
+            lines = [*pragma, f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+        else:
+            lines = self._folding(name, first, last, size, scope)
+        if self.streamed:
+            lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, min(size, SUM_BLOCK))]
+        if blocked:
+            head = [f"const i64 e = mg_min(b + {SUM_BLOCK}, {stop});"]
+            return [f"for (i64 b = {start}; b < {stop}; b += {SUM_BLOCK}) {{", *indent([*head, *lines]), "}"]
+        return ["{", *indent(lines), "}"] if not self.across and (self.folds or self.streamed) else lines
+
+    def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
+        """The loop between the declarations of the pieces and the statements that write them."""
+        writer = self.writer
+        names = {**writer.emitter.variables, self.writer.nest.inner[-1].sym: "b"}
+        before, after = [], []
+        for member in self.stores:
+            array = self.streamed.get(member.name)
+            if array is None:
+                continue
+            pointer, kind = writer.pointers[member.name], memory_type(member.buffer.dtype)
+            place = to_c(member.store, lambda s: names[s])
+            before.append(f"{kind} {array}[{size}] __attribute__((aligned(64)));")
+            after.append(f"mg_stream({pointer} + {place}, {array}, ({last} - b) * sizeof({kind}), {pointer}_past);")
+        for load in self.ahead[:8]:
+            text = f"{writer.pointers[load.buffer]} + {to_c(load.index, lambda s: names[s])} + {size}"
+            after.append(f"mg_ahead({text}, {size} * sizeof({memory_type(load.dtype)}));")
+        return [*before, *loop, *after]
+
+    def _folding(self, name: str, first: str, last: str, size: int, scope: Scope) -> list[str]:
+        simd = all(fold.vectorised for fold in self.folds)
+        if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and size >= LANES_FROM:
+            return self._lanes(name, first, last, size, scope, LANES)
+        if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
+            return self._lanes(name, first, last, size, scope, FEW_LANES if size < 8 * FEW_LANES else 2 * FEW_LANES)
+        return self._lane(name, first, last, scope, simd)
+
+    def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:
+        """The loop with one vector of accumulators per fold."""
+        lines = [fold.declare_lane() for fold in self.folds]
+        clauses = "".join(fold.clause() for fold in self.folds) + (" reduction(|:status)" if scope.checks else "")
+        if simd:
+            lines.append(f"#pragma omp simd{clauses}")
+        lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+        return lines + [fold.join() for fold in self.folds]
+
+    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int) -> list[str]:
+        """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
+        texts = {fold.lane: f"{fold.lane}s[l]" for fold in self.folds}
+        searches = [fold for fold in self.folds if isinstance(fold, ArgFold)]
+        texts.update({f"{fold.name}x": f"{fold.name}xs[l]" for fold in searches})
+        body = [_renamed(line, texts) for line in scope.lines]
+        lines = [f"{fold.type} {fold.lane}s[{width}];" for fold in self.folds]
+        start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in self.folds)
+        lines += [f"i32 {fold.name}xs[{width}];" for fold in searches]
+        start += "".join(f" {fold.name}xs[l] = -1;" for fold in searches)
+        lines.append(f"for (i64 l = 0; l < {width}; l++) {{ {start} }}")
+        checks = " reduction(|:status)" if scope.checks else ""
+        inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
+        lines += [f"i64 g = {first};", f"for (; g + {width} <= {last}; g += {width}) {{", *indent(inner), "}"]
+        lines += [fold.declare_lane() for fold in self.folds]
+        for fold in self.folds:
+            if isinstance(fold, ArgFold):
+                lines.append(fold.join_lanes(width))
+                continue
+            if fold.lanes_function:
+                lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {width});")
+                continue
+            lines += [
+                f"#pragma omp simd{fold.clause()}",
+                f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}",
+            ]
+        if size % width or not first.isdigit():
+            clauses = "".join(fold.clause() for fold in self.folds) + checks
+            pragma = [] if searches else [f"#pragma omp simd{clauses}"]
+            lines += [*pragma, f"for (i64 {name} = g; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+        return lines + [fold.join() for fold in self.folds]
+
+
+def _renamed(line: str, names: dict[str, str]) -> str:
+    """A statement over other accumulators."""
+    for old, text in names.items():
+        line = re.sub(rf"\b{old}\b", text, line)
+    return line

@@ -1,0 +1,82 @@
+"""Results written past the caches: the same values at every alignment, length and dtype, and where a result takes an input's memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from magneto.inductor.codegen import cpp, cpp_fill
+from magneto.inductor.codegen.cpp import kernel_text
+from magneto.inductor.lower import lower_graph
+from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.schedule import schedule
+from tests.inductor.codegen.compiled import check_compiled
+from tests.inductor.lower.prim_graphs import Graph
+from tests.inductor.schedule.test_fuse import layer_norm, softmax
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is written past the caches."""
+    for module in (cpp, cpp_fill):
+        monkeypatch.setattr(module, "STREAM_FROM", 1)
+
+
+def texts(g: Graph) -> str:
+    return "\n".join(kernel_text(s) for s in schedule(lower_graph(g.fx)).steps if isinstance(s, FusedKernel))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64])
+@pytest.mark.parametrize("shape", [(16384,), (20001,), (17, 1031), (8, 3, 1201)])
+def test_pointwise(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    g = Graph()
+    base = torch.randint(-50, 50, shape).to(dtype)
+    x, wide = g.input(base), g.input(torch.randint(-50, 50, (*shape[:-1], shape[-1] + 3)).to(dtype)[..., 3:])
+    g.output(g.add(x, wide), g.mul(x, x))
+    assert "mg_stream(" in texts(g)
+    check_compiled(g, 0)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("width", [700, 1024, 3001])
+def test_rows(width: int) -> None:
+    g = Graph()
+    x = g.input(torch.randn(40, width))
+    g.output(softmax(g, x), layer_norm(g, g.add(x, 1.0)), g.sum(g.mul(x, x), (1,)))
+    assert texts(g).count("mg_stream(") >= 2
+    check_compiled(g, 1e-5)
+
+
+@pytest.mark.usefixtures("small")
+def test_stored_while_folded() -> None:
+    g = Graph()
+    x = g.exp(g.input(torch.randn(40, 1500)))
+    g.output(x, g.sum(x, (1,)), g.argmax(x, 1))
+    assert "mg_stream(" in texts(g)
+    check_compiled(g, 1e-6)
+
+
+@pytest.mark.usefixtures("small")
+def test_in_the_memory_of_an_input() -> None:
+    import magneto
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2.0).add_(y)
+        z = (y @ y.t()).exp()
+        return z * 2.0 + 1.0
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(200, 200, generator=generator) * 0.1 for _ in range(2))
+    kept = x.clone()
+    wanted = step(kept, y)
+    magneto.reset()
+    found = magneto.optimize("inductor", nopython=True)(step)(x, y)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(x, kept)
+
+
+def test_small_results_stay_in_the_caches() -> None:
+    g = Graph()
+    g.output(g.exp(g.input(torch.randn(1000, 300))))
+    assert "mg_stream" not in texts(g)

@@ -13,7 +13,8 @@ INFINITE = 1 << 60
 def min_cut(read: Sequence[fx.Node], cost: Callable[[fx.Node], int | None], recomputable: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """The cheapest set of nodes from which every node of `read` can be had, in graph order.
 
-    A node is had when it is kept, or when it is `recomputable` and all its inputs are had. `cost` None: the node cannot be kept.
+    A node is had when it is kept, or when it is `recomputable` and all its inputs are had. `cost` None: the node cannot be kept. Of several cheapest
+    sets the latest one is taken, which leaves least to compute again.
     """
     region: dict[fx.Node, int] = {}
     stack = list(read)
@@ -37,8 +38,8 @@ def min_cut(read: Sequence[fx.Node], cost: Callable[[fx.Node], int | None], reco
     for node in read:
         flow.edge(2 * region[node] + 1, sink, INFINITE)
     flow.run(source, sink)
-    reachable = flow.reachable(source)
-    return sorted(node for node, i in region.items() if 2 * i in reachable and 2 * i + 1 not in reachable)
+    behind = flow.reaching(sink)
+    return sorted(node for node, i in region.items() if 2 * i not in behind and 2 * i + 1 in behind)
 
 
 class Flow:
@@ -104,12 +105,13 @@ class Flow:
             self.left[e ^ 1] += amount
         return amount
 
-    def reachable(self, source: int) -> set[int]:
-        seen = {source}
-        stack = [source]
+    def reaching(self, sink: int) -> set[int]:
+        """From where the sink can still be reached."""
+        seen = {sink}
+        stack = [sink]
         while stack:
             for e in self.out[stack.pop()]:
-                if self.left[e] and self.to[e] not in seen:
+                if self.left[e ^ 1] and self.to[e] not in seen:
                     seen.add(self.to[e])
                     stack.append(self.to[e])
         return seen

@@ -80,6 +80,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = value
         node.meta["stack"] = self.stack
         node.meta["stage"] = self.stage
+        if torch._C._current_graph_task_id() >= 0:
+            node.meta["in_backward"] = True
         if checkpoint.region:
             node.meta["checkpoint"] = checkpoint.region
         return node

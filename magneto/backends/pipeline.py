@@ -18,6 +18,7 @@ from torch import fx
 from magneto.aot_autograd.call import as_function, own_memory, result_strides, without_autocast, without_grad
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
+from magneto.aot_autograd.recompute import recompute
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Signature, written_results
 from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
@@ -49,6 +50,7 @@ class Unit:
     joint: JointGraph | None = None
     cut: Partition | None = None
     key: str | None = None  # under which the compiled functional graph is kept on disk
+    training: bool = False
 
     @property
     def traced(self) -> AtenGraph:
@@ -69,7 +71,7 @@ def trace_captured(unit: Unit) -> Unit:
 
 def trace_joint_graph(unit: Unit) -> Unit:
     """As trace, and on through autograd's engine: forward and backward in one graph."""
-    return replace(unit, joint=trace_joint(unit.gm, unit.inputs, unit.grad_enabled, unit.name))
+    return replace(unit, joint=trace_joint(unit.gm, unit.inputs, unit.grad_enabled, unit.name), training=True)
 
 
 def state_of(unit: Unit) -> frozenset[int]:
@@ -105,7 +107,7 @@ def recall_compiled(unit: Unit) -> Unit:
     """An equal graph may have been compiled before, by another process; then the passes up to compile_kernels have nothing to do."""
     from magneto.inductor.compile import kept_graph
 
-    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit), state_of(unit))
+    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit), state_of(unit), unit.training)
     return replace(unit, key=key) if found is None else _with_kernels(unit, *found)
 
 
@@ -116,6 +118,13 @@ def decompose_to_prims(unit: Unit) -> Unit:
     if unit.compiled is not None:
         return unit
     return unit.with_graph(decompose(unit.traced.graph))
+
+
+def recompute_in_backward(unit: Unit) -> Unit:
+    """A backward inside the graph computes again what is cheap, rather than keeping it in memory from the forward on."""
+    if unit.compiled is not None:
+        return unit
+    return unit.with_graph(recompute(unit.traced.graph))
 
 
 def drop_unused(unit: Unit) -> Unit:
@@ -131,7 +140,7 @@ def compile_kernels(unit: Unit) -> Unit:
 
     if unit.compiled is not None:
         return unit
-    return _with_kernels(unit, *compile_writing(unit.traced.graph, unit.name, _written(unit), unit.key, state_of(unit)))
+    return _with_kernels(unit, *compile_writing(unit.traced.graph, unit.name, _written(unit), unit.key, state_of(unit), unit.training))
 
 
 def _written(unit: Unit) -> dict[int, int]:
@@ -195,7 +204,7 @@ def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...]) -> Co
     outputs = graph.output_node().args[0]
     assert isinstance(outputs, tuple)
     half = AtenGraph(graph, Signature(n, 0, len(outputs), ()), (), name)
-    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half)
+    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half, training=True)
     try:
         unit = run_passes(passes, unit, verify=verify_unit, show=show_unit, label=name)
     except Exception as error:
@@ -208,6 +217,7 @@ def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...]) -> Co
 COMPILE_HALF: tuple[Pass, ...] = (
     Pass("recall", recall_compiled),
     Pass("decompose", decompose_to_prims),
+    Pass("recompute", recompute_in_backward),
     Pass("drop_unused", drop_unused),
     Pass("compile_kernels", compile_kernels),
 )

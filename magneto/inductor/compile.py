@@ -34,7 +34,7 @@ from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import Kernel, TableKernel
-from magneto.inductor.schedule.memory import plan_memory
+from magneto.inductor.schedule.memory import peak_bytes, plan_memory
 from magneto.inductor.schedule.prepared import keep_results
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.table import gather
@@ -53,11 +53,16 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
 
 
 def compile_writing(
-    graph: fx.Graph, name: str, written: Mapping[int, int], key: str | None = None, state: frozenset[int] = frozenset()
+    graph: fx.Graph,
+    name: str,
+    written: Mapping[int, int],
+    key: str | None = None,
+    state: frozenset[int] = frozenset(),
+    training: bool = False,
 ) -> tuple[Compiled, frozenset[int]]:
     """As compile_graph, for a graph some of whose outputs (keys of `written`) serve for nothing but to be copied into inputs (the values) afterwards.
     Also which of these the kernels write into the input's memory themselves; the output is then the input. `key`: of `kept_graph`, which finds the result later.
-    `state`: inputs that are weights, which seldom change; what is computed of them alone is kept between calls."""
+    `state`: inputs that are weights, which seldom change; what is computed of them alone is kept between calls. `training`: memory is held no longer than needed."""
     nothing: frozenset[int] = frozenset()
     foreign = foreign_device(graph)
     if foreign is not None:
@@ -68,7 +73,7 @@ def compile_writing(
         unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
             program = lower_graph(graph)
-        finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged}, state)
+        finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged}, state, training)
         finished = replace(finished, written=finished.written | unchanged)
         plan = _loaded(finished, name)
         if key is not None:
@@ -83,10 +88,10 @@ def compile_writing(
 
 
 def kept_graph(
-    graph: fx.Graph, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset()
+    graph: fx.Graph, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False
 ) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
     """(the key of a graph that has not been decomposed yet, what compile_writing made of an equal one before)."""
-    key = key_of_graph(graph, written, state)
+    key = key_of_graph(graph, written, state, training)
     finished = recall(key) if key is not None else None
     if finished is None:
         return key, None
@@ -134,18 +139,23 @@ def compile_program(program: Program, name: str = "program") -> _C.Plan:
     return _loaded(_finished(program, name, {}), name)
 
 
-def _finished(program: Program, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset()) -> Finished:
+def _finished(
+    program: Program, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False
+) -> Finished:
     """Everything but the C compiler's work."""
     with timer("schedule"):
-        plan = gather(write_inputs(schedule(program, _updates(program, written)), written))
+        plan = gather(write_inputs(schedule(program, _updates(program, written), training), written))
         plan = keep_results(plan, frozenset(b.name for k in state if (b := program.inputs[k]) is not None))
     with timer("codegen"):
         kernels = {step: _text_of(step, name) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("plan"):
-        code = plan_code(plan, plan_memory(plan), lambda step: kernels[step].hash)
+        memory = plan_memory(plan, training)
+        code = plan_code(plan, memory, lambda step: kernels[step].hash)
     distinct = {kernel.hash: (describe(step), kernel.body) for step, kernel in kernels.items()}
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
-    return Finished(code, tuple(distinct.values()), len(kernels), len(plan.steps) - len(kernels), len(plan.into), direct)
+    return Finished(
+        code, tuple(distinct.values()), len(kernels), len(plan.steps) - len(kernels), len(plan.into), direct, peak_bytes(plan, memory)
+    )
 
 
 def _loaded(finished: Finished, name: str) -> _C.Plan:
@@ -213,10 +223,11 @@ def _report(name: str, finished: Finished, kernels: Sequence[KernelText], code: 
         distinct=len(kernels),
         library_calls=finished.n_calls,
         arena_bytes=code.arena_bytes,
+        peak_bytes=finished.peak_bytes,
         inputs_written=finished.inputs_written,
         kept_bytes=code.kept_bytes,
     )
-    dump(f"{name}_plan", ".txt", lambda: show_plan(code))
+    dump(f"{name}_plan", ".txt", lambda: f"# holds {finished.peak_bytes} bytes at its peak, besides its inputs\n{show_plan(code)}")
 
 
 # ---- arenas of plans that are not running -----------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class _Decomposition:
                 self.outputs = set(node.all_input_nodes)
         for node in self.graph.nodes:
             self.b.stack = node.meta.get("stack")
+            self.b.late = self.b.late or "in_backward" in node.meta
             if node.op == "call_function":
                 self.env[node] = self.call(node)
             elif node.op == "output":

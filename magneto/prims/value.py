@@ -22,12 +22,13 @@ Number = bool | int | float
 
 
 class Builder:
-    """Emits prim nodes into a graph and remembers them by (prim, arguments)."""
+    """Emits prim nodes into a graph and remembers them by (prim, arguments). `late`: they stand behind the first operation of a backward."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.stack: Any = None
         self.known: dict[Any, Value] = {}
+        self.late = False
 
     def emit(self, name: str, *args: Any) -> Value:
         """One prim node of a single result."""
@@ -45,6 +46,8 @@ class Builder:
         node.meta["val"] = meta
         if self.stack is not None:
             node.meta["stack"] = self.stack
+        if self.late:
+            node.meta["late"] = True
         return node
 
     def cat(self, values: Sequence[Value], dim: int) -> Value:

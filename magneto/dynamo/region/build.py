@@ -38,6 +38,7 @@ from magneto.dynamo.trackers.lazy_number import NAMES as NUMBER_NAMES
 from magneto.dynamo.trackers.lazy_number import typed
 from magneto.dynamo.trackers.lifted import as_tensor
 from magneto.dynamo.trackers.reference import can_be_watched
+from magneto.dynamo.trackers.rules_tensor_state import GRADIENT_FREED
 from magneto.graph.modes import modes
 
 _numbers = itertools.count()
@@ -66,6 +67,7 @@ _BASE = {
     "clean": runtime.clean,
     "enter": runtime.enter,
     "set_grad": torch._C._set_grad_enabled,
+    "empty_like": torch.empty_like,
 }
 _RESERVED = {
     "inputs",
@@ -82,6 +84,9 @@ _RESERVED = {
     "assume",
     "written",
     "Written",
+    "leaves",
+    "leaf",
+    "empty_like",
 }
 
 
@@ -130,7 +135,8 @@ class _Builder:
             for draw in machine.draws:
                 em.value(draw)
             checks = self._checks()
-            for text, operands in merged(machine.effects):
+            freed = [em.value(operands[0]) for text, operands in machine.effects if text is GRADIENT_FREED]
+            for text, operands in merged(machine.effects[len(freed) :]):
                 em.line(text.format(*[em.value(operand) for operand in operands]))
             recorder = machine.recorder
             grad_mode = recorder.initial_grad_mode
@@ -159,7 +165,7 @@ class _Builder:
         direct = [(source, name) for source, name in arguments if isinstance(source, (Local, Stack))]
         exported = [(source, name) for source, name in arguments if not isinstance(source, (Local, Stack))]
         parameters = ", ".join([*(name for _, name in direct + exported), *["inputs"] * bool(self.packed)])
-        body = [self._comment(), *self._undone([*em.early_lines, *head, *checks]), *em.lines]
+        body = [self._comment(), *self._undone([*em.early_lines, *_freed_before(freed, [*head, *checks])]), *em.lines]
         text = f"def {self.name}({parameters}):\n" + indent("\n".join(body), 4) + "\n"
         n_locals = len(machine.state.locals)
         slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
@@ -449,6 +455,16 @@ def _resume_offset(frame: SymFrame) -> int:
     while first and instructions[first - 1].op in ("KW_NAMES", "PRECALL") and instruction.op in ("CALL", "PRECALL"):
         first -= 1
     return instructions[first].offset
+
+
+def _freed_before(tensors: list[str], lines: list[str]) -> list[str]:
+    """`lines`, in front of which tensors lose their gradients, as the program does. When they fail, the interpreter runs the frame from its start: it finds tensors that have a
+    gradient, whose numbers nobody reads before the program drops it."""
+    if not tensors:
+        return lines
+    freed = ["for leaf in leaves:", "    leaf.grad = None"]
+    again = ["except Exception:", "    for leaf in leaves:", "        leaf.grad = empty_like(leaf, requires_grad=False)", "    raise"]
+    return [f"leaves = ({', '.join(tensors)},)", *freed, *(["try:", *(f"    {line}" for line in lines), *again] if lines else [])]
 
 
 MANY = 16  # inputs of a graph that come as one tuple

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
 
+GRADIENT_FREED = "{0}.grad = None"
+"""An effect in front of the graph. Should the graph fail, the frame runs again from the region's start, and comes to the same assignment."""
+
+
 def _refuse(m: Machine, v: TensorTracker, reason: str) -> Any:
     m.graph_break("B107", value=v.show(), reason=reason)
 
@@ -90,7 +94,17 @@ def set_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
     if v.meta.requires_grad and not v.meta.is_leaf:
         _refuse(m, v, "the gradient of a tensor that is no leaf")
     v.attrs["grad"] = value
+    if value.python_type() is type(None) and _freed_first(m, v):
+        m.effect(GRADIENT_FREED, v)
+        return
     _replayed(m, "{0}.grad = {1}", v, value)
+
+
+def _freed_first(m: Machine, v: TensorTracker) -> bool:
+    """Whether dropping the old gradient is among the first things that the region does, so that its memory can be free before the graph runs."""
+    if v.cls not in PLAIN_CLASSES or v.source is None or v.obj is MISSING or not v.obj.is_leaf or v.obj.grad is None:
+        return False
+    return m.recorder.n_calls == 0 and all(text is GRADIENT_FREED for text, _ in m.effects)  # type: ignore[attr-defined]
 
 
 def take_memory(tensor: torch.Tensor, data: torch.Tensor) -> None:

@@ -112,12 +112,25 @@ class _Builder:
             where = self.memory.arena[name], int(buffer.nbytes), buffer.dtype, buffer.shape, buffer.strides  # type: ignore[arg-type]
             self.prologue.append(("VIEW", register, self.registers["<arena>"], carve, where, True))
             self.kept.add(register)
+        elif name in self.memory.in_place:
+            register = self.registers[name] = self.taken_over(self.memory.in_place[name], buffer, register)
+            self._dies(name, register)
         else:
             device = {} if buffer.device.type == "cpu" else {"device": buffer.device}
             self.instructions.append(
                 ("ALLOC", register, torch.empty_strided, (buffer.shape, buffer.strides), {"dtype": buffer.dtype, **device}, False)
             )
             self._dies(name, register)
+        return register
+
+    def taken_over(self, source: str, buffer: Buffer, register: int) -> int:
+        """The register of a buffer in memory that has been another's: the same tensor, or a view of it."""
+        other = self.plan.buffers[source]
+        if other.shape == buffer.shape and other.strides == buffer.strides:
+            shared = self.registers[source]
+            self.temporaries[self.memory.last_use[source]].remove(shared)
+            return shared
+        self.instructions.append(("VIEW", register, self.registers[source], torch.as_strided, (buffer.shape, buffer.strides), False))
         return register
 
     def _dies(self, name: str, register: int) -> None:

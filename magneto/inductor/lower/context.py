@@ -218,6 +218,10 @@ class Lowering:
             return None
         return ViewOf(self.realise(box.root).buffer.name, box.shape, form[0], form[1], box.dtype)
 
+    def forget_bodies(self) -> None:
+        """What is computed from here on is computed anew, though it be in memory."""
+        self._made.clear()
+
     def before_mutation(self, buffer: str) -> None:
         """A library call is about to write `buffer`: what still reads it lazily is realised first."""
         for box, reads in self._by_body:

@@ -78,8 +78,12 @@ class _GraphLowering:
 
     def run(self) -> Program:
         self.low.names.update(n.name for n in self.graph.nodes if n.op in ("placeholder", "get_attr"))
+        late = False
         for node in self.graph.nodes:
             if node.op == "call_function":
+                if not late and "late" in node.meta:
+                    late = True
+                    self.enter_backward()
                 self.call(node)
             elif node.op == "placeholder":
                 self.placeholder(node)
@@ -91,6 +95,13 @@ class _GraphLowering:
                 raise CannotLower(f"{node.op} nodes have no place in a functional graph: {node.format_node()}")
         nodes = _mark_flexible(self.low.nodes, self.outputs)
         return Program(tuple(self.inputs), tuple(self.low.constants), nodes, self.outputs)
+
+    def enter_backward(self) -> None:
+        """What is kept for backward goes to memory now; nothing else of the forward is used again."""
+        for node, value in self.env.items():
+            if "keep" in node.meta and isinstance(value, Box):
+                self.low.realise(value.root)
+        self.low.forget_bodies()
 
     # ---- leaves --------------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from magneto.prims import Prim
 class Finished:
     """A compiled graph as data. In `code`, kernels have the hashes of their texts in place of addresses.
 
-    kernels: (what it computes as a C comment, text of the function) of each distinct kernel. n_kernels: launches. written: see compile_writing.
+    kernels: (what it computes as a C comment, text of the function) of each distinct kernel. n_kernels: launches. written: see compile_writing. peak_bytes: the most that a call holds, besides its inputs.
     """
 
     code: PlanCode
@@ -47,6 +47,7 @@ class Finished:
     n_calls: int
     inputs_written: int
     written: frozenset[int]
+    peak_bytes: int = 0
 
 
 class _NotKept(Exception):
@@ -56,7 +57,7 @@ class _NotKept(Exception):
 # ---- the key ----------------------------------------------------------------------------------------------------------------
 
 
-def key_of_graph(graph: fx.Graph, written: Mapping[int, int], state: frozenset[int] = frozenset()) -> str | None:
+def key_of_graph(graph: fx.Graph, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False) -> str | None:
     """The key of a functional graph whose outputs `written` are copied into inputs, and whose inputs `state` are weights. None: it is not kept, or somebody wants to see how it is compiled."""
     if not config.cache or config.verify or config.trace or logging(LOOPS) or dumping():
         return None
@@ -71,7 +72,14 @@ def key_of_graph(graph: fx.Graph, written: Mapping[int, int], state: frozenset[i
     flags = [f"{flag.name}={getattr(config, flag.name)!r}" for flag in FLAGS if flag.in_cache_key]
     dtype = str(torch.get_default_dtype())
     return key_of(
-        _version(), *flags, compiler.key(), str(vector_math_level()), dtype, text, repr(sorted(written.items())), repr(sorted(state))
+        _version(),
+        *flags,
+        compiler.key(),
+        str(vector_math_level()),
+        dtype,
+        text,
+        repr(sorted(written.items())),
+        repr((sorted(state), training)),
     )
 
 
@@ -91,7 +99,9 @@ def graph_text(graph: fx.Graph) -> str:
     numbers: dict[fx.Node, int] = {}
     lines = []
     for number, node in enumerate(graph.nodes):
-        lines.append(f"{_target(node)}{_text(node.args, numbers)}{_text(node.kwargs, numbers)}:{_value(node.meta.get('val'))}")
+        lines.append(
+            f"{_target(node)}{_text(node.args, numbers)}{_text(node.kwargs, numbers)}:{_value(node.meta.get('val'))}{' late' * ('in_backward' in node.meta)}"
+        )
         numbers[node] = number
     return "\n".join(lines)
 

@@ -2,26 +2,39 @@
 
 The arena is one block of memory that a plan keeps between calls; buffers whose lives do not overlap share its bytes. A kernel may write an output
 over an input that dies there, if every element is read before, at the same place. Memory of graph inputs is never written.
+
+In training (`apart`) large buffers stay out of the arena: what a plan holds between its steps, and while other plans run, counts there. Each is allocated
+when it is first written and freed after its last use, and a kernel may write over what a library call has returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from magneto.base.flags import config
-from magneto.inductor.loops.ir import LibraryCall, Program, ViewOf
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Program, ViewOf
+from magneto.inductor.lower.context import is_dense, same_layout
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
-from magneto.inductor.schedule.schedule import Schedule
+from magneto.inductor.schedule.schedule import LARGE, Schedule
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+aten = torch.ops.aten
+OWN_RESULTS = frozenset({
+    aten.convolution.default, aten.convolution_backward.default, aten.max_pool2d_with_indices_backward.default, aten.embedding_dense_backward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+})  # fmt: skip
+"""Operations whose results nobody else holds, and that share no memory. (Others may return an argument where there is nothing to do, whatever their schema says.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """`arena`: buffer -> byte offset; `arena_bytes`: size of the arena; `fresh`: buffers allocated anew in each call; `last_use`: buffer ->
-    position of the last step that touches it or a view of it (len(steps) for what leaves)."""
+    position of the last step that touches it or a view of it (len(steps) for what leaves); `in_place`: buffer -> the one whose memory it takes over."""
 
     arena: Mapping[str, int]
     arena_bytes: int
@@ -30,7 +43,7 @@ class Memory:
     in_place: Mapping[str, str]
 
 
-def plan_memory(plan: Schedule) -> Memory:
+def plan_memory(plan: Schedule, apart: bool = False) -> Memory:
     """Memory of a schedule."""
     steps = plan.steps
     last = _last_uses(plan)
@@ -41,24 +54,51 @@ def plan_memory(plan: Schedule) -> Memory:
     free = _FreeList()
     owner: dict[int, int] = {}  # offset -> bytes
     dying: dict[int, list[str]] = {}
+    alone: set[str] = set()  # buffers with memory of their own, and that may be written over
     for position, step in enumerate(steps):
         for name in _allocated(step):
-            if name in leaving or name in plan.kept:
+            size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]
+            single = name in leaving or (apart and size >= LARGE)
+            if name in plan.kept or (single and (not apart or name in plan.into)):
                 continue
-            source = _taken_over(plan, step, name, position, last, arena, in_place, leaving) if config.buffer_reuse else None
+            candidates: Collection[str] = alone if single else arena.keys()
+            source = _taken_over(plan, step, name, position, last, candidates, in_place, leaving, single) if config.buffer_reuse else None
+            if single:
+                alone.add(name)
+                if source is not None:
+                    in_place[name] = source
+                continue
             if source is not None:
                 in_place[name] = source
                 arena[name] = arena[source]
                 dying[last[source]].remove(source)
             else:
-                size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]
                 arena[name] = free.take(size)
                 owner[arena[name]] = size
             dying.setdefault(last[name], []).append(name)
+        if apart and isinstance(step, LibraryCall) and step.op in OWN_RESULTS:
+            alone.update(b.name for b in step.buffers)
         if config.buffer_reuse:
             for name in dying.pop(position, ()):
                 free.give(arena[name], owner.pop(arena[name]))
-    return Memory(arena, free.top, frozenset(made_here & leaving), last, in_place)
+    fresh = frozenset(name for name in made_here if name not in arena and name not in in_place)
+    return Memory(arena, free.top, fresh, last, in_place)
+
+
+def peak_bytes(plan: Schedule, memory: Memory) -> int:
+    """The most that a call holds at any step besides its inputs: the arena, fresh memory, and what library calls return."""
+    changes = [0] * (len(plan.steps) + 2)
+    for position, step in enumerate(plan.steps):
+        made = step.buffers if isinstance(step, LibraryCall) else tuple(plan.buffers[name] for name in step.stored)
+        for buffer in made:
+            if buffer.name in memory.arena or buffer.name in memory.in_place or buffer.name in plan.into:
+                continue
+            name, until = buffer.name, memory.last_use.get(buffer.name, position)
+            while (taker := next((n for n, source in memory.in_place.items() if source == name), None)) is not None:
+                name, until = taker, memory.last_use[taker]
+            changes[position] += int(buffer.nbytes)  # type: ignore[arg-type]
+            changes[until + 1] -= int(buffer.nbytes)  # type: ignore[arg-type]
+    return memory.arena_bytes + max(itertools.accumulate(changes), default=0)
 
 
 def _allocated(step: Step) -> tuple[str, ...]:
@@ -109,11 +149,12 @@ def _taken_over(
     name: str,
     position: int,
     last: Mapping[str, int],
-    arena: Mapping[str, int],
+    candidates: Collection[str],
     in_place: Mapping[str, str],
     leaving: set[str],
+    alone: bool,
 ) -> str | None:
-    """An arena buffer read by this kernel for the last time, whose memory output `name` may take."""
+    """One of the `candidates`, read by this kernel for the last time, whose memory output `name` may take."""
     if not isinstance(step, FusedKernel):
         return None
     member = next(m for m in step.members if m.name == name)
@@ -125,14 +166,23 @@ def _taken_over(
     taken = {in_place[n] for n in step.stored if n in in_place}
     buffer = plan.buffers[name]
     for source in step.reads():
-        if source not in arena or source in leaving or last[source] != position or source in taken:
+        if source not in candidates or source in leaving or last[source] != position or source in taken:
             continue
         other = plan.buffers[source]
         if other.dtype.itemsize != buffer.dtype.itemsize or other.nbytes != buffer.nbytes:
             continue
+        if alone and not _same_tensor(other, buffer, name in leaving):
+            continue
         if all(load.index is member.store for m in step.members for load in member_loads(m.body) if load.buffer == source):
             return source
     return None
+
+
+def _same_tensor(source: Buffer, buffer: Buffer, leaving: bool) -> bool:
+    """May the tensor of one buffer, or a view of it, serve for the other? What leaves is no view."""
+    if source.dtype is not buffer.dtype or not is_dense(source.shape, source.strides):
+        return False
+    return not leaving or (source.shape == buffer.shape and same_layout(source.shape, source.strides, buffer.strides))
 
 
 class _FreeList:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 
 from magneto.base.flags import config
@@ -20,6 +21,7 @@ from magneto.inductor.schedule.fuse import No, Yes, may_fuse
 from magneto.inductor.schedule.group import CannotSchedule, Group, group_of, static_sizes
 from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
 
+LARGE = 1 << 17  # bytes whose life matters in training
 CANDIDATES = 16  # groups that one node tries to join
 
 
@@ -44,7 +46,7 @@ class _Fusion:
     """The state of the search: which group (or library call) each node is in. `thorough`: paths are followed through units that end before their start begins,
     which only lead there by way of a unit fused of early and late nodes."""
 
-    def __init__(self, program: Program, buffers: Mapping[str, Buffer], updates: frozenset[str], thorough: bool) -> None:
+    def __init__(self, program: Program, buffers: Mapping[str, Buffer], updates: frozenset[str], thorough: bool, training: bool) -> None:
         self.nodes = program.nodes
         self.buffers = buffers
         self.before = predecessors(self.nodes)
@@ -55,6 +57,12 @@ class _Fusion:
         self.pinned = _pinned(program)
         self.updates = updates
         self.thorough = thorough
+        self.training = training
+        self.readers: dict[str, set[int]] = {}
+        for position, node in enumerate(self.nodes):
+            for name in reads(node):
+                self.readers.setdefault(name, set()).add(position)
+        self.calls = list(accumulate(isinstance(node, LibraryCall) for node in self.nodes))
 
     def run(self) -> None:
         for position, node in enumerate(self.nodes):
@@ -111,6 +119,8 @@ class _Fusion:
             return No("no elements")
         if not (self.updates.isdisjoint(a.writes) and self.updates.isdisjoint(b.writes)) and (refused := self._update_apart(a, b)):
             return refused
+        if self.training and self._lives_longer(a, b, other, unit):
+            return No("its results would live long before they are read")
         if self._reaches(other, unit) or self._reaches(unit, other):
             return No("another step must run between the two")
         return may_fuse(a, b, self.buffers, config.max_fusion)
@@ -123,6 +133,20 @@ class _Fusion:
         if flows or any(name in b.reads and self.buffers[name].numel != 1 for name in a.reads):
             return None
         return No("updates that share single numbers only")
+
+    def _lives_longer(self, a: Group, b: Group, other: int, unit: int) -> bool:
+        """Would large results of the later unit be in memory from the earlier one's time on, library calls being between the two, without sparing as much?"""
+        first, second = self.members[other][0], self.members[unit][0]
+        early, late = (a, b) if first < second else (b, a)
+        if self.calls[first] == self.calls[second]:
+            return False
+        grown = sum(self._bytes(name) for name in late.writes)
+        here = {*self.members[other], *self.members[unit]}
+        spared = (name for name in early.writes if name in late.reads and name not in self.pinned and self.readers[name] <= here)
+        return grown >= LARGE and grown > sum(map(self._bytes, spared))
+
+    def _bytes(self, name: str) -> int:
+        return int(self.buffers[name].nbytes) if name in self.buffers else 0  # type: ignore[arg-type]
 
     def _reaches(self, start: int, goal: int) -> bool:
         """Is there a path start -> some other unit -> goal?"""
@@ -169,7 +193,8 @@ class _Fusion:
             for other in needed:
                 followers.setdefault(other, []).append(unit)
         left = {u: len(needed) for u, needed in waits.items()}
-        ready = [(self.members[u][-1], u) for u, n in left.items() if n == 0]
+        place = 0 if self.training else -1  # of the first member: what others wait for is not left behind for what is needed later
+        ready = [(self.members[u][place], u) for u, n in left.items() if n == 0]
         heapq.heapify(ready)
         result = []
         while ready:
@@ -178,7 +203,7 @@ class _Fusion:
             for follower in followers.get(unit, ()):
                 left[follower] -= 1
                 if left[follower] == 0:
-                    heapq.heappush(ready, (self.members[follower][-1], follower))
+                    heapq.heappush(ready, (self.members[follower][place], follower))
         return result if len(result) == len(self.members) else None
 
 
@@ -193,15 +218,15 @@ def _pinned(program: Program) -> frozenset[str]:
     return frozenset(names)
 
 
-def schedule(program: Program, updates: frozenset[str] = frozenset()) -> Schedule:
-    """The steps of a program. `updates`: buffers that may become the new numbers of inputs. CannotSchedule for what has no plan (symbolic sizes)."""
+def schedule(program: Program, updates: frozenset[str] = frozenset(), training: bool = False) -> Schedule:
+    """The steps of a program. `updates`: buffers that may become the new numbers of inputs; `training`: memory counts. CannotSchedule for what has no plan (symbolic sizes)."""
     buffers = program.buffer_table()
     for buffer in buffers.values():
         static_sizes(buffer.shape)
         static_sizes(buffer.strides)
     order = None
     for thorough in (False, True):
-        fusion = _Fusion(program, buffers, updates, thorough)
+        fusion = _Fusion(program, buffers, updates, thorough, training)
         fusion.run()
         order = fusion.order()
         if order is not None:

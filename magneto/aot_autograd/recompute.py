@@ -1,0 +1,75 @@
+"""What the backward inside a graph reads of the forward: kept from there, or computed again right before it is needed. `recompute(graph)`.
+
+For graphs that hold whole training steps (those that are cut in two are the partition's). The graph is one of prims and library calls, its nodes from
+the first operation of backward on marked ``meta["late"]``. What is kept is a minimum cut by bytes, as in partition.py, and marked ``meta["keep"]``.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from magneto.aot_autograd.mincut import min_cut
+from magneto.base.events import counter
+from magneto.graph.meta import TensorMeta
+from magneto.prims.prim import Prim
+
+AGAIN = {"unary": True, "binary": True, "ternary": True, "convert": True, "shape": True, "reduction": False, "index": False}
+"""Categories of prims that are computed again: they are fused into what reads them. Reductions and gathered reads cost a walk of their own. Library calls, random ones among
+them, never are."""
+AGAIN_BY_NAME = {"cat": False, "iota": True, "full": True}
+
+
+def computed_again(node: fx.Node) -> bool:
+    """Whether the table lets this value be computed twice."""
+    if node.op != "call_function" or not isinstance(node.target, Prim):
+        return False
+    return AGAIN_BY_NAME.get(node.target.name, AGAIN.get(node.target.category, False))
+
+
+def recompute(graph: fx.Graph) -> fx.Graph:
+    """The same graph, changed in place."""
+    nodes = list(graph.nodes)
+    late = {node for node in nodes if "late" in node.meta}
+    read = [node for node in nodes if node not in late and node.op == "call_function" and any(user in late for user in node.users)]
+    if not read:
+        return graph
+    kept = set(min_cut(read, _cost, computed_again))
+    for node in kept:
+        node.meta["keep"] = True
+    again: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        if node in late:
+            for source in node.all_input_nodes:
+                if source not in late and source.op == "call_function" and source not in kept:
+                    _compute_again(graph, source, node, kept, again)
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda n: again.get(n, n))
+    counter("recomputed", len(again))
+    return graph
+
+
+def _compute_again(graph: fx.Graph, wanted: fx.Node, before: fx.Node, kept: set[fx.Node], again: dict[fx.Node, fx.Node]) -> None:
+    """Copies of `wanted`, and of what it is computed from, in front of the first operation that reads it."""
+    stack = [wanted]
+    while stack:
+        node = stack[-1]
+        missing = [n for n in node.all_input_nodes if n not in again and n not in kept and n.op == "call_function"]
+        if node in again or missing:
+            stack.extend(missing) if node not in again else stack.pop()
+            continue
+        with graph.inserting_before(before):
+            copy = again[node] = graph.node_copy(node, lambda n: again.get(n, n))
+        copy.meta = {**node.meta, "late": True}
+        stack.pop()
+
+
+def _cost(node: fx.Node) -> int | None:
+    """Bytes of keeping a value until backward; None when it cannot be kept. Inputs and results are there anyway."""
+    meta = node.meta.get("val")
+    if node.op != "call_function" or any(user.op == "output" for user in node.users):
+        return 0
+    if not isinstance(meta, TensorMeta) or (not meta.is_dense() and computed_again(node)):
+        return None
+    return meta.nbytes + 1
+
+
+__all__ = ["recompute"]

@@ -7,6 +7,7 @@ PYTEST_DONT_REWRITE: the programs' own assertions are what is tested.
 
 from __future__ import annotations
 
+import math
 import traceback
 
 import pytest
@@ -52,6 +53,33 @@ def conversions(x, ids):
         int(ids.sum().item()),
         isinstance(x.sum().item(), float),
     )
+
+
+@programs.add(X, IDS)
+def divided_and_rounded(x, ids):
+    total, count = x.sum().item(), ids.ne(0).sum().item()
+    mean = total / count
+    return x + 1, mean, total // count, count // 4, total % 3, count % 5, round(mean, 2), round(count), 100.0 * count / ids.numel(), total / len(x), max(total, 0.5), min(mean, 1.0, total)
+
+
+@programs.add(X, IDS)
+def functions_of_a_number(x, ids):
+    loss = (x * x).mean().item()
+    return math.exp(loss), math.sqrt(loss), math.log(loss + 1), math.isnan(loss), math.isfinite(loss), math.tanh(loss), math.exp(min(loss, 20.0))
+
+
+@programs.add(X, IDS)
+def texts(x, ids):
+    loss, hits = x.mean().item(), ids.sum().item()
+    line = f"loss {loss:.4f} hits {hits:>5d} {loss!r:>25}|{hits}|{x.shape[0]:03}"
+    other = "%.3f of %s, %d%%" % (loss, hits, hits) + " {:8.2e} {n:,}".format(loss, n=hits) + str(loss) + repr(hits)
+    return x * 2, line, other, ", ".join([str(loss), "x", f"{hits}"]), len(line), line == other, line != "loss", {"text": line + "!"}
+
+
+@programs.add(X, graphs=None)
+def texts_that_are_needed(x):
+    name = f"{x.abs().sum().item():.3f}"
+    return {name: x}, name.upper(), name[:3], name * 2, name < "a", "." in name, not name, sorted([name, "3"])
 
 
 @programs.add()
@@ -225,6 +253,36 @@ def test_nothing_is_assumed_where_a_write_cannot_be_taken_back():
         compiled = magneto.optimize("eager")(program)
         assert torch.equal(compiled(X * 1, w), program(X * 1, w))
         assert magneto.stats()["breaks"] == breaks
+
+
+def test_what_may_raise_is_assumed_not_to():
+    """Quotients, exponentials and logarithms are in the region until a number does not allow them; then the program's own error comes from its line."""
+
+    def ratio(x):
+        return 1 / x.sum().item(), x + 1
+
+    def perplexity(x):
+        return math.exp(x.sum().item()), x + 1
+
+    def logarithm(x):
+        try:
+            return math.log(x.sum().item())
+        except ValueError as error:
+            return str(error), x + 1
+
+    for program, good, bad in ((ratio, X, X * 0), (perplexity, X, X * 0 + 1000), (logarithm, X.abs(), -X.abs())):
+        magneto.reset()
+        compiled = magneto.optimize("eager")(program)
+        same(program, compiled, good)
+        assert magneto.stats()["breaks"] == 0
+        for x in (bad, good, bad):
+            outcomes = []
+            for fn in (program, compiled):
+                try:
+                    outcomes.append(repr(fn(x)))
+                except ArithmeticError as error:
+                    outcomes.append(f"{error!r} {traceback.extract_tb(error.__traceback__)[-1].lineno}")
+            assert outcomes[0] == outcomes[1]
 
 
 def test_a_number_that_is_needed_breaks_where_it_is_asked():

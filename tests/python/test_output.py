@@ -205,6 +205,17 @@ def said(fn: Callable[..., Any], calls: int = 3) -> tuple[list[Any], str]:
     return results, out.getvalue()
 
 
+@program()
+def numbers_of_the_run(x):
+    loss = x.abs().mean().item()
+    print("loss:", loss, f"{loss:.3f}", sep=" | ")
+    LOG.warning("step %d: %.2f", 3, loss)
+    LOG.error(f"loss {loss / 4:.5f}")
+    print(f"{x.sum().item()}", end="")
+    sys.stdout.write(f"{loss}\n")
+    return x * 2, loss
+
+
 @pytest.mark.parametrize(("fn", "whole"), PROGRAMS, ids=[fn.__name__ for fn, _ in PROGRAMS])
 def test_the_same_is_said(fn: Any, whole: bool) -> None:
     plain, plain_text = said(fn)

@@ -470,6 +470,17 @@ class SymbolicMachine:
         self.assumptions.append(Assumption(condition, expected, place, self.count, reason))
         return expected
 
+    def assume(self, condition: trackers.ItemTracker) -> bool:
+        """Go on as if the condition held; the region checks it behind the graph. False: it did not hold in an earlier run."""
+        frame = self.frames[-1]
+        assert frame.current is not None
+        place = Place(frame.code, frame.current.offset, True)
+        if place in self.refuted:
+            return False
+        reason = GraphBreak("B102", self.user_stack(), operation=condition.operation)
+        self.assumptions.append(Assumption(condition, True, place, self.count, reason))
+        return True
+
     def _decide_size(self, frame: SymFrame, jump: Instruction | None, value: trackers.SizeTracker) -> bool:
         """A branch on a size goes as in an example, or the other way if that was wrong."""
         example = value.number.example

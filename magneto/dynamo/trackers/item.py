@@ -1,4 +1,4 @@
-"""Numbers that only a run knows: `loss.item()`, `float(x)`. The region computes them after the graph; nothing breaks where nobody asks what they are.
+"""Numbers, and texts of them (`late_text.py`), that only a run knows: `loss.item()`, `float(x)`. The region computes them after the graph; nothing breaks where nobody asks what they are.
 
 A number carries the Python expression of tensors that gives it. Comparisons and sums of it are further expressions, evaluated by Python itself. Whatever needs the
 number at capture (a branch, an index, an operand of a tensor operation) makes capture start again with a break where the tensor was asked.
@@ -61,11 +61,16 @@ def number_of(m: Machine, v: TensorTracker, operation: str, cls: type = object) 
 
 
 def _operand(v: Tracker) -> bool:
-    return isinstance(v, ItemTracker) or (isinstance(v, ConstTracker) and type(v.value) in (int, float, bool))
+    return (isinstance(v, ItemTracker) and v.cls is not str) or (isinstance(v, ConstTracker) and type(v.value) in (int, float, bool))
 
 
 def _binary(fn: Any, symbol: str, compares: bool) -> None:
+    texts = symbol in ("+", "==", "!=")
+
     def body(m: Machine, left: Tracker, right: Tracker) -> Any:
+        if texts and left.python_type() is right.python_type() is str:
+            item = next(v for v in (left, right) if isinstance(v, ItemTracker))
+            return ItemTracker(bool if compares else str, f"({{}} {symbol} {{}})", (left, right), item.born, item.operation)
         if not (_operand(left) and _operand(right)):
             return NotImplemented
         kinds = {left.python_type(), right.python_type()}
@@ -86,7 +91,9 @@ for _name, _symbol in {"add": "+", "sub": "-", "mul": "*"}.items():
 
 def _unary(fn: Any, template: str, result: type | None) -> None:
     @prefer(fn, ItemTracker)
-    def body(m: Machine, v: ItemTracker) -> ItemTracker:
+    def body(m: Machine, v: ItemTracker) -> Any:
+        if v.cls is str and result is None:
+            return NotImplemented
         return ItemTracker(result or (int if v.cls is bool else v.cls), template, (v,), v.born, v.operation)
 
 
@@ -108,7 +115,7 @@ def to_float(m: Machine, v: ItemTracker) -> Any:
 @prefer(int, ItemTracker)
 def to_int(m: Machine, v: ItemTracker) -> Any:
     """An int of a float may be impossible."""
-    return NotImplemented if v.cls is float else v if v.cls is int else ItemTracker(int, "int({})", (v,), v.born, v.operation)
+    return NotImplemented if v.cls in (float, str) else v if v.cls is int else ItemTracker(int, "int({})", (v,), v.born, v.operation)
 
 
 def _identity(fn: Any) -> None:

@@ -16,6 +16,7 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
+from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
@@ -38,7 +39,7 @@ def shown(m: Machine, v: Tracker) -> Tracker:
     if isinstance(v, TensorTracker) and v.cls in PLAIN_CLASSES:
         m.recorder.show(v)  # type: ignore[attr-defined]
         return v
-    return m.const(text_of(m, v, str))
+    return v if isinstance(v, ItemTracker) else m.const(text_of(m, v, str))
 
 
 @rule(print)
@@ -94,6 +95,14 @@ def write(m: Machine, stream: OpaqueTracker, text: ConstTracker) -> Any:
     return m.const(len(text.read()))
 
 
+@rule((io.TextIOWrapper.write, io.StringIO.write), OpaqueTracker, ItemTracker)
+def write_late(m: Machine, stream: OpaqueTracker, text: ItemTracker) -> Any:
+    if text.cls is not str or not _is_stream(m, stream):
+        return NotImplemented
+    m.effect("{0}.write({1})", stream, text)
+    return m.apply(len, text)
+
+
 @rule(tuple({io.TextIOWrapper.flush, io.StringIO.flush, io.IOBase.flush}), OpaqueTracker)
 def flush(m: Machine, stream: OpaqueTracker) -> Any:
     if not _is_stream(m, stream):
@@ -144,12 +153,15 @@ def _log(m: Machine, v: ObjectTracker, level: int, message: Tracker, args: Seque
         return None
     place = speaker(m, 0, logging._srcfile or "")
     own = type(logger)._log is not logging.Logger._log or type(logger).findCaller is not logging.Logger.findCaller
-    if kwargs or own or place is None or message.try_const() is None:
+    if kwargs or own or place is None or (message.try_const() is None and not isinstance(message, ItemTracker)):
         return NotImplemented
     operands = []
     for arg in args:
         if isinstance(arg, TensorTracker) and arg.cls in PLAIN_CLASSES:
             operands.append(shown(m, arg))
+            continue
+        if isinstance(arg, ItemTracker):
+            operands.append(arg)
             continue
         const = plain(m, arg)
         if const is None:

@@ -59,13 +59,34 @@ def conversions(x, ids):
 def divided_and_rounded(x, ids):
     total, count = x.sum().item(), ids.ne(0).sum().item()
     mean = total / count
-    return x + 1, mean, total // count, count // 4, total % 3, count % 5, round(mean, 2), round(count), 100.0 * count / ids.numel(), total / len(x), max(total, 0.5), min(mean, 1.0, total)
+    return (
+        x + 1,
+        mean,
+        total // count,
+        count // 4,
+        total % 3,
+        count % 5,
+        round(mean, 2),
+        round(count),
+        100.0 * count / ids.numel(),
+        total / len(x),
+        max(total, 0.5),
+        min(mean, 1.0, total),
+    )
 
 
 @programs.add(X, IDS)
 def functions_of_a_number(x, ids):
     loss = (x * x).mean().item()
-    return math.exp(loss), math.sqrt(loss), math.log(loss + 1), math.isnan(loss), math.isfinite(loss), math.tanh(loss), math.exp(min(loss, 20.0))
+    return (
+        math.exp(loss),
+        math.sqrt(loss),
+        math.log(loss + 1),
+        math.isnan(loss),
+        math.isfinite(loss),
+        math.tanh(loss),
+        math.exp(min(loss, 20.0)),
+    )
 
 
 @programs.add(X, IDS)
@@ -74,6 +95,28 @@ def texts(x, ids):
     line = f"loss {loss:.4f} hits {hits:>5d} {loss!r:>25}|{hits}|{x.shape[0]:03}"
     other = "%.3f of %s, %d%%" % (loss, hits, hits) + " {:8.2e} {n:,}".format(loss, n=hits) + str(loss) + repr(hits)
     return x * 2, line, other, ", ".join([str(loss), "x", f"{hits}"]), len(line), line == other, line != "loss", {"text": line + "!"}
+
+
+class Meter:
+    def __init__(self):
+        self.sum, self.n = 0.0, 0
+
+    def update(self, value, n=1):
+        self.sum += value * n
+        self.n += n
+
+    def __str__(self):
+        return f"{self.sum / self.n:.4f} ({self.n})"
+
+    def __format__(self, spec):
+        return format(self.sum / self.n, spec or ".2f")
+
+
+@programs.add(X, Meter())
+def meters(x, meter):
+    meter.update(x.mean().item(), x.shape[0])
+    meter.update((x * 2).sum().item())
+    return x + 1, str(meter), f"{meter!s:>20} {meter} {meter:.1f}", "%s" % (str(meter),)
 
 
 @programs.add(X, graphs=None)

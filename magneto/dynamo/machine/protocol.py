@@ -124,6 +124,9 @@ class Machine(Protocol):
     def restart_at(self, count: int, id: str, **fields: Any) -> NoReturn:
         """A break at an instruction that has been captured already."""
 
+    def assume(self, condition: Any) -> bool:
+        """Go on as if a condition on numbers of the run (an `ItemTracker`) held; the region checks it behind the graph. False: it did not hold earlier."""
+
     def grad_enabled(self) -> bool:
         """Grad mode at this point of the program."""
 

@@ -29,12 +29,12 @@ def breaks_its_guards(guards: GuardSet, effects: Iterable[Effect]) -> bool:
     if not any(filled.values()):
         return False
     for row in guards:
-        place = row.source
-        if row.kind is Kind.KEY_ABSENT and place is not None:
-            place = Item(place, row.payload)
+        wanted = row.source
+        if row.kind is Kind.KEY_ABSENT and wanted is not None:
+            wanted = Item(wanted, row.payload)
         elif row.kind is not Kind.ID_IS or row.payload is not None:
             continue
-        if place is not None and filled.get(place):
+        if wanted is not None and filled.get(wanted):
             return True
     return False
 

@@ -3,6 +3,7 @@ Python evaluates behind the graph; texts are such values too. What might raise i
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import math
 import operator
@@ -68,10 +69,10 @@ def _row(fn: Callable[..., Any], template: str) -> None:
 for _name, _symbol in {"truediv": "/", "floordiv": "//", "mod": "%"}.items():
     _row(getattr(operator, _name), f"({{}} {_symbol} {{}})")
     _row(getattr(operator, f"i{_name}"), f"({{}} {_symbol} {{}})")
-for _fn in (format, round):
-    _row(_fn, f"{_fn.__name__}({{}}, {{}})")
-for _fn in (str, repr, ascii, format, round, len):
-    _row(_fn, f"{_fn.__name__}({{}})")
+for _name in ("format", "round"):
+    _row(getattr(builtins, _name), f"{_name}({{}}, {{}})")
+for _name in ("str", "repr", "ascii", "format", "round", "len"):
+    _row(getattr(builtins, _name), f"{_name}({{}})")
 
 
 def _of_math(fn: Any, text: str) -> None:
@@ -85,10 +86,12 @@ def _of_math(fn: Any, text: str) -> None:
         return ItemTracker(type(fn(0.5)), "{}({})", (held, v), v.born, v.operation)
 
 
-for _fn in (math.isnan, math.isinf, math.isfinite, math.atan, math.tanh):
-    _of_math(_fn, "")
-for _fn, _text in {math.exp: "({} < 700.0)", math.sqrt: "({} >= 0.0)", math.log: "({} > 0.0)", math.log2: "({} > 0.0)", math.log10: "({} > 0.0)"}.items():
-    _of_math(_fn, _text)
+for _name in ("isnan", "isinf", "isfinite", "atan", "tanh"):
+    _of_math(getattr(math, _name), "")
+_of_math(math.exp, "({} < 700.0)")
+_of_math(math.sqrt, "({} >= 0.0)")
+for _name in ("log", "log2", "log10"):
+    _of_math(getattr(math, _name), "({} > 0.0)")
 
 
 def _divides(fn: Any, symbol: str) -> None:
@@ -96,7 +99,7 @@ def _divides(fn: Any, symbol: str) -> None:
         """A number of the run as divisor is assumed not to be zero."""
         if right.cls not in (float, int) or left.python_type() not in (float, int):
             return NotImplemented
-        if not (isinstance(left, ItemTracker) or isinstance(left, ConstTracker)) or not m.assume(
+        if not isinstance(left, (ItemTracker, ConstTracker)) or not m.assume(
             ItemTracker(bool, "({} != 0)", (right,), right.born, right.operation)
         ):
             return NotImplemented

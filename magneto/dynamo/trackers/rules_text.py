@@ -14,6 +14,7 @@ from magneto.dynamo.trackers.container import DequeTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker, built_in
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
@@ -153,6 +154,11 @@ def const_text(m: Machine, v: Tracker, name: str) -> str:
     return str(const.value)
 
 
+def _is_late(v: Tracker) -> bool:
+    """A text with numbers of the run (`late_text.py`)."""
+    return isinstance(v, ItemTracker) and v.cls is str
+
+
 @rule(str, Tracker)
 def str_(m: Machine, v: Tracker, *args: Tracker) -> Any:
     return NotImplemented if args else _answer(m, v, ("__str__", "__repr__")) or m.const(text_of(m, v, str))
@@ -168,7 +174,8 @@ def _answer(m: Machine, v: Tracker, names: tuple[str, ...]) -> Tracker | None:
             method = find_special(m, v, name)
             assert method is not None
             answer = m.call(method, [], {})
-            const_text(m, answer, name)
+            if not _is_late(answer):
+                const_text(m, answer, name)
             return answer
         if raw is not object.__str__:
             return None
@@ -197,15 +204,16 @@ def format_(m: Machine, v: Tracker, spec: Tracker | None = None) -> Any:
     inner = payload_of(v) if user_method(m, v, "__format__") is MISSING else v
     if isinstance(inner, ConstTracker):
         if v is not inner and user_method(m, v, "__str__") is not MISSING and (spec is None or const_text(m, spec, "format") == ""):
-            return m.const(text_of(m, v, str))
+            return m.apply(str, v)
         return fold(m, format, (inner,) if spec is None else (inner, spec), {})
     if user_method(m, v, "__format__") is not MISSING:
         method = find_special(m, v, "__format__")
         assert method is not None
-        return m.const(const_text(m, m.call(method, [spec if spec is not None else m.const("")], {}), "__format__"))
+        answer = m.call(method, [spec if spec is not None else m.const("")], {})
+        return answer if _is_late(answer) else m.const(const_text(m, answer, "__format__"))
     const = spec.try_const() if spec is not None else None
     if spec is None or (const is not None and const.value == ""):
-        return m.const(text_of(m, v, str))
+        return m.apply(str, v)
     if v.python_type().__format__ is object.__format__ and const is not None:  # type: ignore[comparison-overlap]
         m.raise_exception(TypeError(f"unsupported format string passed to {v.python_type().__name__}.__format__"))
     return NotImplemented

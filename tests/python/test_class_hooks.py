@@ -128,6 +128,88 @@ def test_a_protocol_is_asked_again_for_another_instance() -> None:
     assert compiled(X, Shape())[1] is False
 
 
+class Counted:
+    def __init__(self, error=None):
+        self.asked = []
+        self.error = error
+
+    def __iter__(self):
+        self.asked.append("iter")
+        return iter((2, 1))
+
+    def __length_hint__(self):
+        self.asked.append("hint")
+        if self.error is not None:
+            raise self.error
+        return 3
+
+
+@programs.add()
+def lists_and_tuples_ask_how_many_items_to_expect(x):
+    found = []
+    for take in (list, tuple, sorted, lambda c: [*c], lambda c: (*c, 3), lambda c: [].extend(c), lambda c: max(*c), set, sum, max):
+        counted = Counted()
+        found.append((take(counted), counted.asked))
+    counted = Counted(TypeError("says nothing"))
+    found.append((list(counted), counted.asked))
+    try:
+        list(Counted(ValueError("is told")))
+    except ValueError as error:
+        found.append(str(error))
+    return x + 1, found
+
+
+@programs.add(graphs=None, again=False)
+def old_pickling_protocols_and_bases_that_cannot_be(x):
+    class A:
+        pass
+
+    class B:
+        pass
+
+    class C(A, B):
+        pass
+
+    class D(A, B):
+        pass
+
+    class E(C, D):
+        pass
+
+    try:
+        C.__bases__ = (B, A)
+        text = ""
+    except TypeError as error:
+        text = str(error)
+    return x + 1, [Shape().__reduce_ex__(protocol)[0].__name__ for protocol in (0, 1, 2, 4)], text, E.__mro__[1:2] == (C,)
+
+
+def test_names_and_bases_of_a_class_are_guarded() -> None:
+    class Base:
+        pass
+
+    class Other:
+        pass
+
+    class Named(Base):
+        pass
+
+    def read(x):
+        return x + 1, Named.__name__, Named.__qualname__, Named.__module__, Named.__doc__, Named.__bases__, Named.__mro__
+
+    compiled = magneto.optimize("eager", nopython=True)(read)
+    for name, value in (
+        ("__doc__", "text"),
+        ("__name__", "Renamed"),
+        ("__qualname__", "x.Renamed"),
+        ("__module__", "y"),
+        ("__bases__", (Other, Base)),
+    ):
+        assert compiled(X)[1:] == read(X)[1:]
+        setattr(Named, name, value)
+        assert compiled(X)[1:] == read(X)[1:], name
+
+
 class Meta(type):
     asked: list[str] = []
 

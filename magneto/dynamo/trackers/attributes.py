@@ -222,7 +222,8 @@ def set_attr(m: Machine, v: Tracker, name: str, value: Tracker | None) -> None:
         assert hook is not None
         m.call(hook, [ConstTracker(name), value], {})
         return
-    if id(v.obj) in m.made and isinstance(v, ClassTracker) and value is not None:  # type: ignore[attr-defined]
+    made = id(v.obj) in m.made and name not in ("__bases__", "__abstractmethods__")  # type: ignore[attr-defined]  # (CPython may refuse)
+    if made and isinstance(v, ClassTracker) and value is not None:
         v.set_made(m, name, value)
         return
     if not isinstance(v, ObjectTracker):

@@ -29,8 +29,9 @@ from magneto.dynamo.trackers.exception import wrap_exception
 from magneto.dynamo.trackers.existing_iterator import ITERATORS, wrap_generator, wrap_iterator
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
+from magneto.dynamo.trackers.keys import object_token
 from magneto.dynamo.trackers.klass import ClassTracker, has_class_rows
-from magneto.dynamo.trackers.mapping import DictTracker, SetTracker, object_token
+from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.marked import SCAN, MarkedTracker
 from magneto.dynamo.trackers.membership import ObjectSet
 from magneto.dynamo.trackers.module import ModuleTracker

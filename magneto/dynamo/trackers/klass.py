@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
+from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, Entry, Later, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_constant
 from magneto.dynamo.trackers.dispatch import TABLE
@@ -119,7 +119,8 @@ class ClassTracker(Tracker):
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         cls = self.obj
         if name in _NAMES:
-            return held(m, getattr(cls, name), name)
+            value = getattr(cls, name)
+            return m.wrap(value, Attr(Held(cls.__name__, cls), name)) if self._changeable(m, name) else held(m, value, name)
         if name == "__dict__":
             guard_class(m, cls)
             views = m.__dict__.setdefault("_class_views", {})
@@ -138,6 +139,8 @@ class ClassTracker(Tracker):
             if isinstance(find_in_type(m, type(cls), "mro"), types.FunctionType):  # it may see the class between two states
                 m.graph_break("B103", attribute=name, value=self.show())
             found = getattr(cls, name, MISSING)
+            if found is not MISSING and self._changeable(m, name):
+                return m.wrap(found, Attr(Held(cls.__name__, cls), name))
             return None if found is MISSING else held(m, found, f"{cls.__name__}.{name}")
         raw = find_in_type(m, cls, name)
         if raw is MISSING:
@@ -149,6 +152,12 @@ class ClassTracker(Tracker):
                 return None
             return held(m, getattr(cls, name), f"{cls.__name__}.{name}")
         return class_attr(m, self, raw, name)
+
+    def _changeable(self, m: Machine, name: str) -> bool:
+        """Whether a program may set what `type` itself keeps of the class: its name, its bases."""
+        if id(self.obj) in m.made or not self.obj.__flags__ & _HEAP_TYPE:  # type: ignore[attr-defined]
+            return False
+        return find_in_type(m, type(self.obj), name) is vars(type).get(name)
 
     def set_made(self, m: Machine, name: str, value: Tracker) -> None:
         """Set an attribute of a class made in the region."""

@@ -10,7 +10,8 @@ import torch
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.mapping import Identity, key_token
+from magneto.dynamo.trackers.keys import Identity
+from magneto.dynamo.trackers.mapping import key_token
 from magneto.dynamo.trackers.object import OpaqueTracker
 
 if TYPE_CHECKING:

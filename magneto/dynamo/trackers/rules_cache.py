@@ -15,8 +15,8 @@ from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS
 from magneto.dynamo.trackers.function import BuiltinTracker
+from magneto.dynamo.trackers.keys import hashes_by_identity
 from magneto.dynamo.trackers.klass import held
-from magneto.dynamo.trackers.mapping import hashes_by_identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

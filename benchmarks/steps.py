@@ -20,7 +20,9 @@ import magneto
 from benchmarks.models import build
 from benchmarks.worker import prepare, step_of
 from magneto.inductor import compile as compiler
-from magneto.inductor.loops.ir import LibraryCall
+from magneto.inductor.codegen.cpp_preamble import preamble
+from magneto.inductor.runtime.build import KernelText
+from magneto.inductor.runtime.compiler import vector_math_level
 
 Instruction = tuple[Any, ...]
 
@@ -28,8 +30,8 @@ Instruction = tuple[Any, ...]
 class Run:
     """One plan, called through Python."""
 
-    def __init__(self, plan: Any, code: Any, names: dict[int, str]) -> None:
-        self.plan, self.code, self.names = plan, code, names
+    def __init__(self, code: Any, names: dict[int, str]) -> None:
+        self.code, self.names = code, names
         self.registers: list[Any] = [None] * code.n_registers
         self.times: dict[int, list[float]] = {}
 
@@ -81,7 +83,8 @@ class Run:
     def name(self, instruction: Instruction) -> str:
         op, *rest = instruction
         if op in ("KERNEL", "TABLE"):
-            return f"{op} {self.names.get(rest[0], '')}"
+            shape = max((tuple(self.registers[i].shape) for i in rest[1]), key=lambda sizes: (len(sizes), sizes))
+            return f"{op} {shape} {self.names.get(rest[0], '')}"
         if op == "CALL":
             shapes = [tuple(x.shape) for i in rest[2] if isinstance(x := self.registers[i], torch.Tensor)]
             return f"CALL {getattr(rest[1], '__name__', rest[1])} {shapes}"
@@ -91,32 +94,24 @@ class Run:
 def recorded(call: Callable[[], Any]) -> list[Run]:
     """The plans that a first call makes; later calls run them step by step."""
     runs: list[Run] = []
-    plan_code, make = compiler.plan_code, compiler._C.Plan
-    names: dict[int, str] = {}
+    original = compiler._loaded
 
-    def with_names(plan: Any, memory: Any, address_of: Callable[[Any], int]) -> Any:
-        for step in plan.steps:
-            if not isinstance(step, LibraryCall):
-                sizes = "x".join(str(d.size) for d in (*step.rows, *step.cols)) if hasattr(step, "rows") and hasattr(step, "cols") else ""
-                names[address_of(step)] = f"{sizes} {' '.join(dict.fromkeys(o.target for o in step.origins))}"
-        return plan_code(plan, memory, address_of)
+    def loaded(finished: Any, name: str) -> Any:
+        text = preamble(vector_math_level())
+        kernels = [KernelText.of(body, text) for _, body in finished.kernels]
+        addresses = compiler._built(kernels)
+        names = {
+            addresses[k.hash]: comment.splitlines()[0].removeprefix("/* ")
+            for k, (comment, _) in zip(kernels, finished.kernels, strict=True)
+        }
+        runs.append(Run(finished.code.with_addresses(addresses), names))
+        return runs[-1]
 
-    class Stand:
-        def Plan(self, *args: Any) -> Any:
-            made = make(*args)
-            code = compiler.PlanCode(args[0], args[1], args[2], args[3], 0)
-            runs.append(Run(made, code, names))
-            return runs[-1]
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(real, name)
-
-    real = compiler._C
-    compiler.plan_code, compiler._C = with_names, Stand()  # type: ignore[assignment]
+    compiler._loaded = loaded
     try:
         call()
     finally:
-        compiler.plan_code, compiler._C = plan_code, real
+        compiler._loaded = original
     return runs
 
 

@@ -531,21 +531,6 @@ parse_const(PlanObject *plan, PyObject *t)
     return 0;
 }
 
-static int
-parse_kernel(PlanObject *plan, PyObject *t, PlanInstr *in)
-{
-    const char *op;
-    PyObject *address, *regs;
-    if (!PyArg_ParseTuple(t, "sOOp", &op, &address, &regs, &in->flag)) return -1;
-    in->op = OP_KERNEL;
-    *(void **)&in->kernel = PyLong_AsVoidPtr(address);
-    if (in->kernel == NULL) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "KERNEL needs an address");
-        return -1;
-    }
-    return parse_regs(plan, regs, &in->regs, &in->n, 0);
-}
-
 /* The numbers of one or two tuples. */
 static int
 parse_sizes(PlanInstr *in, PyObject *a, PyObject *b)
@@ -562,19 +547,21 @@ parse_sizes(PlanInstr *in, PyObject *a, PyObject *b)
     return 0;
 }
 
+/* KERNEL, and TABLE, which has `work` before its last field. */
 static int
-parse_table(PlanObject *plan, PyObject *t, PlanInstr *in)
+parse_kernel(PlanObject *plan, PyObject *t, PlanInstr *in, int table)
 {
     const char *op;
-    PyObject *address, *regs, *work;
-    if (!PyArg_ParseTuple(t, "sOOO!p", &op, &address, &regs, &PyTuple_Type, &work, &in->flag)) return -1;
-    in->op = OP_TABLE;
+    PyObject *address, *regs, *work = NULL;
+    if (table && !PyArg_ParseTuple(t, "sOOO!p", &op, &address, &regs, &PyTuple_Type, &work, &in->flag)) return -1;
+    if (!table && !PyArg_ParseTuple(t, "sOOp", &op, &address, &regs, &in->flag)) return -1;
+    in->op = table ? OP_TABLE : OP_KERNEL;
     *(void **)&in->kernel = PyLong_AsVoidPtr(address);
     if (in->kernel == NULL) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "TABLE needs an address");
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "%s needs an address", op);
         return -1;
     }
-    if (parse_sizes(in, work, NULL) < 0) return -1;
+    if (table && parse_sizes(in, work, NULL) < 0) return -1;
     return parse_regs(plan, regs, &in->regs, &in->n, 0);
 }
 
@@ -709,8 +696,8 @@ parse_instruction(PlanObject *plan, PyObject *t)
     if (op == NULL) return -1;
     if (strcmp(op, "CONST") == 0) return parse_const(plan, t);
     PlanInstr *in = &plan->code[plan->n_code++];
-    if (strcmp(op, "KERNEL") == 0) return parse_kernel(plan, t, in);
-    if (strcmp(op, "TABLE") == 0) return parse_table(plan, t, in);
+    if (strcmp(op, "KERNEL") == 0) return parse_kernel(plan, t, in, 0);
+    if (strcmp(op, "TABLE") == 0) return parse_kernel(plan, t, in, 1);
     if (strcmp(op, "ALLOC") == 0) return parse_alloc(plan, t, in);
     if (strcmp(op, "VIEW") == 0) return parse_view(plan, t, in);
     if (strcmp(op, "CALL") == 0) return parse_call(plan, t, in);

@@ -82,13 +82,15 @@ def state_of(unit: Unit) -> frozenset[int]:
 
 
 def choose_layout(unit: Unit) -> Unit:
-    """Convolutional networks go channels-last where that pays; what follows a channels-last convolution becomes part of it."""
-    if not config.channels_last:
-        return unit
+    """Products with one matrix become one product. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
+    becomes part of it."""
     from magneto.inductor.convolve import fold
     from magneto.inductor.layout import lay_out
+    from magneto.inductor.matmul import flatten
 
-    graph = fold(lay_out(unit.traced.graph), state_of(unit))
+    graph = flatten(unit.traced.graph)
+    if config.channels_last:
+        graph = fold(lay_out(graph), state_of(unit))
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 

@@ -37,6 +37,7 @@ class Costs:
     dense: float = 0.0007  # gained per multiply-add of a dense float32 convolution
     grouped: float = 0.5  # gained per output element of a grouped convolution
     narrow: float = 0.4  # gained per output element when there are few input channels, or windows that do not overlap
+    group_norm: float = 6.0  # to walk a channels-last value by groups of few channels, per element
     heavy: float = 0.003  # gained per multiply-add by staying contiguous under heavy weights
 
 
@@ -148,6 +149,8 @@ class _Walk:
             found = source.meta["val"][node.args[1]]
         else:
             found = _answer(node, sources)
+        if node.target is aten.native_group_norm.default and found[0].is_channels_last() and not node.meta["val"][0].is_channels_last():
+            self.cost += COSTS.group_norm * found[0].numel
         made = self.made.node_copy(node, sources.__getitem__)
         made.meta = {**node.meta, "val": found}
         return made

@@ -490,6 +490,53 @@ def sizes_of_objects(x):
     return x + 1, sys.getsizeof([1, 2, 3]), sys.getsizeof(vars(made[0])) == sys.getsizeof(vars(made[1]))
 
 
+class Ordered(collections.OrderedDict):
+    pass
+
+
+@programs.add()
+def unions_of_derived_ordered_dictionaries(x):
+    one, two = Ordered({0: 0, 1: 1}), Ordered({1: 2, 3: 3})
+    return x + 1, [type(made).__name__ for made in (one | two, dict(one) | two, one | dict(two))], list((one | two).items())
+
+
+@programs.add(graphs=None)
+def addresses_of_what_nobody_holds(x):
+    return x + 1, len(set(map(id, zip("abc", "def", strict=True))))
+
+
+@programs.add(graphs=None)
+def iterators_of_deques_by_their_class(x):
+    kind = type(reversed(collections.deque()))
+    return x + 1, list(kind(collections.deque("ab"))), kind.__name__, type(iter(collections.deque("a"))).__name__
+
+
+class Bound:
+    __slots__ = ("__weakref__", "a")
+
+
+@programs.add(graphs=None)
+def the_weak_reference_of_an_object(x):
+    value = Bound()
+    before = value.__weakref__
+    ref = weakref.ref(value)
+    return x + 1, before, value.__weakref__ is ref
+
+
+@programs.add()
+def words_of_unpacking(x):
+    words = []
+    try:
+        _one, _two = Bare()
+    except TypeError as error:
+        words.append(str(error))
+    try:
+        _one, *_two = 5
+    except TypeError as error:
+        words.append(str(error))
+    return x + 1, words
+
+
 @pytest.mark.filterwarnings("ignore:.*recompile limit")
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program) -> None:

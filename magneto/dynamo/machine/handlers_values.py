@@ -490,9 +490,15 @@ def list_to_tuple(m: M, f: SymFrame, i: Instruction) -> None:
 # -- unpacking
 
 
+def _unpackable(m: M, v: Tracker) -> Tracker:
+    if not can_be_spread(v):
+        m.raise_exception(TypeError(f"cannot unpack non-iterable {v.python_type().__name__} object"))
+    return v
+
+
 @opcode("UNPACK_SEQUENCE", "sequence -- values*")
 def unpack_sequence(m: M, f: SymFrame, i: Instruction) -> None:
-    items = list(itertools.islice(trackers.each(m, f.pop()), i.arg + 1))
+    items = list(itertools.islice(trackers.each(m, _unpackable(m, f.pop())), i.arg + 1))
     if len(items) > i.arg:
         m.raise_exception(ValueError(f"too many values to unpack (expected {i.arg})"))
     if len(items) < i.arg:
@@ -504,7 +510,7 @@ def unpack_sequence(m: M, f: SymFrame, i: Instruction) -> None:
 @opcode("UNPACK_EX", "sequence -- after* rest before*")
 def unpack_ex(m: M, f: SymFrame, i: Instruction) -> None:
     before, after = i.arg & 255, i.arg >> 8
-    items = m.iterate(f.pop())
+    items = m.iterate(_unpackable(m, f.pop()))
     if len(items) < before + after:
         m.raise_exception(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})"))
     stop = len(items) - after

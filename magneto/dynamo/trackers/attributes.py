@@ -165,7 +165,7 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, _TRANSPARENT):
         found = getattr(v.pin(m), name, MISSING)
         return None if found is MISSING else held(m, found, name)
-    if name == "__weakref__" and isinstance(v, ObjectTracker) and v.source is None:
+    if name == "__weakref__" and isinstance(v, ObjectTracker) and v.source is None and v not in m.references:  # type: ignore[attr-defined]
         return ConstTracker(None)
     if name in ("__doc__", "__module__"):
         return held(m, getattr(v.pin(m) if isinstance(v, OpaqueTracker) else v.python_type(), name), name)

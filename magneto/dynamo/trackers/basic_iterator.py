@@ -39,6 +39,8 @@ class SequenceIterator(IteratorTracker):
         self.size = of.length() if of.cls is collections.deque else -1
 
     def python_type(self) -> type:
+        if self.size >= 0:
+            return type(iter(collections.deque()))
         return type(iter([])) if self.of is None or self.of.cls is list else type(iter(()))
 
     def step(self, m: Machine) -> Tracker | None:

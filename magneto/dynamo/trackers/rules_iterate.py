@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -167,6 +168,8 @@ def zip_(m: Machine, *items: Tracker, strict: Tracker | None = None) -> Any:
 
 @rule(map, Tracker, Tracker)
 def map_(m: Machine, fn: Tracker, *items: Tracker) -> Any:
+    if fn.obj is id:
+        m.graph_break("B101", callee="map", reason="addresses of items that nobody holds")
     return MapIterator(fn, [m.apply(iter, item) for item in items])
 
 
@@ -179,6 +182,13 @@ def _filter(kind: Any) -> None:
 
 _filter(filter)
 _filter(itertools.filterfalse)
+
+
+class _ReversedDeque(SequenceIterator):
+    __slots__ = ()
+
+    def python_type(self) -> type:
+        return type(reversed(collections.deque()))
 
 
 @rule(reversed, Tracker)
@@ -199,7 +209,7 @@ def reversed_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, ConstTracker) and isinstance(v.read(), range):
         return RangeIterator(v.read()[::-1])
     if isinstance(v, SequenceTracker):
-        return SequenceIterator(ListTracker(v.items(m)[::-1]))
+        return _ReversedDeque(ListTracker(v.items(m)[::-1]))
     if isinstance(v, ObjectTracker):
         length = m.apply(len, v).try_const()
         assert length is not None

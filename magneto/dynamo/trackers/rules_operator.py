@@ -22,7 +22,7 @@ from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker,
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import each, iterate
-from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
+from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
 from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, equal_keys
 from magneto.dynamo.trackers.module import ModuleTracker
@@ -139,6 +139,11 @@ def _binary(name: str, fn: Callable[..., Any], symbol: str) -> Callable[..., Any
         ):
             made = DictTracker.of(m, left.pairs(m))  # the other may answer for its keys by itself
             m.apply(dict.update, made, b)
+            return made
+        ordered = next((v for v, one in ((a, left), (b, right)) if getattr(one, "cls", None) is collections.OrderedDict), None)
+        if name == "or" and ordered not in (None, left, right) and isinstance(left, DictTracker) and isinstance(right, DictTracker):
+            made = m.call(held(m, ordered.python_type(), "class"), [a], {})  # a class derived from OrderedDict makes its own
+            m.apply(collections.OrderedDict.update, made, b)
             return made
         result = _containers(m, name, left, right)
         if result is not NotImplemented:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.training [--parts curves,memory,compile,calls] [--models resnet18,bert] [--steps 100] [--rounds 3] [--out FILE]
 
-Each measurement is a process of its own. *curves*: losses of Adam's steps under three backends beside a float64 run; a distance is the root mean square difference
+Each measurement is a process of its own; its row says what it took (`took_s`, processor seconds). FILE is written after each model, and other parts and models in it stay. *curves*: losses of Adam's steps under three backends beside a float64 run; a distance is the root mean square difference
 to it, relative to its first loss. *memory*: growth of resident memory during a step, gradients being None before it, with malloc giving everything back at once.
 *compile*: processor and wall seconds of the first three steps less three of eager's (the optimiser's state is made in the first), with empty caches and again in a second process;
 torch.compile gets the model and the optimiser's step, as its documents advise. *calls*: microseconds of a forward and backward of one small layer.
@@ -18,6 +18,7 @@ import math
 import statistics
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import Cost, _status_mb, cost_of, environment, geometric_mean, interleaved, memory_peak_mb, run_worker
+from benchmarks.measure import (
+    Cost,
+    _status_mb,
+    cost_of,
+    environment,
+    geometric_mean,
+    interleaved,
+    memory_peak_mb,
+    processor_seconds,
+    run_worker,
+)
 from benchmarks.training_models import as_float64, build, training_step
 
 COMPILERS = ("eager", "magneto", "torch.compile")
@@ -104,7 +115,7 @@ def compile_time(compiler: str, name: str, steps: int) -> dict[str, Any]:
 
 
 def calls(compiler: str, name: str, steps: int) -> dict[str, Any]:
-    """All compilers in one process, in turns of 200 calls."""
+    """All compilers in one process, in turns of 200 calls; processor time."""
     import magneto
 
     layer = torch.nn.Linear(4, 4)
@@ -141,7 +152,7 @@ def calls(compiler: str, name: str, steps: int) -> dict[str, Any]:
     variants["magneto, backward inside"] = inside_step
     for run in variants.values():
         run()
-    times = interleaved(variants, 10.0, 11)
+    times = interleaved(variants, 10.0, 11, time.process_time)
     return {name: statistics.median(found) / 200 * 1e6 for name, found in times.items()}
 
 
@@ -152,65 +163,60 @@ PARTS: dict[str, Callable[[str, str, int], dict[str, Any]]] = {"curves": curve, 
 
 
 def measured(part: str, compiler: str, name: str, steps: int, env: dict[str, str]) -> dict[str, Any]:
+    start = processor_seconds()
     done = run_worker("benchmarks.training", ["--worker", part, compiler, name, "--steps", str(steps)], env, 1800)
     if done.returncode != 0:
         return {"error": done.stderr[-2000:]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return {**found, "took_s": round(processor_seconds() - start, 1)}
 
 
 def _distance(losses: list[float], exact: list[float]) -> float:
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(losses, exact, strict=True)) / len(exact)) / abs(exact[0])
 
 
-def all_curves(names: list[str], steps: int, rounds: int) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for name in names:
-        found = {c: measured("curves", c, name, steps, {}) for c in ("float64", "eager", "aot_eager", "magneto")}
-        if any("error" in one for one in found.values()):
-            rows[name] = found
-            continue
-        losses = {c: one["losses"] for c, one in found.items()}
-        ours, eager = (_distance(losses[c], losses["float64"]) for c in ("magneto", "eager"))
-        rows[name] = {
-            "first_loss": losses["float64"][0],
-            "last_loss": losses["float64"][-1],
-            "aot_eager_bitwise": losses["aot_eager"] == losses["eager"],
-            "eager_distance": eager,
-            "inductor_distance": ours,
-            "ratio": ours / eager if eager else math.inf,
-            **{c: {key: found[c][key] for key in ("graphs", "breaks", "fallbacks")} for c in ("aot_eager", "magneto")},
-        }
-    return rows
+def model_curves(name: str, steps: int, rounds: int) -> dict[str, Any]:
+    found = {c: measured("curves", c, name, steps, {}) for c in ("float64", "eager", "aot_eager", "magneto")}
+    if any("error" in one for one in found.values()):
+        return found
+    losses = {c: one["losses"] for c, one in found.items()}
+    ours, eager = (_distance(losses[c], losses["float64"]) for c in ("magneto", "eager"))
+    return {
+        "steps": steps,
+        "first_loss": losses["float64"][0],
+        "last_loss": losses["float64"][-1],
+        "aot_eager_bitwise": losses["aot_eager"] == losses["eager"],
+        "eager_distance": eager,
+        "inductor_distance": ours,
+        "ratio": ours / eager if eager else math.inf,
+        **{c: {key: found[c][key] for key in ("graphs", "breaks", "fallbacks")} for c in ("aot_eager", "magneto")},
+        "took_s": sum(one["took_s"] for one in found.values()),
+    }
 
 
-def all_memory(names: list[str], steps: int, rounds: int) -> dict[str, Any]:
-    rows = {name: {c: measured("memory", c, name, 4, MALLOC) for c in COMPILERS} for name in names}
-    for row in rows.values():
-        _ratios(row, "step_mb")
-    return rows
+def model_memory(name: str, steps: int, rounds: int) -> dict[str, Any]:
+    row: dict[str, Any] = {c: measured("memory", c, name, min(steps, 4), MALLOC) for c in COMPILERS}
+    _ratios(row, "step_mb")
+    return row
 
 
-def all_compiles(names: list[str], steps: int, rounds: int) -> dict[str, Any]:
+def model_compile(name: str, steps: int, rounds: int) -> dict[str, Any]:
     """Cold, and a second process that finds the first one's caches; median of rounds."""
-    rows: dict[str, Any] = {}
-    for name in names:
-        runs: dict[str, dict[str, list[dict[str, Any]]]] = {when: {c: [] for c in COMPILERS[1:]} for when in ("cold", "second")}
-        for _ in range(rounds):
-            for compiler in COMPILERS[1:]:
-                with tempfile.TemporaryDirectory() as folder:
-                    env = {"MAGNETO_CACHE_DIR": folder + "/ours", "TORCHINDUCTOR_CACHE_DIR": folder + "/torch"}
-                    for when in ("cold", "second"):
-                        runs[when][compiler].append(measured("compile", compiler, name, 3, env))
-        rows[name] = {when: _medians(of) for when, of in runs.items()}
-    return rows
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {when: {c: [] for c in COMPILERS[1:]} for when in ("cold", "second")}
+    for _ in range(rounds):
+        for compiler in COMPILERS[1:]:
+            with tempfile.TemporaryDirectory() as folder:
+                env = {"MAGNETO_CACHE_DIR": folder + "/ours", "TORCHINDUCTOR_CACHE_DIR": folder + "/torch"}
+                for when in ("cold", "second"):
+                    runs[when][compiler].append(measured("compile", compiler, name, 3, env))
+    return {when: _medians(of) for when, of in runs.items()}
 
 
 def _medians(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for compiler, found in runs.items():
         good = [one for one in found if "error" not in one]
-        row[compiler] = {key: statistics.median(one[key] for one in good) for key in ("cpu_s", "wall_s")} if good else found[0]
+        row[compiler] = {key: statistics.median(one[key] for one in good) for key in ("cpu_s", "wall_s", "took_s")} if good else found[0]
         if good and "graphs" in good[0]:
             row[compiler].update({key: good[0][key] for key in ("graphs", "breaks", "fallbacks")})
     for key in ("cpu_s", "wall_s"):
@@ -235,6 +241,16 @@ def means(rows: dict[str, Any], path: tuple[str, ...]) -> float:
     return geometric_mean(values)
 
 
+def _summarise(results: dict[str, Any]) -> None:
+    """Geometric means over the models measured so far."""
+    rows = results.get("memory", {})
+    results["memory_means"] = {c: means(rows, (f"step_mb_to_{c}",)) for c in ("eager", "torch.compile")}
+    rows = results.get("compile", {})
+    results["compile_means"] = {
+        when: {key: means(rows, (when, f"{key}_to_torch.compile")) for key in ("cpu_s", "wall_s")} for when in ("cold", "second")
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -250,20 +266,19 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(PARTS[part](compiler, name, options.steps)))
         return 0
     chosen = [name for name in options.models.split(",") if name]
-    results: dict[str, Any] = {"environment": environment()}
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results["environment"] = environment()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     for part in options.parts.split(","):
-        names = [name for name in (CURVES if part == "curves" else LARGE) if not chosen or name in chosen]
         if part == "calls":
             results[part] = measured("calls", "all", "tiny", 0, {})
-        else:
-            everything = {"curves": all_curves, "memory": all_memory, "compile": all_compiles}[part]
-            results[part] = everything(names, options.steps, options.rounds)
-        if part == "memory":
-            results["memory_means"] = {c: means(results[part], (f"step_mb_to_{c}",)) for c in ("eager", "torch.compile")}
-        if part == "compile":
-            results["compile_means"] = {when: means(results[part], (when, "cpu_s_to_torch.compile")) for when in ("cold", "second")}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        for name in () if part == "calls" else CURVES if part == "curves" else LARGE:
+            if not chosen or name in chosen:
+                row = {"curves": model_curves, "memory": model_memory, "compile": model_compile}[part](name, options.steps, options.rounds)
+                results.setdefault(part, {})[name] = row
+                _summarise(results)
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
     return 0
 

@@ -24,8 +24,8 @@ def breaks_its_guards(guards: GuardSet, effects: Iterable[Effect]) -> bool:
     """Whether the effects put a value where the guards want none: a new key of a dictionary, a value in place of None."""
     filled: dict[Source, bool] = {}
     for text, operands in effects:
-        for place in _written(text, operands):
-            filled[place] = not (isinstance(operands[-1], ConstTracker) and operands[-1].value is None)
+        for written in _written(text, operands):
+            filled[written] = not (isinstance(operands[-1], ConstTracker) and operands[-1].value is None)
     if not any(filled.values()):
         return False
     for row in guards:

@@ -33,6 +33,7 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.special import SPECIAL
 from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_order, overlap_in_part
 from magneto.aot_autograd.views import ViewStep, normalised, write_through
+from magneto.graph.append import append_call
 from magneto.graph.higher import checkpoint
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
@@ -76,7 +77,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> fx.Node:
-        node = self.graph.create_node("call_function", op, args, kwargs)
+        node = append_call(self.graph, "call_function", op, args, kwargs)
         node.meta["val"] = value
         node.meta["stack"] = self.stack
         node.meta["stage"] = self.stage

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.graph.append import append_call
 from magneto.graph.layout import RuleError, numel
 from magneto.graph.meta import CPU, TensorMeta
 from magneto.graph.promotion import INTEGER, category, promote
@@ -42,7 +43,7 @@ class Builder:
         return found
 
     def node(self, target: Any, args: tuple[Any, ...], meta: Any, kwargs: dict[str, Any] | None = None) -> fx.Node:
-        node = self.graph.call_function(target, args, kwargs)
+        node = append_call(self.graph, "call_function", target, args, kwargs)
         node.meta["val"] = meta
         if self.stack is not None:
             node.meta["stack"] = self.stack

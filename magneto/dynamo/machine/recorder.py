@@ -31,6 +31,7 @@ from magneto.graph import (
     fake_call,
     fake_probes,
 )
+from magneto.graph.append import append_call
 from magneto.graph.modes import ATTENTION, Switch, attention_switched
 
 if TYPE_CHECKING:
@@ -157,10 +158,7 @@ class Recorder:
             return self.node(target, *settled, method)
         if result.random and machine.random_closed:
             machine.graph_break("B101", callee=_name(target), reason="random numbers behind a seed that follows other random numbers")
-        if method:
-            node = self.graph.call_method(target, fx_args, fx_kwargs)
-        else:
-            node = self.graph.call_function(target, fx_args, fx_kwargs)
+        node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
         node.meta["val"] = result.value
         node.meta["stack"] = machine.user_stack()
         self.n_calls += 1

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.fuzz.idioms import idioms
+
 INDENT = "    "
 NAMES = {"T": "tuvw", "I": "ijkm", "F": "fg", "B": "pq", "S": "s", "L": "ab", "D": "d", "O": "o", "C": "h"}
 FIXED = {
@@ -124,6 +126,8 @@ class Generator:
                 "<a>.requires_grad_()",
                 "(<a>.as_subclass(Tagged) * <F>).as_subclass(torch.Tensor)", "<a>.unique().sum()", "<a>.nonzero().sum()", "<a>.index_select(0, torch.tensor([0]))[0]", "<a>.split(2, -1)[-1].sum()", "<a>.flatten().unfold(0, 2, 2).sum()",
                 "torch.tensor(<a>.tolist()).sum()", "torch.as_tensor(<a>.detach().numpy() * 2)", "torch.einsum('...i->...', <a>)", "<a>.mT", "<a>.T", "<a>.real", "<a>.roll(1)", "<a>.index_fill(0, torch.tensor([0]), <F>)", "<a>.addcmul(<a>, <a>)", "<a>.lerp(<a>, 0.5)", "<a>[<a> > 0]", "<a>.nonzero().float()", "[*<a>][0]", "list(<a>)[-1]", "<a>.unique()", "torch.from_numpy(G_ARR)", "next(G_PIECES, <a>)",
+                "<a>[torch.tensor([0, -1])]", "<a>[None, ..., None].sum(0)", "<a>[..., torch.tensor([1, 0])]", "<a>[::2]", "<a>.gather(-1, torch.zeros_like(<a>, dtype=torch.long))", "<a>.scatter(-1, torch.zeros(<a>.shape, dtype=torch.long), 2.0)", "<a>.index_put((torch.tensor([0]),), torch.tensor(1.0))", "torch.tril(<a>)", "<a>.flip(0)", "<a>.diff(dim=-1)", "<a>.topk(1)[0]", "<a>.std(-1)", "<a>.norm()",
+                "<a>.to(torch.bfloat16)", "<a>.int()", "<a>.to(torch.complex64).abs()", "torch.view_as_real(torch.complex(<a>, <a>))[..., 0]", "<a>.logsumexp(-1)", "torch.addmm(x, x, net.weight)", "<a>.argsort(-1).float()", "torch.add(Duck(<a>), <F>).t", "torch.repeat_interleave(<a>, 2, 0)[::2]", "<a>.movedim(0, -1)", "<a>.tensor_split(2)[0]", "F.cross_entropy(x, torch.zeros(3, dtype=torch.long)) + <a>.sum()", "F.one_hot(torch.tensor(1), 4) * <a>", "pickle.loads(pickle.dumps(<a>.detach()))",
             )  # fmt: skip
         if r < 0.68:
             return self.fill(
@@ -133,7 +137,7 @@ class Generator:
                 "torch.zeros(4, dtype=torch.get_default_dtype())", "F.linear(<T>, net.weight)", "torch.tensor(<L>).sum() * 1.0", "torch.randn_like(x)",
                 "torch.ones(<I> % 4 + 1).sum()", "torch.matmul(<T>, net.weight)", "x.new_ones(4)",
                 "torch.from_numpy(np.arange(4, dtype=np.float32)) * <T>", "np.add(<T>.detach().numpy(), <F>).sum() + torch.zeros(())", "torch.ones(x.shape + (<I> % 3 + 1,)).sum()", "nn.Parameter(torch.ones(4) * <I>)", "torch.empty_like(<T>).fill_(<F>)",
-                "torch.func.vmap(torch.sin)(<T>)", "torch.func.grad(lambda z: (z * <F>).sum())(<T>)", "torch.func.functional_call(net.layers[0], {'weight': net.weight, 'bias': net.bias}, (<T>,))", "checkpoint(torch.sin, <T>, use_reentrant=False)",
+                "torch.func.vmap(torch.sin)(<T>)", "torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1]", "torch.func.vmap(torch.mul, in_dims=(0, None))(x, <F>)", "torch.func.grad_and_value(lambda z: z.pow(2).sum())(<T>)[0]", "torch.normal(0.0, 1.0, (4,))", "torch.randperm(4).float()", "torch.utils.checkpoint.checkpoint(net.layers[0], <T>, use_reentrant=False)", "outside(<T>)", "outside(<T>, <I>)", "G_PARTS(<T>)", "G_PARTS(<T>, <I>)", "G_PARTS.named['a'](<T>)", "G_PARTS.listed[<I> % 2] * <T>", "copy.deepcopy(G_PARTS)(x)", "torch.func.grad(lambda z: (z * <F>).sum())(<T>)", "torch.func.functional_call(net.layers[0], {'weight': net.weight, 'bias': net.bias}, (<T>,))", "checkpoint(torch.sin, <T>, use_reentrant=False)",
                 "torch.linspace(0, 1, <I> % 4 + 1).sum()", "torch.outer(<T>.reshape(-1)[:2], <T>.reshape(-1)[:4])[0]", "torch.bernoulli(torch.full((4,), 0.5))", "F.scaled_dot_product_attention(x[None], x[None], x[None])[0]",
             )  # fmt: skip
         return self.fill(
@@ -142,7 +146,7 @@ class Generator:
             "apply(<C>, <T>)", "sum([<T>, <T>])", "functools.reduce(operator.add, [<T>, <T>])", "(lambda z: z * 2)(<T>)",
             "sum(z.sum() for z in items)", "list(map(<C>, [<T>, <T>]))[<I> % 2]", "next(pieces(<T>))", "[*both(x)][<I> % 4]",
             "functools.partial(torch.add, <T>)(<T>)", "{'k': <T>}['k']", "(<T>, <T>)[<B>]", "copy.copy(<T>)",
-            "Pair(<T>, <I>).left", "Point(<I>, <T>).y", "Frozen(t=<T>).t", "Slotted(<T>).a", "Box.make(<I>).t",
+            "Pair(<T>, <I>).left", "Row(<T>, n=<I>).scaled()", "Row(<T>)._replace(n=3).scaled()", "(<T> * Ranked(<I>))", "<T>[Ranked(<I>)]", "max([(1, <T>), (<I>, x)], key=lambda pair: pair[0])[1]", "next(filter(lambda z: z.dim() > 0, [<T>, x]))", "(lambda *ts: ts[-1])(*[<T>, <T>])", "functools.singledispatch(lambda z: z * 2)(<T>)", "type('Made', (Box,), {'kind': 'm'})(2, <T>).scale(<T>)", "operator.attrgetter('t')(<O>)", "Point(<I>, <T>).y", "Frozen(t=<T>).t", "Slotted(<T>).a", "Box.make(<I>).t",
             "dataclasses.replace(Frozen(), t=<T>).t", "getattr(<O>, 't')", "net.layers[<I> % 2](<T>)", "Doubled.apply(<T>, <I>)", "copy.deepcopy(<O>).t", "Output(t=<T>, n=<I>).t", "Output(a=<T>).to_tuple()[0]", "halved(<T>)", "halved(<T>, by=<I>)", "deep(<T>, <I> % 4)", "lib.widen(<T>)", "nested((<T>, [<T>]), torch.neg)[0]", "list(flat([<T>, {'k': (<T>,)}]))[1]", "G_CACHE.update(<T>, <T>)[0]", "G_CACHE.update(x, x, <I> % 2)[1]", "[k for k, _ in G_CACHE][0]",
             "G_FIXED.update(x[:1])", "G_FIXED.buffer[G_FIXED.at - 1]", "G_STACK(<T>)", "G_STACK[<I> % 2](<T>)", "G_STACK(<T>, n=<I>)", "[m for m in net.modules()][-1](<T>)", "next(iter(net.state_dict().values()))[0]", "dict(net.named_parameters())['weight'][0]", "(<T>.grad if <T>.grad is not None else <T>)", "functools.partial(halved, by=<I>)(<T>)", "operator.itemgetter(0)([<T>])", "operator.methodcaller('sin')(<T>)",
             *(f"{h}(<T>, <I>)" for h in self.helpers),
@@ -159,7 +163,7 @@ class Generator:
             "sum(z for z in <L> if z > <I>)", "len(set(<L>))", "variadic(<I>, *<L>, c=<I>)", "variadic(<I>, b=<I>, z=<I>)",
             "sum(counter(<I> % 4))", "bisect.bisect([1, 3, 5], <I>)", "Color.BLUE.value", "min(<L>, default=0)", "<L>.count(<I>)",
             "(lambda z, w=1: z + w)(<I>)", "round(<F>)", "int(str(<I>))", "<O>.twice", "hash(<I>) % 7", "zlib.crc32(<S>.encode()) % 5",
-            "G_ADD(<I>) % 9", "memo(<I>)", "sized(<I>)", "sized(<L>)", "sized(<S>)", "G_CACHE.size", "G_CACHE.seen", "G_CACHE.level", "len(Cache)", "G_FIXED.end", "lib.factor", "Tagged.used", "halved.calls", "len(inspect.signature(variadic).parameters)", "len(<S>.encode())", "int((<I> + 2j).imag)", "sum(range(<I>)[::2])", "len({<I>, <I>} | set(<L>))", "torch.Size([<I>, 2]).numel()", "len(<T>)", "int(<T>.sum()) % 7", "next(G_ITER, 0)", "next(G_COUNT, 5)", "<T>.detach().numpy().size", "<T>.argmax().item()", "len([*<T>])",
+            "G_ADD(<I>) % 9", "memo(<I>)", "Ranked(<I>).n", "sum(Ranked(<I>))", "Ranked[<I>].n", "len({Ranked(<I>), Ranked(1)})", "[1, 2, 3][Ranked(<I>)]", "max(Ranked(<I>), Ranked(2)).n", "Level.HIGH + <I>", "Rights.READ.value", "First.rank", "len(Registered.known)", "heapq.nsmallest(1, [<I>, 3])[0]", "len(re.findall('a', <S>))", "sum(1 for _ in Countdown(<I> % 4))", "max(<L>, key=lambda z: -z, default=1)", "G_PARTS.seen", "len(list(G_PARTS.named_parameters()))", "int.from_bytes(bytes([<I> % 9]), 'big')", "sized(<I>)", "sized(<L>)", "sized(<S>)", "G_CACHE.size", "G_CACHE.seen", "G_CACHE.level", "len(Cache)", "G_FIXED.end", "lib.factor", "Tagged.used", "halved.calls", "len(inspect.signature(variadic).parameters)", "len(<S>.encode())", "int((<I> + 2j).imag)", "sum(range(<I>)[::2])", "len({<I>, <I>} | set(<L>))", "torch.Size([<I>, 2]).numel()", "len(<T>)", "int(<T>.sum()) % 7", "next(G_ITER, 0)", "next(G_COUNT, 5)", "<T>.detach().numpy().size", "<T>.argmax().item()", "len([*<T>])",
             "(x.shape + (<I>,))[-1]", "bytes([1, 2, 3])[<I> % 3]", "len(typing.get_args(typing.Union[int, str]))", "[*range(5)][slice(<I> % 3, None)][0]", "len(G_CACHE.by_name[<S>])", "math.prod(<L>)", "int(np.prod(x.shape))", "operator.index(<I>)", "(lambda *z, **w: len(z) + len(w))(*<L>, **{'a': <I>})", "functools.reduce(lambda a, b: a * 2 + b, <L>, <I>)", "next((z for z in <L> if z > <I>), -1)", "pow(<I>, 2, 7)", "<I>.bit_length()",
         )  # fmt: skip
 
@@ -174,13 +178,13 @@ class Generator:
             f"(<I> {op} <I>)", "(not <B>)", "(<B> and <B>)", "(<B> or <B>)", "(<S> == <S>)", "(<I> in <L>)", "(<S> in <D>)",
             "isinstance(<O>, Sub)", "hasattr(<O>, 'extra')", "bool(<L>)", "any(z > 1 for z in <L>)", "all(<L>)", tensor, "(<T> is <T>)",
             "(<T>.dtype == torch.float32)", "callable(<C>)", "(<I> < <I> <= 4)", "<S>.startswith('a')", "(<O> is <O>)", "<T>.is_contiguous()",
-            "(<T>.grad is None)", "<T>.is_leaf", "torch.is_autocast_enabled('cpu')", "(type(<O>) is Box)", "torch.are_deterministic_algorithms_enabled()", "(torch.get_num_threads() > 1)",
+            "(<T>.grad is None)", "<T>.is_leaf", "torch.is_autocast_enabled('cpu')", "(type(<O>) is Box)", "torch.are_deterministic_algorithms_enabled()", "(torch.get_num_threads() > 1)", "(Ranked(<I>) < Ranked(2))", "(Ranked(<I>) == Ranked(<I>))", "(Ranked(1) in [Ranked(<I>)])", "(Rights.READ in Rights.READ | Rights.WRITE)", "bool(re.match('a+', <S>))", "isinstance(Level(1), int)", "('weight' in net.state_dict())", "(<T>.dtype in (torch.float32, torch.float64))",
             "(<T>.device.type == 'cpu')", "(<T>.shape == <T>.shape)",
             "(<I> in G_CACHE)", "issubclass(type(<O>), Box)", "(id(<O>) == id(box))", "('value' in dir(<O>))", "('t' in vars(<O>))", "isinstance(<I>, (int, float))", "(<T> in [])", "(<S> < 'b')", "{1, 2} <= set(<L>)", "(lib.factor > <I>)", "(<F> != <F>)", "torch.is_inference_mode_enabled()", "isinstance(Color.RED, enum.Enum)", "(<T>.shape[-1:] == (4,))", "(net._forward_hooks != {})",
         )  # fmt: skip
 
     def expr_S(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "f'{<I>}'", "(<S> + 'z')[:6]", "str(<B>)", "<S>.upper()", "'-'.join(map(str, <L>))[:9]", "type(<O>).__name__", "'%d' % <I>", "<S>[::-1]", "str(x.dtype)", "'{}'.format(<I>)", "Color(1).name", "f'{<F>:.2f}'", "repr(<L>)", "f'{<S>!r:>8}'", "<S>.replace('a', <S>)[:9]", "','.join(sorted(<D>))", "str(Pair(<I>, 2))", "halved.__name__", "repr(Point(<I>))[:20]", "str(torch.float32)", "'%s|%s' % (<S>, <I>)", "<S>.encode().decode()")  # fmt: skip
+        return self.fill(e, "f'{<I>}'", "f'{Ranked(<I>):x}'", "re.sub('a', 'b', <S>)", "Level(1).name", "f'{<I>:>{4}}'", "<S>.title()", "' '.join(Registered.known)[:9]", "str(Rights.READ)", "(<S> + 'z')[:6]", "str(<B>)", "<S>.upper()", "'-'.join(map(str, <L>))[:9]", "type(<O>).__name__", "'%d' % <I>", "<S>[::-1]", "str(x.dtype)", "'{}'.format(<I>)", "Color(1).name", "f'{<F>:.2f}'", "repr(<L>)", "f'{<S>!r:>8}'", "<S>.replace('a', <S>)[:9]", "','.join(sorted(<D>))", "str(Pair(<I>, 2))", "halved.__name__", "repr(Point(<I>))[:20]", "str(torch.float32)", "'%s|%s' % (<S>, <I>)", "<S>.encode().decode()")  # fmt: skip
 
     def expr_L(self, e: Callable[[str], str], scope: Scope) -> str:
         return self.fill(
@@ -193,13 +197,13 @@ class Generator:
         )  # fmt: skip
 
     def expr_D(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "{<S>: <I>}", "dict(<D>, k=<I>)", "{**<D>, 'z': <I>}", "{str(z): z for z in <L>}", "Table(a=<I>)", "(<D> | {'m': 1})", "collections.OrderedDict(<D>)", "collections.defaultdict(int, <D>)", "dict(zip('abc', <L>))", "Output(a=<I>)", "dict(sorted(<D>.items()))", "{k: v for k, v in <D>.items() if v}", "copy.deepcopy(<D>)", "collections.ChainMap(<D>, {'q': 1})", "dataclasses.asdict(Frozen(<I>))", "types.MappingProxyType(<D>).copy()")  # fmt: skip
+        return self.fill(e, "{<S>: <I>}", "{k: v for k, v in zip('ab', <L>)}", "{**Row(None)._asdict(), 't': 1}", "dict.fromkeys(<S>, <I>)", "functools.reduce(lambda d, k: {**d, k: 1}, 'ab', <D>)", "dict(<D>, k=<I>)", "{**<D>, 'z': <I>}", "{str(z): z for z in <L>}", "Table(a=<I>)", "(<D> | {'m': 1})", "collections.OrderedDict(<D>)", "collections.defaultdict(int, <D>)", "dict(zip('abc', <L>))", "Output(a=<I>)", "dict(sorted(<D>.items()))", "{k: v for k, v in <D>.items() if v}", "copy.deepcopy(<D>)", "collections.ChainMap(<D>, {'q': 1})", "dataclasses.asdict(Frozen(<I>))", "types.MappingProxyType(<D>).copy()")  # fmt: skip
 
     def expr_O(self, e: Callable[[str], str], scope: Scope) -> str:
         return self.fill(e, "Box(<I>, <T>)", "Sub(<I>, <T>)", "Box.make(<I>)", "(<O> + <I>)", "<O>.push(<I>)", "copy.copy(<O>)", "(<O> if <B> else <O>)", "copy.deepcopy(<O>)")  # fmt: skip
 
     def expr_C(self, e: Callable[[str], str], scope: Scope) -> str:
-        return self.fill(e, "(lambda z: z + <I>)", "functools.partial(torch.mul, <T>)", "adder(<T>)", "<O>.scale", "(lambda z, k=<F>: z * k)", "net", "nn.functional.silu", "net.layers[<I> % 2]", "halved", "lib.widen", "G_ADD", "traced(torch.sin)", "functools.wraps(torch.cos)(lambda z: z - 1)", "operator.neg", "Doubled.apply", "G_STACK")  # fmt: skip
+        return self.fill(e, "(lambda z: z + <I>)", "functools.partial(torch.mul, <T>)", "adder(<T>)", "<O>.scale", "(lambda z, k=<F>: z * k)", "net", "nn.functional.silu", "outside", "G_PARTS", "G_PARTS.chain", "G_PARTS.named['b']", "net.layers[<I> % 2]", "halved", "lib.widen", "G_ADD", "traced(torch.sin)", "functools.wraps(torch.cos)(lambda z: z - 1)", "operator.neg", "Doubled.apply", "G_STACK")  # fmt: skip
 
     # ---- statements ----
 
@@ -298,96 +302,20 @@ class Generator:
             "setattr(box, 'dyn', <I>)", "y.fill_(<I>)", "torch.add(<T>, <T>, out=G_T)", "y.zero_()", "box.log.clear()", "items.reverse()", "items.pop()", "net.register_buffer('more', <T>)", "x.data.add_(1)",
             "net.weight.data.mul_(0.5)", "table.pop('k', None)", "vars(box)['viadict'] = <I>", "x.unsqueeze_(0)", "y.requires_grad_()", "y.detach_()", "x.data = <T>", "items.sort(key=lambda z: z.dim())",
             "G_CACHE.update(<T>, x)", "G_CACHE.level = <I> * 30", "G_CACHE.by_name[<S>].append(<I>)", "G_CACHE.keys.clear()", "G_FIXED.update(x[:2])", "G_FIXED.at = <I>", "lib.factor = <I>", "Tagged.used += 1", "box.__dict__.update(extra=<I>)", "delattr(box, 'extra')", "x.view(-1)[::2].mul_(2)", "x[x > 0] = <F>", "x.t().add_(<I>)",
-            "x.chunk(2, -1)[0].zero_()", "x.select(0, 1).copy_(y)", "y.unsqueeze(0).add_(1)", "torch.nn.init.ones_(net.bias)", "net.layers[0].weight = net.weight", "net.bias.grad = None", "memo.cache_clear()", "random.seed(<I>)", "torch.manual_seed(<I>)", "items.insert(0, <T>)", "items.extend([<T>, <T>])", "items[:1] = [<T>]", "del items[-1]", "x.resize_(2, 2) if x.is_contiguous() and x.numel() > 3 else None", "x.swapaxes_(0, 1)", "net.to(torch.float64)", "net.zero_grad()",
+            "x.chunk(2, -1)[0].zero_()", "x.select(0, 1).copy_(y)", "y.unsqueeze(0).add_(1)", "torch.nn.init.ones_(net.bias)", "net.layers[0].weight = net.weight", "net.bias.grad = None", "memo.cache_clear()", "random.seed(<I>)", "torch.manual_seed(<I>)", "items.insert(0, <T>)", "items.extend([<T>, <T>])", "items[:1] = [<T>]", "del items[-1]", "x.resize_(2, 2) if x.is_contiguous() and x.numel() > 3 else None", "x.swapaxes_(0, 1)", "net.to(torch.float64)", "net.zero_grad()", "G_PARTS.train(<B>)", "G_PARTS.norm.reset_running_stats()", "G_PARTS.named[<S>] = nn.Tanh()", "G_PARTS.listed.append(nn.Parameter(torch.ones(4)))", "x[torch.tensor([0])] = <F>", "x.index_put_((torch.tensor([0]),), torch.tensor(1.0))", "x.scatter_(-1, torch.zeros(x.shape, dtype=torch.long), <F>)", "torch.mul(x, <F>, out=x)", "y.grad = None", "Registered.known.append(<S>)", "First.rank = <I>", "x.data = x.data.clone()", "x.unbind(0)[0].mul_(<F>)", "x.diagonal().fill_(<F>)",
             "LOG.setLevel(<I> * 10)", "y.index_add_(0, torch.tensor([0]), y[:1])", "x.masked_fill_(x > 0, <F>)", "x.clamp_(max=<F>)", "G_STACK.append(nn.Tanh())", "setattr(net, 'extra', <T>)", "G_ARR[0] = <I>", "np.add(G_ARR, <I>, out=G_ARR)", "G_FIXED.buffer[<I>] = <T>", "x.t_()", "x.T.add_(1)",
         )  # fmt: skip
 
     def unusual(self, e: Callable[[str], str], scope: Scope) -> list[str]:
         """Several lines that belong together. What is read is chosen before the names that are written."""
         self.fresh += 1
-        it = f"it{self.fresh}"
         deletable = [name for kind in NAMES for name in scope.names[kind]] if scope.depth == 0 and not scope.parent else []
-        options = [
-            ["<=T>, <=T> = <T>, <T>"],
-            ["<=I>, *<=L> = [0, *<L>]"],
-            ["assert <B> or n < 9, <S>"],
-            ["if (<=I> := <I>) > 1:", INDENT + "box.extra = <T>"],
-            [f"{it} = adder(<I>)", f"<=I> = {it}(<I>) + {it}(1)"],
-            [f"{it} = both(<T>)", f"<=T> = next({it})", f"<=T> = next({it}, None)"],
-            [f"{it} = Point(<I>, <T>)", f"{it}.tags.append({it}.x)", f"<=I> = {it}.x + len({it}.tags)"],
-            [f"{it} = counter(<I> % 4 + 1)", f"<=I> = next({it}, 0)", f"{it}.send(<I>)", f"{it}.close()"],
-            ["with torch.no_grad():", INDENT + "<T>.add_(<F>)"],
-            [f"{it} = collections.deque([1, 2], maxlen=3)", f"{it}.append(<I>)", f"<=L> = list({it})"],
-            [f"class Local{it}(Box):", INDENT + "kind = <S>", f"<=O> = Local{it}(<I>, <T>)"],
-            [f"{it} = net.register_forward_hook(lambda m, a, out: out * <F>)", "<=T> = net(<T>)", f"{it}.remove()"],
-            ["net.train(<B>)"],
-            ["<=T> = torch.rand(4) * random.random()"],
-            [f"{it} = Slotted(<I>)", f"{it}.b = <T>", f"<=T> = {it}.b * {it}.a", f"del {it}.b"],
-            ["import statistics", "<=F> = statistics.fmean([<F>, <I>])"],
-            ["from math import tau as f0", "<=F> = f0 * 2"],
-            [
-                "try:",
-                INDENT + "raise ExceptionGroup('g', [ValueError(<S>), KeyError(<I>)])",
-                "except* ValueError as group:",
-                INDENT + "box.log.append(len(group.exceptions))",
-                "except* KeyError:",
-                INDENT + "<=I> = 3",
-            ],
-            [
-                "with contextlib.ExitStack() as stack:",
-                INDENT + "stack.enter_context(Scope(box, <B>))",
-                INDENT + "stack.callback(box.push, <I>)",
-                INDENT + "<=T> = <T>",
-                INDENT + "fails(<I>)",
-            ],
-            ["with torch.autograd.profiler.record_function('part'):", INDENT + "<=T> = <T>"],
-            ["with torch.device('cpu'):", INDENT + "<=T> = torch.ones(4) * <I>"],
-            ["with warnings.catch_warnings():", INDENT + "warnings.simplefilter('ignore')", INDENT + "warnings.warn(<S>)"],
-            [f"{it} = averaging()", f"next({it})", f"{it}.send(<I>)", f"<=F> = {it}.send(<F>)", f"{it}.throw(ValueError)", f"{it}.close()"],
-            [f"{it} = torch.ones(4, requires_grad=True)", f"({it} * <T>).sum().backward()", f"<=T> = {it}.grad"],
-            ["@traced", f"def {it}(z, *rest, k=<I>):", INDENT + "return z + len(rest) * k", f"<=T> = {it}(<T>, 1, k=<I>)"],
-            [
-                f"class {it.title()}(nn.Module):",
-                INDENT + "def forward(self, z):",
-                INDENT * 2 + "return net(z) * 2",
-                f"<=T> = {it.title()}()(<T>)",
-            ],
-            [
-                f"{it} = net.layers[0].register_forward_pre_hook(lambda m, a: (a[0] + <I>,))",
-                "try:",
-                INDENT + "<=T> = net(<T>)",
-                "finally:",
-                INDENT + f"{it}.remove()",
-            ],
-            ["while True:", INDENT + "<=T> = <T>", INDENT + "if <B> or len(items) >= 0:", INDENT * 2 + "break"],
-            [
-                f"for {it} in range(3):",
-                INDENT + "try:",
-                INDENT * 2 + f"if {it} == 1: continue",
-                INDENT * 2 + "<=T> = <T>",
-                INDENT + "finally:",
-                INDENT * 2 + f"box.log.append({it})",
-            ],
-            ["box.t, box.value = <T>, <I>"],
-            [f"{it} = collections.Counter(<S>)", f"{it}.update('abc')", f"<=I> = {it}.most_common(1)[0][1]"],
-            [f"{it} = Cache(<I> % 3 + 1)", "for _i in range(3):", INDENT + f"{it}.update(<T>, x)", f"<=I> = {it}.seen"],
-            ["del box.extra"],
-            ["G_OPT.zero_grad()", "(net(<T>).sum() * <F>).backward()", "G_OPT.step()", "<=F> = G_OPT.param_groups[0]['lr']"],
-            ["x.add_(<I>)", "assert <T>.sum() < 99, 'large'", "x.mul_(2)"],
-            ["if <T>.isnan().any():", INDENT + "raise Oops('nan', <I>)", "box.log.append(<I>)"],
-            [f"{it} = <T>.detach().numpy()", "x.t_()", f"<=I> = {it}.shape[-1]"],
-            [f"{it} = torch.ones(4)", f"{it}[:2] = <T>.reshape(-1)[:2]", "box.push(<I>)", f"<=T> = {it}[(<T> > 5).long().sum() * <I>]"],
-            [f"for {it} in <T>:", INDENT + f"box.log.append(len({it}))", INDENT + f"<=T> = {it} * <F>"],
-            [f"{it} = <T>[<T> > 0]", f"if {it}.numel() == 0:", INDENT + "box.extra = <I>", f"<=T> = {it}.sum() / max({it}.shape[0], 1)"],
-            [f"{it} = both(<T>)", f"<=T> = next({it})", f"box.extra = {it}"],
-            [f"for {it} in G_ITER:", INDENT + f"if {it} > <I>: break", INDENT + f"box.log.append({it})"],
-        ]
         if deletable and self.chance(0.1):
             name = self.rng.choice(deletable)
             for names in scope.names.values():
                 names[:] = [other for other in names if other != name]
             return [f"del {name}"]
-        lines = [re.sub("<([A-Z])>", lambda found: e(found[1]), line) for line in self.rng.choice(options)]
+        lines = [re.sub("<([A-Z])>", lambda found: e(found[1]), line) for line in self.rng.choice(idioms(f"it{self.fresh}"))]
         return [re.sub("<=([A-Z])>", lambda found: self.bind(found[1], self.name(found[1], scope), scope), line) for line in lines]
 
     # ---- compound statements ----
@@ -590,7 +518,7 @@ class Generator:
         return "\n".join(
             [
                 f"G_N = {self.rng.randrange(4)}", f"G_F = {self.rng.choice([0.5, 2.0, -1.0])}", f"G_FLAG = {self.rng.choice([True, False])}", "G_T = torch.linspace(0, 1, 4)", f"G_L = [3, 1, {self.rng.randrange(4)}]",
-                "G_D = {'a': 1, 'abc': 2}", "G_ADD = adder(1)", "G_CACHE = Cache()", "G_FIXED = Fixed()", "G_ITER = iter(range(9))", "G_COUNT = counter(4)", "G_PIECES = pieces(torch.ones(3, 4))", "G_ARR = np.ones((3, 4), dtype=np.float32)", "G_STACK = Stack(nn.Linear(4, 4), nn.Tanh())", "G_BOX = Box(2, torch.ones(4))", f"G_FN = {self.pick('torch.cos', 'adder(1)', 'lambda z: z * G_N', 'Box.plain')}", "net = Net()", "G_HANDLE = net.register_forward_hook(lambda m, a, out: out * 2)" if self.chance(0.2) else "G_HANDLE = None", "G_NET = net" if self.chance(0.5) else "G_NET = Net()",
+                "G_D = {'a': 1, 'abc': 2}", "G_ADD = adder(1)", "G_CACHE = Cache()", "G_FIXED = Fixed()", "G_ITER = iter(range(9))", "G_COUNT = counter(4)", "G_PIECES = pieces(torch.ones(3, 4))", "G_ARR = np.ones((3, 4), dtype=np.float32)", "G_STACK = Stack(nn.Linear(4, 4), nn.Tanh())", "G_PARTS = Parts()", "G_BOX = Box(2, torch.ones(4))", f"G_FN = {self.pick('torch.cos', 'adder(1)', 'lambda z: z * G_N', 'Box.plain')}", "net = Net()", "G_HANDLE = net.register_forward_hook(lambda m, a, out: out * 2)" if self.chance(0.2) else "G_HANDLE = None", "G_NET = net" if self.chance(0.5) else "G_NET = Net()",
                 f"net.train({self.rng.choice([True, False])})", "G_OPT = torch.optim.SGD(net.parameters(), 0.1, momentum=0.5)", "x = torch.arange(12.0).reshape(3, 4) / 5 - 1", f"y = {self.pick('torch.ones(4)', 'x', 'x[1]', 'x.view(4, 3).t()', 'torch.linspace(-1, 1, 4)', 'x.t().contiguous().t()')}",
                 f"n = {self.rng.randrange(4)}", f"flag = {self.rng.choice([True, False])}", f"mode = {self.pick(repr('abc'), repr('both'), repr('cached'))}", f"box = {self.pick('Box', 'Sub')}({self.rng.randrange(4)}, {self.pick('torch.ones(4)', 'x', 'y')})",
                 f"items = [{self.pick('x', 'y', 'torch.ones(3, 4)')}, torch.zeros(4)]", f"table = {self.pick('{}', 'Table(b=2)', repr({'a': 1, 'k': 2}))}", *(["x.requires_grad_()"] if self.chance(0.15) else []),
@@ -617,7 +545,7 @@ class Generator:
             "net.layers[0].bias = None", "net.layers[0].weight = nn.Parameter(torch.ones(4, 4))", "net.layers[0].to(torch.bfloat16)", "net.half()", "net.bias.requires_grad_(not net.bias.requires_grad)", "net.layers.pop(-1)", "net.layers.insert(0, nn.Linear(4, 4))", "net.extra = nn.Linear(4, 4)", "net.register_buffer('steps', torch.ones(()))", "net.steps = torch.ones(2)", "net.cache['c'] = x", "net.cache.clear()", "net.load_state_dict(copy.deepcopy(net.state_dict()))", "net = copy.deepcopy(net)", "net.__class__ = type('Other', (Net,), {})", "net.register_forward_pre_hook(lambda m, a, k: (a, k), with_kwargs=True)",
             "x = x.as_subclass(Tagged)", "x = torch.ones(3, 4).clone(memory_format=torch.contiguous_format)", "x = torch.ones(6, 4)[::2]", "x = torch.ones(12)[:].as_strided((3, 4), (4, 1))", "x = torch.ones(2, 3, 4)", "x = torch.zeros(0, 4)", "x = torch.ones(3, 4, dtype=torch.complex64)", "x = torch.ones(3, 4, dtype=torch.bool)", "y = x.view(-1)[:4]", "x.unsqueeze_(0)", "x.t_()", "x.resize_(2, 2) if x.is_contiguous() and x.numel() > 3 else None", "x.requires_grad_(False)", "del x.some", "y.requires_grad_()", "n = torch.tensor(2)", "n = np.int64(3)", "mode = None", "mode = b'abc'", "flag = None", "flag = torch.tensor(True)",
             "box = None", "box = types.SimpleNamespace(value=1, t=x, log=[], twice=3, kind='s')", "box.log = collections.deque([1])", "box.value = 1.5", "del box.value", "Box.__len__ = lambda self: 0", "Box.__getattr__ = lambda self, name: 6", "Box.__setattr__ = lambda self, name, v: object.__setattr__(self, name, v)", "Box.value = property(lambda self: 5)", "Box.twice = 4", "del Sub.scale", "Sub.__bases__ = (Box,)", "items[0] = items[-1]", "items = [x, x]", "items = collections.deque([x, y])", "items[0] = items[0].double()", "table = collections.defaultdict(int, a=2)", "table = types.MappingProxyType({'a': 1})",
-            "table['a'] = 2", "table.pop('a', None)", "table = Output(a=1)", "helper0 = lambda z, n=1: z", "main.__defaults__ = None", "np.random.seed(0)", "Point.__match_args__ = ('y', 'x')", "Point.x = 3", "Pair.left = 5", "Color.RED._value_ = 9", "Frozen.x = 2", "Slotted.a = 4", "Slotted.extra = 1", "G_ITER = iter([1, 2])", "G_ITER = iter(items)", "G_ITER = enumerate(G_L)", "G_COUNT = counter(2)", "G_COUNT.close()", "G_PIECES = both(x)", "next(G_COUNT, 0)", "G_ARR = G_ARR.T", "G_ARR = np.zeros(4)", "G_ARR[0] = 3", "G_ARR = x.detach().numpy()", "G_OPT.param_groups[0]['lr'] = 0.5", "G_OPT.state.clear()", "G_OPT.load_state_dict(copy.deepcopy(G_OPT.state_dict()))", "G_OPT.add_param_group({'params': [nn.Parameter(torch.ones(4))]})", "G_OPT = torch.optim.Adam(net.parameters(), 0.1)", "net.zero_grad()", "x[0, 0] = float('nan')", "x = x.int()", "x.mul_(9)",
+            "table['a'] = 2", "table.pop('a', None)", "table = Output(a=1)", "helper0 = lambda z, n=1: z", "main.__defaults__ = None", "np.random.seed(0)", "Point.__match_args__ = ('y', 'x')", "Point.x = 3", "Pair.left = 5", "Color.RED._value_ = 9", "Frozen.x = 2", "Slotted.a = 4", "Slotted.extra = 1", "G_ITER = iter([1, 2])", "G_ITER = iter(items)", "G_ITER = enumerate(G_L)", "G_COUNT = counter(2)", "G_COUNT.close()", "G_PIECES = both(x)", "next(G_COUNT, 0)", "G_ARR = G_ARR.T", "G_ARR = np.zeros(4)", "G_ARR[0] = 3", "G_ARR = x.detach().numpy()", "G_OPT.param_groups[0]['lr'] = 0.5", "G_OPT.state.clear()", "G_OPT.load_state_dict(copy.deepcopy(G_OPT.state_dict()))", "G_OPT.add_param_group({'params': [nn.Parameter(torch.ones(4))]})", "G_OPT = torch.optim.Adam(net.parameters(), 0.1)", "net.zero_grad()", "G_PARTS.eval()", "G_PARTS.train()", "G_PARTS = Parts()", "G_PARTS.named['c'] = nn.ReLU()", "del G_PARTS.named['a']", "G_PARTS.norm.momentum = 0.5", "G_PARTS.norm.running_mean = torch.ones(4)", "G_PARTS.norm.track_running_stats = False", "torch.nn.utils.parametrizations.weight_norm(G_PARTS.named['a'])", "G_PARTS.register_state_dict_post_hook(lambda m, d, p, l: d.clear())", "G_PARTS.chain = nn.Sequential(nn.Identity())", "G_PARTS.listed[0] = nn.Parameter(torch.zeros(4))", "G_PARTS.table.weight.requires_grad_(False)", "G_PARTS = torch.nn.Identity()", "G_PARTS = magneto.optimize('eager')(Parts())", "Ranked.__lt__ = lambda self, other: True", "Ranked.__hash__ = None", "Ranked.__index__ = lambda self: 0", "Countdown.__next__ = lambda self: next(iter([]))", "First.rank = 9", "Registered.known.clear()", "Duck.__torch_function__ = classmethod(lambda cls, f, k, a=(), w=None: Duck(a[0].t))", "outside = lambda z, n=1: z - n", "Row.scaled = lambda self: self.t", "torch.set_float32_matmul_precision('high')", "torch.set_float32_matmul_precision('highest')", "G_OPT = torch.optim.AdamW(net.parameters(), 0.1, weight_decay=0.1)", "G_OPT.param_groups[0]['momentum'] = 0.0", "x = x.clone()", "x[0, 0] = float('nan')", "x = x.int()", "x.mul_(9)",
         )  # fmt: skip
 
     def case(self, seed: int, backend: str) -> Case:
@@ -644,7 +572,7 @@ def compiles(text: str) -> bool:
 
 
 def case_of(seed: int) -> Case:
-    """The case of a seed: one in twelve runs under aot_eager, one in forty under inductor, the others under eager."""
+    """The case of a seed: one in six runs under aot_eager, one in thirty under inductor, the others under eager."""
     choice = random.Random(seed * 7919 + 1).random()
-    backend = "inductor" if choice < 0.025 else "aot_eager" if choice < 0.1 else "eager"
+    backend = "inductor" if choice < 0.033 else "aot_eager" if choice < 0.2 else "eager"
     return Generator(seed).case(seed, backend)

@@ -6,7 +6,7 @@ It is executed once per copy of the environment, so that classes and functions o
 from __future__ import annotations
 
 PRELUDE = """
-import bisect, collections, contextlib, copy, dataclasses, enum, functools, inspect, itertools, logging, math, operator, random, types, typing, warnings, zlib
+import bisect, collections, heapq, pickle, re, contextlib, copy, dataclasses, enum, functools, inspect, itertools, logging, math, operator, random, types, typing, warnings, zlib
 import numpy as np
 import torch
 from torch import nn
@@ -335,6 +335,97 @@ def flat(tree):
         yield from flat(list(tree.values()))
     else:
         yield tree
+
+@functools.total_ordering
+class Ranked:
+    # Compared, hashed, used as an index, formatted, subscripted, iterated over.
+    def __init__(self, n):
+        self.n = n
+    def __eq__(self, other):
+        return isinstance(other, Ranked) and self.n == other.n
+    def __lt__(self, other):
+        return self.n < other.n
+    def __hash__(self):
+        return hash(("ranked", self.n))
+    def __index__(self):
+        return self.n % 3
+    def __format__(self, spec):
+        return f"<{self.n}{spec}>"
+    def __iter__(self):
+        return Countdown(self.n % 4)
+    def __class_getitem__(cls, item):
+        return cls(item)
+    def __rmul__(self, other):
+        return other * self.n
+
+class Countdown:
+    def __init__(self, left):
+        self.left = left
+    def __iter__(self):
+        return self
+    def __next__(self):
+        if self.left <= 0:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+class Registered:
+    known = []
+    def __init_subclass__(cls, rank=0, **rest):
+        super().__init_subclass__(**rest)
+        cls.rank = rank
+        Registered.known.append(cls.__name__)
+
+class First(Registered, rank=2):
+    def __delattr__(self, name):
+        object.__setattr__(self, name, None)
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 3
+
+class Rights(enum.Flag):
+    READ = enum.auto()
+    WRITE = enum.auto()
+
+class Row(typing.NamedTuple):
+    t: object
+    n: int = 2
+    def scaled(self):
+        return self.t * self.n
+
+class Duck:
+    # No tensor, but torch's functions ask it.
+    def __init__(self, t):
+        self.t = t
+    @classmethod
+    def __torch_function__(cls, func, kinds, args=(), kwargs=None):
+        plain = [a.t if isinstance(a, Duck) else a for a in args]
+        return Duck(func(*plain, **(kwargs or {})))
+
+class Parts(nn.Module):
+    # Containers, parametrisation, running statistics, a table, hooks of state dicts.
+    def __init__(self):
+        super().__init__()
+        self.named = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.LayerNorm(4)})
+        self.listed = nn.ParameterList([nn.Parameter(torch.linspace(0, 1, 4)), nn.Parameter(torch.ones(4))])
+        self.norm = nn.BatchNorm1d(4)
+        self.table = nn.Embedding(5, 4)
+        self.chain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.seen = 0
+    def forward(self, z, n=0):
+        self.seen += 1
+        z = z.reshape(-1, 4) if z.numel() % 4 == 0 else torch.ones(2, 4)
+        for name, part in self.named.items():
+            z = part(z) + len(name)
+        for p in self.listed:
+            z = z * p
+        z = self.chain[: 1 + n % 3 if n % 3 != 1 else 3](z)[..., :4]
+        return self.norm(z) + self.table(torch.tensor(n % 5)) if z.shape[0] > 1 else z
+
+@magneto.disable
+def outside(z, n=1):
+    return z * n + 1
 
 def averaging():
     total, n = 0, 0

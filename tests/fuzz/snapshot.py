@@ -66,7 +66,7 @@ class Walker:
             parts = [repr(obj)]
         elif isinstance(obj, BaseException):
             parts = [self.of(obj.args)]
-        fields = [(name, self.of(value)) for name, value in getattr(obj, "__dict__", {}).items()]
+        fields = [(name, self.of(value)) for name, value in getattr(obj, "__dict__", {}).items() if not name.startswith("_magneto")]
         slots = [name for cls in type(obj).__mro__ for name in getattr(cls, "__slots__", ()) if cls.__module__ == "fuzzed"]
         fields += [(name, self.of(getattr(obj, name, "unset"))) for name in slots]
         return (kind, parts, fields)

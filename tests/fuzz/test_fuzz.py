@@ -153,6 +153,10 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         )
         if written == 0 or not text.endswith("1")
     },
+    "a view made without gradients whose base has been written since": (
+        "def main(x):\n    with torch.no_grad():\n        if not items:\n            items.append(net.weight[0])\n        items[0].add_(1)\n    return items[0]",
+        ("items = []", CALL, CALL),
+    ),
     "backward in inference mode": (
         "def main(x):\n    with torch.inference_mode():\n        net(x).sum().backward()",
         (CALL, CALL),
@@ -175,13 +179,13 @@ def test_found(name):
         assert run_case(Case(0, program, SETUP, steps, backend)) is None
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
+@pytest.mark.parametrize("first", range(0, 60, 20))
 def test_seeds(first):
     counts = Counts()
-    for seed in range(first, first + 10):
+    for seed in range(first, first + 20):
         assert run_case(Generator(seed).case(seed, "eager"), counts) is None, f"python -m tests.fuzz.run --case {seed}"
-    assert counts.events["graph"] > 5
-    assert sum(counts.raised.values()) < counts.calls * 0.8
+    assert counts.events["graph"] > 10
+    assert sum(counts.raised.values()) < counts.calls * 0.9
 
 
 def test_programs_depend_on_the_seed_alone():

@@ -129,10 +129,20 @@ def wrap_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
         return wrap_tensor(m, obj, source)
 
 
+def _history_lost(obj: torch.Tensor) -> bool:
+    """A view made without gradients whose base has been written since: autograd raises when its history is asked for."""
+    if obj.requires_grad and obj._is_view():
+        try:
+            obj.grad_fn  # noqa: B018
+        except RuntimeError:
+            return True
+    return False
+
+
 def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
     cls = type(obj)
     plain = obj.layout is torch.strided and not obj.is_quantized
-    if not plain or obj.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(obj):
+    if not plain or obj.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(obj) or _history_lost(obj):
         _typed(m, obj, source)
         return OpaqueTracker(obj, source, m)
     meta = TensorMeta.of(obj)

@@ -153,6 +153,14 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         )
         if written == 0 or not text.endswith("1")
     },
+    **{
+        f"a class with __torch_function__ hears of {text}": (f"def main(x):\n    return {text}", ("x = x.as_subclass(Tagged)", CALL, CALL))
+        for text in (
+            "torch.func.vmap(torch.mul, in_dims=(0, None))(x, 2.0)",
+            "torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1]",
+            "torch.func.grad(lambda z: z.sum())(x)",
+        )
+    },
     "a view made without gradients whose base has been written since": (
         "def main(x):\n    with torch.no_grad():\n        if not items:\n            items.append(net.weight[0])\n        items[0].add_(1)\n    return items[0]",
         ("items = []", CALL, CALL),

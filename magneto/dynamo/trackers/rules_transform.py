@@ -21,7 +21,7 @@ from magneto.dynamo.trackers.build import FUNCTION_BUILDERS
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import FunctionTracker
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
 from magneto.graph import fake_call
 from magneto.graph.higher import Invoke, Slot, Transformed, fill
@@ -108,6 +108,9 @@ def _captured(
         inner_args, inner_kwargs = fill(takes, leaves)
         value = body.call(fn, [m.const(arg) for arg in inner_args], {key: m.const(arg) for key, arg in inner_kwargs.items()})
         captured, lifted = body.finish(takes, value)
+        for tensor in _tensors([*given, lifted]):
+            if tensor.cls not in PLAIN_CLASSES:
+                m.graph_break("B101", callee=name, reason=f"{tensor.cls.__name__}.__torch_function__ hears of what the transform does")
         target = Transformed(f"{name.rpartition('.')[2]}_of_body", run, captured)
         _rehearse(body, target, given, lifted)
     return target, given, lifted, bool(body.recorder.random_nodes)

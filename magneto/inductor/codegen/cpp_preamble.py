@@ -31,13 +31,15 @@ MG_INLINE i32 mg_f32_bits(f32 f) { i32 u; __builtin_memcpy(&u, &f, 4); return u;
 """
 
 _HALVES = """\
-/* bfloat16 is the upper half of a float; rounding is to nearest even, NaN becomes the canonical one. */
+/* bfloat16 is the upper half of a float; rounding is to nearest even, NaN becomes the canonical one. Halves are made in the upper bits of 32, so that
+   gcc does not mix vectors of 16 and 32 bits. */
 MG_INLINE f32 mg_load_bf16(u16 b) { return mg_bits_f32((i32)((u32)b << 16)); }
-MG_INLINE u16 mg_store_bf16(f32 f) {
-    u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u);
-    return f != f ? (u16)0x7fc0 : (u16)(r >> 16);
+MG_INLINE u32 mg_high_bf16(f32 f) {
+    u32 u = (u32)mg_f32_bits(f), r = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
+    return f != f ? 0x7fc00000u : r;
 }
-MG_INLINE f32 mg_round_bf16(f32 f) { return mg_load_bf16(mg_store_bf16(f)); }
+MG_INLINE u16 mg_store_bf16(f32 f) { return (u16)(mg_high_bf16(f) >> 16); }
+MG_INLINE f32 mg_round_bf16(f32 f) { return mg_bits_f32((i32)mg_high_bf16(f)); }
 /* float16 by integers: gcc does not vectorise conversions of _Float16. Products with powers of two move the exponent, and a sum rounds the mantissa. */
 MG_INLINE f32 mg_load_f16(u16 h) {
     u32 w = (u32)h << 16, two = w + w;
@@ -45,15 +47,21 @@ MG_INLINE f32 mg_load_f16(u16 h) {
     f32 small = mg_bits_f32((i32)((two >> 17) | 0x3f000000u)) - 0.5f;
     return mg_bits_f32((i32)((w & 0x80000000u) | (u32)mg_f32_bits(two < (1u << 27) ? small : normal)));
 }
+#define MG_F16_SUM(f) \
+    u32 w = (u32)mg_f32_bits(f), two = w + w, bias = two & 0xff000000u; \
+    f32 base = (__builtin_fabsf(f) * 0x1p+112f) * 0x1p-110f; /* infinite for what is too large */ \
+    bias = bias < 0x71000000u ? 0x71000000u : bias; \
+    f32 magic = mg_bits_f32((i32)((bias >> 1) + 0x07800000u)), sum = magic + base;
 MG_INLINE u16 mg_store_f16(f32 f) {
-    u32 w = (u32)mg_f32_bits(f), two = w + w, bias = two & 0xff000000u;
-    f32 base = (__builtin_fabsf(f) * 0x1p+112f) * 0x1p-110f; /* infinite for what is too large */
-    bias = bias < 0x71000000u ? 0x71000000u : bias;
-    u32 bits = (u32)mg_f32_bits(mg_bits_f32((i32)((bias >> 1) + 0x07800000u)) + base);
-    u32 number = ((bits >> 13) & 0x7c00u) + (bits & 0xfffu);
-    return (u16)((w >> 16 & 0x8000u) | (two > 0xff000000u ? 0x7e00u : number));
+    MG_F16_SUM(f)
+    u32 bits = (u32)mg_f32_bits(sum), number = ((bits << 3) & 0x7c000000u) + ((bits & 0xfffu) << 16);
+    return (u16)(((w & 0x80000000u) | (two > 0xff000000u ? 0x7e000000u : number)) >> 16);
 }
-MG_INLINE f32 mg_round_f16(f32 f) { return mg_load_f16(mg_store_f16(f)); }
+MG_INLINE f32 mg_round_f16(f32 f) {
+    MG_F16_SUM(f)
+    f32 r = (sum - magic) * 0.25f;
+    return __builtin_copysignf(r > 65504.0f ? MG_INF : r, f);
+}
 """
 
 _INTEGERS = """\

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from magneto.inductor.codegen.cpp import Fill, Writer, parameters
+from magneto.inductor.codegen.cpp import Writer, parameters
 from magneto.inductor.codegen.cpp_emit import indent
+from magneto.inductor.codegen.cpp_fill import Fill
 from magneto.inductor.codegen.cpp_nest import PARALLEL, Nest
 from magneto.inductor.codegen.cpp_reduce import fold_of
 from magneto.inductor.codegen.cpp_types import compute_type, memory_type, to_memory

@@ -3,7 +3,8 @@
     python -m benchmarks.training [--parts curves,memory,compile,calls] [--models resnet18,bert] [--steps 100] [--rounds 3] [--out FILE]
 
 Each measurement is a process of its own; its row says what it took (`took_s`, processor seconds). FILE is written after each model, and other parts and models in it stay. *curves*: losses of Adam's steps under three backends beside a float64 run; a distance is the root mean square difference
-to it, relative to its first loss. *memory*: growth of resident memory during a step, gradients being None before it, with malloc giving everything back at once.
+to it, relative to its first loss. *memory*: growth of the C heap during a step, counted (benchmarks/heap.py), gradients being None before it; beside it that of resident memory,
+with malloc giving everything back at once, and what is kept between steps (the optimiser's state, and what a compiler holds).
 *compile*: processor and wall seconds of the first three steps less three of eager's (the optimiser's state is made in the first), with empty caches and again in a second process;
 torch.compile gets the model and the optimiser's step, as its documents advise. *calls*: microseconds of a forward and backward of one small layer.
 """
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.heap import Heap, counter_library
 from benchmarks.measure import (
     ROOT,
     Cost,
@@ -88,16 +90,23 @@ def _graphs(compiler: str) -> dict[str, Any]:
 
 
 def memory(compiler: str, name: str, steps: int) -> dict[str, Any]:
+    heap = Heap()
     run, drop = prepare(compiler, name, False)
-    growth = []
+    made = heap.live()
+    resident, counted = [], []
     for number in range(steps + 3):
         drop()
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-        before = _status_mb("VmRSS")
+        present, start = _status_mb("VmRSS"), heap.live()
+        heap.mark()
         peak = memory_peak_mb(lambda number=number: run(number))  # type: ignore[misc]
-        growth.append(peak - before)
-    return {"step_mb": statistics.median(growth[3:]), "each": growth, **_graphs(compiler)}
+        resident.append(peak - present)
+        counted.append((heap.peak() - start) / 2**20)
+    drop()
+    gc.collect()
+    found = {"resident_mb": statistics.median(resident[3:]), "kept_mb": (heap.live() - made) / 2**20, "each": counted}
+    return {"step_mb": statistics.median(counted[3:]), **found, **_graphs(compiler)}
 
 
 def compile_time(compiler: str, name: str, steps: int) -> dict[str, Any]:
@@ -197,7 +206,9 @@ def model_curves(name: str, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def model_memory(name: str, steps: int, rounds: int) -> dict[str, Any]:
-    row: dict[str, Any] = {c: measured("memory", c, name, min(steps, 4), MALLOC) for c in COMPILERS}
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**MALLOC, "LD_PRELOAD": counter_library(Path(folder))}
+        row: dict[str, Any] = {c: measured("memory", c, name, min(steps, 4), env) for c in COMPILERS}
     _ratios(row, "step_mb")
     return row
 

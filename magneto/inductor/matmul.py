@@ -33,13 +33,13 @@ def flatten(graph: fx.Graph) -> fx.Graph:
 
 def _spread(node: fx.Node) -> bool:
     """A product whose second factor is one matrix for the whole batch, and whose result is contiguous?"""
-    if node.target is not aten.bmm.default:
+    if node.target is not aten.bmm.default or len(node.all_input_nodes) != 2:
         return False
-    a, b, meta = (n.meta["val"] for n in (*node.all_input_nodes, node)) if len(node.all_input_nodes) == 2 else (None, None, None)
-    if a is None or meta.device.type != "cpu" or 0 in (*a.shape, *b.shape):
+    a, b, meta = (n.meta["val"] for n in (*node.all_input_nodes, node))
+    if meta.device.type != "cpu" or 0 in (*a.shape, *b.shape):
         return False
     batch: int = b.shape[0]
-    return batch > 1 and b.strides[0] == 0 and meta.strides == meta.contiguous_strides(meta.shape)
+    return bool(batch > 1 and b.strides[0] == 0 and meta.strides == meta.contiguous_strides(meta.shape))
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> None:

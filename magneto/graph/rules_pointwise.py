@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides
+from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides, preserved_strides
 from magneto.graph.meta import CPU, TensorMeta
 from magneto.graph.promotion import BOOL, COMPLEX, INTEGER, category, fits, float_type, promote, real_dtype, result_type
 from magneto.graph.rule_table import rule_table
@@ -56,8 +56,9 @@ def _mvlgamma(value: TensorMeta, p: int) -> TensorMeta:
     return TensorMeta.contiguous(value.shape, float_type(value.dtype), value.device)
 
 
-def elementwise(operands: Sequence[Any], dtype: torch.dtype) -> TensorMeta:
-    """The result of one elementwise kernel over TensorMeta and Python numbers (None is skipped)."""
+def elementwise(operands: Sequence[Any], dtype: torch.dtype, common: torch.dtype | None = None) -> TensorMeta:
+    """The result of one elementwise kernel over TensorMeta and Python numbers (None is skipped). `common`: what operands of other types are converted to
+    first, as copies, whose layout then decides."""
     tensors = [operand for operand in operands if type(operand) is TensorMeta]
     if not tensors:
         raise RuleError("no tensor operand")
@@ -69,7 +70,8 @@ def elementwise(operands: Sequence[Any], dtype: torch.dtype) -> TensorMeta:
     pairs = []
     for operand in operands:
         if type(operand) is TensorMeta:
-            pairs.append((operand.shape, operand.strides))
+            copied = common is not None and operand.dtype is not common
+            pairs.append((operand.shape, preserved_strides(operand.shape, operand.strides) if copied else operand.strides))
             if operand.device != device:
                 device = _common_device(device, operand, first)
         elif operand is not None:
@@ -96,11 +98,12 @@ def _family(kind: str, count: int) -> Callable[..., TensorMeta]:
             dtype = result_type(operands)
         if kind == "float":
             dtype = float_type(dtype)
-        elif kind == "bool":
+        common = dtype
+        if kind == "bool":
             dtype = torch.bool
         elif kind == "real":
             dtype = real_dtype(dtype)
-        return elementwise(operands, dtype)
+        return elementwise(operands, dtype, common)
 
     return family
 
@@ -116,7 +119,7 @@ def _div_mode(left: Any, right: Any, *, rounding_mode: str | None) -> TensorMeta
         dtype = float_type(dtype)
     elif category(dtype) == BOOL and rounding_mode == "trunc":
         raise RuleError("rounded division of bool")
-    return elementwise((left, right), dtype)
+    return elementwise((left, right), dtype, dtype)
 
 
 @rule("add")
@@ -129,7 +132,7 @@ def _add(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
         or not fits(alpha, dtype)
     ):
         raise RuleError("alpha of a kind that the result has not")
-    return elementwise((left, right), dtype)
+    return elementwise((left, right), dtype, dtype)
 
 
 @rule("angle")
@@ -153,7 +156,8 @@ def _sub(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
 def _where(condition: TensorMeta, left: Any, right: Any) -> TensorMeta:
     if condition.dtype not in (torch.bool, torch.uint8):
         raise RuleError("where expects a boolean condition")
-    return elementwise((condition, left, right), result_type((left, right)))
+    dtype = result_type((left, right))
+    return elementwise((condition.with_(dtype=dtype), left, right), dtype, dtype)  # the condition is never converted
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
@@ -182,7 +186,8 @@ def _clamp_tensor(
     operands = (value, named.get("min", low), named.get("max", high))
     if operands[1] is None and operands[2] is None:
         raise RuleError("clamp without bounds")
-    return elementwise(operands, result_type(operands))
+    dtype = result_type(operands)
+    return elementwise(operands, dtype, dtype)
 
 
 @rule("fill.Tensor")

@@ -327,6 +327,15 @@ def _labels(make: Maker, *shape: int) -> torch.Tensor:
 BY_OPERATOR: dict[str, Callable[[Maker], list[Any]]] = {
     # The default driver starts from pivots that torch leaves uninitialised: a rank decided by rcond, and the last bit, are what was in memory.
     "linalg_lstsq": lambda make: [(make(4, 3), make(4, 2), {"driver": "gels"})],
+    # Statistics are read, not written: the operator is called several times with the same tensors.
+    "batch_norm": lambda make: [
+        (make(2, 4, 3, 3), make(4), make(4), None, None, True, 0.1, 1e-5, False),
+        (make(2, 4, 3, 3), make(4), make(4), make(4), make.positive(4), False, 0.1, 1e-5, False),
+    ],
+    "instance_norm": lambda make: [
+        (make(2, 4, 3, 3), make(4), make(4), None, None, True, 0.1, 1e-5, False),
+        (make(2, 4, 3, 3), None, None, make(4), make.positive(4), False, 0.1, 1e-5, False),
+    ],
     "bitwise_and.Scalar_Tensor": lambda make: [(3, make(like_kind=True)), (True, make(like_kind=True))],
     "bitwise_or.Scalar_Tensor": lambda make: [(3, make(like_kind=True)), (True, make(like_kind=True))],
     "bitwise_xor.Scalar_Tensor": lambda make: [(3, make(like_kind=True)), (True, make(like_kind=True))],

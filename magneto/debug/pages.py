@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,26 @@ def prims_page() -> str | None:
         f"The {len(rows)} functional overloads of PyTorch {version.partition('+')[0]}'s public operators, and what becomes of each. Complex numbers are always library calls. "
         '"Bits" says whether a decomposition gives the same bits as eager on the CPU, or how far the last digit may be off: tested over dtypes and layouts by `tests/prims/test_operators.py`.\n',
     ]
+    if (text := _complete_run()) is not None:
+        parts.append(text)
     for kind, (title, text) in _BECOMES.items():
         chosen = [row for row in rows if row.kind == kind]
         parts += [f"## {title} ({len(chosen)})\n", text + "\n", _operators_table(kind, chosen, operators.rounding_of), ""]
     return "\n".join(parts)
+
+
+def _complete_run() -> str | None:
+    """What `python -m tests.prims.exactness --record` has counted; None outside of the repository."""
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "prims.json"
+    if not path.exists():
+        return None
+    slices: dict[str, dict[str, Any]] = json.loads(path.read_text())["slices"]
+    rows = [(name, row["date"], row["commit"], *(str(row[key]) for key in _COUNTED), row.get("since", "")) for name, row in slices.items()]
+    table = markdown_table(rows, ["dtype", "date", "commit", *_COUNTED, "since then"])
+    return f"Runs over every operator and layout (`python -m tests.prims.exactness`); dtypes that are not here have been sampled only:\n\n{table}"
+
+
+_COUNTED = ("operators", "calls", "refused", "fallback", "problems")
 
 
 def _operators_table(kind: str, rows: list[Any], rounding_of: Callable[[str], tuple[float, bool, str]]) -> str:

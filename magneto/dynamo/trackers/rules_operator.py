@@ -142,9 +142,9 @@ def _binary(name: str, fn: Callable[..., Any], symbol: str) -> Callable[..., Any
             return made
         ordered = next((v for v, one in ((a, left), (b, right)) if getattr(one, "cls", None) is collections.OrderedDict), None)
         if name == "or" and ordered not in (None, left, right) and isinstance(left, DictTracker) and isinstance(right, DictTracker):
-            made = m.call(held(m, ordered.python_type(), "class"), [a], {})  # a class derived from OrderedDict makes its own
-            m.apply(collections.OrderedDict.update, made, b)
-            return made
+            union = m.call(held(m, ordered.python_type(), "class"), [a], {})  # a class derived from OrderedDict makes its own
+            m.apply(collections.OrderedDict.update, union, b)
+            return union
         result = _containers(m, name, left, right)
         if result is not NotImplemented:
             return result

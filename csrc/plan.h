@@ -1,0 +1,57 @@
+/* What plan.c, which runs plans, and plan_parse.c, which makes them of Python's tuples, share. */
+#ifndef MAGNETO_PLAN_H
+#define MAGNETO_PLAN_H
+
+#include "magneto.h"
+#include "digest.h"
+
+typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_TABLE, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE, OP_KEEP, OP_KEPT } PlanOp;
+typedef int (*PlanKernel)(void *const *data);
+typedef int (*PlanTable)(void *const *data, const int64_t *work);
+
+typedef struct {
+    PlanOp op;
+    int dst, src;
+    int n;             /* number of registers */
+    int flag;          /* keep, or release_gil */
+    int slot;          /* kept VIEW: index into the workspace's remembered sources */
+    int *regs;         /* owned */
+    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides; TABLE: work; KEEP: bytes */
+    PlanKernel kernel;
+    PyObject *callable, *args, *kwargs; /* owned; kwargs is a dict (ALLOC) or a tuple of names (CALL) */
+} PlanInstr;
+
+typedef struct {
+    PyObject **regs;      /* n_registers */
+    void **data;          /* data pointer of the tensor in the register once asked for, else NULL */
+    PyObject **view_of;   /* n_views sources of the kept views at hand, owned; NULL: there is none */
+    void **view_seen;     /* source of the last call, compared only */
+    void **view_data;     /* its data pointer */
+    mg_digest_t digest;   /* of what the kept results were computed from */
+    int kept;             /* are they there? */
+} Workspace;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PlanInstr *code;
+    Py_ssize_t n_code;
+    int n_registers, n_inputs, n_outputs, n_views, max_regs, no_grad;
+    int *outputs;
+    int *view_regs;       /* per kept view of an input or temporary: its register */
+    char *kind;           /* per register: see REG_* */
+    PyObject *constants;  /* list of (register, object) kept alive */
+    PyObject **constant_objs; /* n_registers, borrowed from `constants`, NULL elsewhere */
+    Workspace *idle;
+    PyObject *source;     /* the instruction tuples, for people */
+    uint64_t calls;
+    PyObject *weakrefs;
+} PlanObject;
+
+enum { REG_TEMP = 0, REG_INPUT = 1, REG_CONST = 2, REG_KEPT = 3 };
+enum { VIEW_NEW = 0, VIEW_KEPT = 1, VIEW_ONCE = 2 }; /* PlanInstr.flag of a VIEW */
+
+/* plan_parse.c: 0, or -1 with an exception */
+int mg_plan_parse(PlanObject *plan, PyObject *instructions, PyObject *outputs);
+
+#endif

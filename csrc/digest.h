@@ -37,7 +37,7 @@ digest_stripes(uint64_t *restrict lanes, const unsigned char *restrict data, siz
 }
 
 /* Takes `bytes` bytes into the digest. */
-static void
+static inline void
 mg_digest(mg_digest_t *digest, const void *data, size_t bytes)
 {
     unsigned char rest[64] = {0};

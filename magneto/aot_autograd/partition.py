@@ -49,7 +49,8 @@ def partition(joint: JointGraph) -> Partition:
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
     wanted = [node for node in dict.fromkeys(n for n in joint.gradients if n is not None) if node not in joint.tangents]
     written = {mutation.index for mutation in joint.signature.mutations}
-    kept_nodes = choose_kept(joint, wanted)
+    read = read_by_backward(wanted)
+    kept_nodes = min_cut(sorted(read), _cost(joint, roots := _roots(read)), _recomputable)
     forward = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -60,9 +61,9 @@ def partition(joint: JointGraph) -> Partition:
     place = {node: i for i, node in enumerate(inputs)}
     result_place = {node: i for i, node in reversed(list(enumerate(joint.results)))}
     for node in kept_nodes:
-        if node in place and place[node] not in written:
+        if node in place and place[node] not in written and node in roots:
             kept.append(Kept("input", place[node]))
-        elif node in result_place:
+        elif node in result_place and node in roots:
             kept.append(Kept("result", result_place[node]))
         else:
             if not node.meta["val"].is_dense():
@@ -72,7 +73,7 @@ def partition(joint: JointGraph) -> Partition:
     copy_needed(forward, [*joint.results, *extras], env, _effects(joint))
     outputs = [env[node] for node in joint.results]
     for node in extras:
-        outputs.append(_cloned(forward, env[node]) if node in place else env[node])
+        outputs.append(_cloned(forward, env[node]) if node in place or node in result_place else env[node])
     forward.output(tuple(outputs))
     drop_dead(forward)
     backward = _backward_graph(joint, kept_nodes, wanted)
@@ -91,7 +92,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def _cloned(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A written input's old numbers, kept for backward."""
+    """The numbers of an input or result that is written before backward, by the graph or perhaps by its caller."""
     copy = graph.call_function(aten.clone.default, (node,))
     copy.meta.update(val=node.meta["val"].with_(storage_offset=0), stack=(), stage="forward")
     return copy
@@ -196,8 +197,8 @@ def cheap(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_random(node) and packet_of(node) in CHEAP
 
 
-def choose_kept(joint: JointGraph, wanted: Sequence[fx.Node]) -> list[fx.Node]:
-    """Forward nodes to keep, in graph order."""
+def read_by_backward(wanted: Sequence[fx.Node]) -> set[fx.Node]:
+    """Forward nodes that the formulas of autograd read: what eager saves."""
     needed: set[fx.Node] = set()
     direct: set[fx.Node] = set()
     stack = list(wanted)
@@ -211,7 +212,28 @@ def choose_kept(joint: JointGraph, wanted: Sequence[fx.Node]) -> list[fx.Node]:
                 direct.add(source)
             else:
                 stack.append(source)
-    return min_cut(sorted(direct), _cost(joint, direct), _recomputable)
+    return direct
+
+
+# Their results share memory, and so the version counter, with their argument.
+VIEWS = frozenset(
+    """view t transpose permute expand squeeze unsqueeze select slice alias detach diagonal unfold split split_with_sizes unbind
+    as_strided view_as_real view_as_complex _reshape_alias getitem""".split()
+)
+
+
+def _roots(read: set[fx.Node]) -> set[fx.Node]:
+    """The nodes, and what they are views of. Only of these an input or result is kept itself, whose version is checked as eager checks it: any other may be
+    written by the caller before backward, where eager, which has saved something else, does not mind."""
+    found: set[fx.Node] = set()
+    stack = list(read)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node.op == "call_function" and packet_of(node) in VIEWS:
+                stack.append(node.all_input_nodes[0])
+    return found
 
 
 def _checkpointed(node: fx.Node) -> bool:
@@ -235,9 +257,9 @@ def _recomputable(node: fx.Node) -> bool:
     return node.target is not operator.getitem or cheap(node.args[0])  # type: ignore[arg-type]
 
 
-def _cost(joint: JointGraph, direct: set[fx.Node]) -> Callable[[fx.Node], int | None]:
-    """Bytes that keeping a node costs; None when it cannot be kept (several results in one node, a view with gaps). Inputs and results are there anyway; but one that
-    no formula of autograd reads is not kept for nothing: its caller may write it in place after the call, as in eager."""
+def _cost(joint: JointGraph, roots: set[fx.Node]) -> Callable[[fx.Node], int | None]:
+    """Bytes that keeping a node costs; None when it cannot be kept (several results in one node, a view with gaps). Inputs and results that
+    autograd reads (`roots`) are there anyway; others are copied."""
     results = set(joint.results)
 
     def cost(node: fx.Node) -> int | None:
@@ -246,7 +268,7 @@ def _cost(joint: JointGraph, direct: set[fx.Node]) -> Callable[[fx.Node], int | 
             return None
         if node.op == "call_function" and _checkpointed(node) and node not in results and not _crosses(node):
             return None
-        free = node in direct and (node.op == "placeholder" or node in results)
+        free = node in roots and (node.op == "placeholder" or node in results)
         if free:
             return 0
         if not meta.is_dense() and _recomputable(node):  # a view with gaps: what it is a view of is kept, or computed again too

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx
 
+import magneto
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.signature import Apart
 from magneto.aot_autograd.trace import trace
@@ -80,3 +84,54 @@ def test_memory_that_is_shared() -> None:
 def test_nothing_to_do_is_no_wrapper() -> None:
     gm, _ = capture(lambda x: (x + 1, x * 2), torch.randn(3))
     assert trace(gm, [torch.randn(3)]).signature.trivial
+
+
+def _programs() -> dict[str, Any]:
+    def clone_of_a_buffer(x, w, b):
+        return x * w.sum() * b.detach().clone()
+
+    def result_of_relu(x, w, b):
+        return torch.relu(x @ w + b)
+
+    def buffer_in_a_product(x, w, b):
+        return torch.tanh(x + b) * b
+
+    def weight_and_view(x, w, b):
+        return F.gelu(x @ w.t() + b) * w[0]
+
+    def results_again(x, w, b):
+        y = x * 2
+        return y, torch.sin(y) * b
+
+    return {fn.__name__: fn for fn in (clone_of_a_buffer, result_of_relu, buffer_in_a_product, weight_and_view, results_again)}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("written", ["nothing", "x", "w", "b", "result"])
+@pytest.mark.parametrize("name", list(_programs()))
+def test_what_the_caller_writes_before_backward(name: str, written: str, backend: str) -> None:
+    """The gradients, or the error, of eager: what is kept for backward is checked for writes only where eager keeps that very tensor."""
+    outcomes = []
+    for fn in (_programs()[name], magneto.optimize(backend)(_programs()[name])):
+        generator = torch.Generator().manual_seed(1)
+        x, w, b = (torch.randn(*shape, generator=generator) for shape in ((3, 3), (3, 3), (3,)))
+        x.requires_grad_()
+        w.requires_grad_()
+        results = fn(x, w, b)
+        results = results if isinstance(results, tuple) else (results,)
+        loss = sum(result.sum() for result in results)
+        with torch.no_grad():
+            if written != "nothing":
+                {"x": x, "w": w, "b": b, "result": results[0]}[written].add_(1)
+        try:
+            loss.backward()
+            outcomes.append([x.grad, w.grad])
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            outcomes.append(RuntimeError)
+    if RuntimeError in outcomes:
+        assert outcomes[0] is outcomes[1]
+        return
+    for got, expected in zip(outcomes[1], outcomes[0], strict=True):
+        assert (got is None) == (expected is None)
+        assert got is None or torch.allclose(got, expected, atol=1e-6)

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
+import magneto
 from tests.python.programs import Program, Programs, X, Y, check
 
 programs = Programs()
@@ -239,3 +242,43 @@ def a_view_left_half_used(d, x):
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)
+
+
+class Plain(dict):
+    pass
+
+
+class Ordered(collections.OrderedDict):
+    pass
+
+
+@pytest.mark.parametrize("backend_break", [False, True])
+@pytest.mark.parametrize("view", ["", "keys", "values", "items"])
+@pytest.mark.parametrize("cls", [dict, Plain, collections.Counter, collections.OrderedDict, Ordered])
+def test_derived_dictionaries_notice_changes(cls: type, view: str, backend_break: bool) -> None:
+    """Iterators and views of classes derived from dict and OrderedDict are alive, in the region and where they leave it."""
+
+    def walk(x: torch.Tensor, how: int) -> Any:
+        table = cls()
+        table["a"], table["b"] = 1, 2
+        over = table if view == "" else getattr(table, view)()
+        iterator, seen = iter(over), []
+        try:
+            for item in iterator:
+                seen.append(item)
+                if backend_break:
+                    magneto.graph_break()
+                if how == 1:
+                    table["z"] = 3
+                if how == 2:
+                    table.pop("a", None)
+                if len(seen) > 4:
+                    break
+        except RuntimeError as error:
+            seen.append(str(error))
+        return x + 1, seen, list(table), list(over), type(iterator).__name__, type(over).__name__
+
+    for how in range(3):
+        magneto.reset()
+        x = torch.ones(2)
+        assert repr(magneto.optimize("eager")(walk)(x, how)) == repr(walk(x, how))

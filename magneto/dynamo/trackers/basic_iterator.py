@@ -99,20 +99,21 @@ class ReverseIterator(IteratorTracker):
 class DictIterator(IteratorTracker):
     """Iterator over the keys, values or items of a dictionary: notices, as CPython's does, that the dictionary has changed."""
 
-    __slots__ = ("born", "index", "kind", "of", "removals", "reverse", "tokens")
+    __slots__ = ("born", "index", "kind", "of", "ordered", "removals", "reverse", "tokens")
 
     def __init__(self, m: Machine, of: DictTracker, kind: str, reverse: bool = False) -> None:
         super().__init__()
         of.listed()
         self.born: int | None = m.count  # type: ignore[attr-defined]
         self.of: DictTracker | None = of
+        self.ordered = issubclass(of.owner.python_type(), collections.OrderedDict)
         self.kind, self.reverse = kind, reverse
         self.tokens = list(of.entries)[:: -1 if reverse else 1]
         self.removals = of.removals
         self.index = 0
 
     def python_type(self) -> type:
-        view = getattr(self.of.cls() if self.of is not None and self.of.cls is collections.OrderedDict else {}, self.kind)()
+        view = getattr(collections.OrderedDict() if self.ordered else {}, self.kind)()
         return type(reversed(view) if self.reverse else iter(view))
 
     def step(self, m: Machine) -> Tracker | None:
@@ -120,7 +121,7 @@ class DictIterator(IteratorTracker):
         if of is None:
             return None
         if len(of.entries) != len(self.tokens):
-            if of.cls is collections.OrderedDict:
+            if self.ordered:
                 m.graph_break("B110", value=f"{of.show()} which changes")
             m.raise_exception(RuntimeError("dictionary changed size during iteration"))
         if of.removals != self.removals:
@@ -141,7 +142,8 @@ class DictIterator(IteratorTracker):
         of = self.of
         if of is not None and (of.removals != self.removals or len(of.entries) != len(self.tokens)):
             raise CannotEmit(self)
-        text = f"{em.value(of) if of is not None else '{}'}.{self.kind}()"
+        empty = f"{em.const(collections.OrderedDict, 'OrderedDict')}()" if self.ordered else "{}"
+        text = f"{em.value(of.owner) if of is not None else empty}.{self.kind}()"
         name = em.assign("it", f"{'reversed' if self.reverse else 'iter'}({text})", self)
         if self.index:
             em.line(f"for _ in range({self.index}): next({name}, None)")

@@ -445,7 +445,7 @@ class DictViewTracker(Tracker):
         self.kind = kind
 
     def python_type(self) -> type:
-        real = self.of.cls() if self.of.cls is not collections.defaultdict else {}
+        real = collections.OrderedDict() if issubclass(self.of.owner.python_type(), collections.OrderedDict) else {}
         return type(getattr(real, self.kind)())
 
     def items(self, m: Machine) -> list[Tracker]:
@@ -456,7 +456,7 @@ class DictViewTracker(Tracker):
         return [TupleTracker(pair) for pair in self.of.pairs(m)]
 
     def emit(self, em: Emitter) -> str:
-        return em.assign("view", f"{em.value(self.of)}.{self.kind}()")
+        return em.assign("view", f"{em.value(self.of.owner)}.{self.kind}()")
 
 
 class SetTracker(Tracker):

@@ -423,10 +423,13 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         return RangeIterator(v.read())
     if isinstance(v, DictTracker) and v.owner is v:
         return DictIterator(m, v, "keys")
-    if isinstance(v, DictViewTracker) and v.of.owner is v.of:
+    if isinstance(v, DictViewTracker):
         return DictIterator(m, v.of, v.kind)
     if isinstance(v, SetTracker):
         return SetIterator(m, v)
+    inner = payload_of(v)
+    if isinstance(inner, DictTracker) and inner is not v and user_method(m, v, "__iter__") is MISSING:
+        return DictIterator(m, inner, "keys")
     items = known_items(m, v)
     if items is not None:
         return ItemsIterator(items)

@@ -23,7 +23,7 @@ from tests.python import break_positions
 
 KINDS = {
     "graph_break": "graph_break()",
-    "print": "print(float(x.sum()), file=OUT)",
+    "print": "print(int(x.sum()), file=OUT)",
     "item_branch": "(None if x.sum().item() > -1e9 else 1)",
     "unknown_c": "(None if zlib.crc32(b'ab') else 1)",
     "raises": "zlib.decompress(b'not compressed')",

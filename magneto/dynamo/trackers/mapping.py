@@ -445,7 +445,7 @@ class DictViewTracker(Tracker):
         self.kind = kind
 
     def python_type(self) -> type:
-        real = collections.OrderedDict() if issubclass(self.of.owner.python_type(), collections.OrderedDict) else {}
+        real: dict[Any, Any] = collections.OrderedDict() if issubclass(self.of.owner.python_type(), collections.OrderedDict) else {}
         return type(getattr(real, self.kind)())
 
     def items(self, m: Machine) -> list[Tracker]:

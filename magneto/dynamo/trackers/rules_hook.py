@@ -13,8 +13,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from magneto.base.errors import GraphBreak
+from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import CannotEmit, Tracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.function import FunctionTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.graph.unknown import UnknownMeta
 
@@ -68,6 +70,13 @@ class HandleTracker(Tracker):
 def remove(m: Machine, v: HandleTracker) -> None:
     recorder = m.recorder  # type: ignore[attr-defined]
     recorder.hooked = [hooked for hooked in recorder.hooked if hooked is not v.hooked]
+
+
+@rule(RemovableHandle.remove, Tracker)
+def remove_other(m: Machine, v: Tracker) -> Any:
+    """A handle of a module's hook."""
+    fn: Any = RemovableHandle.remove
+    return m.inline(FunctionTracker.existing(m, fn, Held("RemovableHandle.remove", fn)), [v], {})
 
 
 def _register(m: Machine, v: TensorTracker, hook: Tracker | None, name: str) -> Hooked | None:

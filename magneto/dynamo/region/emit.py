@@ -74,7 +74,7 @@ class RegionEmitter:
     def held(self, obj: Any, hint: str = "c") -> str:
         """Name of this very object."""
         tracker = self._trackers.get(id(obj))
-        if tracker is not None:
+        if tracker is not None and not isinstance(tracker.source, Held):
             return self.value(tracker)
         name = self._consts.get(id(obj))
         if name is None:

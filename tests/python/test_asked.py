@@ -285,30 +285,6 @@ def classes_know_what_is_derived(x):
     return x + 1, [cls.__name__ for cls in Base.__subclasses__()]
 
 
-@programs.add(graphs=None, again=False)
-def bases_that_do_not_agree(x):
-    class A:
-        pass
-
-    class B:
-        pass
-
-    class C(A, B):
-        pass
-
-    class D(A, B):
-        pass
-
-    class E(C, D):
-        pass
-
-    try:
-        C.__bases__ = (B, A)
-    except TypeError as error:
-        return x + 1, str(error)
-    return x + 1
-
-
 class Hook:
     count = 0
 

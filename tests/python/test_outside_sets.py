@@ -95,6 +95,17 @@ def test_what_does_not_hash_by_its_address_breaks() -> None:
         assert both(ask, calls)[0] > 0
 
 
+def test_a_set_equals_a_frozenset() -> None:
+    def compare(x: torch.Tensor, a: Any, b: Any) -> Any:
+        return x + 1, a == b, b == a, a != b
+
+    def calls() -> list[tuple[Any, ...]]:
+        a, x = Thing(), torch.ones(1)
+        return [(x, frozenset({a}), {a}), (x, {a}, frozenset({a, x})), (x, {a}, [a]), (x, {1}, frozenset({a})), (x, {a}, {a})]
+
+    both(compare, calls)
+
+
 def test_elements_are_seen_by_the_program() -> None:
     """What the region adds is there for a function that nobody can capture, and what that changes is seen by the region after it."""
 

@@ -416,16 +416,18 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
         return m.truth(m.apply(operator.eq, a.referent, b.referent))
     if isinstance(a, BoundMethodTracker) and isinstance(b, BoundMethodTracker):
         return same(m, a.fn, b.fn) and same(m, a.owner, b.owner)
+    kinds = {_ONE_KIND.get(cls := v.python_type(), cls) for v in (left, right)}
     for v in (a, b):
         cls = v.python_type()
         plain = cls.__eq__ is object.__eq__  # type: ignore[comparison-overlap]
         asked = isinstance(v, ObjectTracker) and isinstance(find_in_type(m, cls, "__eq__"), types.FunctionType)  # and declined
-        if not (plain or asked) and not (cls in _EQUAL_TO_THEIR_KIND and left.python_type() is not right.python_type()):
+        if not (plain or asked) and not (cls in _KINDS and len(kinds) > 1):
             m.graph_break("B104", operation="==", value=v.show())
     return same(m, a, b)
 
 
-_EQUAL_TO_THEIR_KIND = {list, tuple, dict, set, frozenset, str, int, float, bool, complex, bytes, range, slice, types.MethodType}
+_ONE_KIND = {frozenset: set, bool: int, float: int, complex: int}
+_KINDS = {list, tuple, dict, set, str, int, bytes, range, slice, types.MethodType, *_ONE_KIND}
 """Builtin types whose == with a value of another kind says False, or asks the other."""
 
 

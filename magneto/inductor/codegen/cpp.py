@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from magneto.inductor.codegen.cpp_emit import Emitter, indent
+from magneto.inductor.codegen.cpp_emit import Emitter, indent, plain_loads
 from magneto.inductor.codegen.cpp_fill import STREAM_FROM, STREAM_RUN, Fill
 from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
@@ -252,6 +252,7 @@ class Writer:
         """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi."""
         square = [
             f"const i64 vhi = mg_min(vlo + {TILE}, {size});",
+            *self._turned(),
             f"for (i64 {name} = tlo; {name} < thi; {name}++) {{",
             *indent(inner),
             "}",
@@ -263,6 +264,22 @@ class Writer:
             "}",
         ]
         return [f"for (i64 tlo = {start}; tlo < {stop}; tlo += {TILE}) {{", *indent(across), "}"]
+
+    def _turned(self) -> list[str]:
+        """Squares read along the dimension in which memory is contiguous, for the loads that jump along the vector loop."""
+        other, vector = self.nest.inner
+        lines = []
+        for load, array in self.emitter.turned.items():
+            kind = memory_type(load.dtype)
+            bits = f"u{load.dtype.itemsize * 8}"
+            names = {**self.emitter.variables, other.sym: "tlo", vector.sym: "vlo"}
+            place = to_c(load.index, lambda s, names=names: names[s])  # type: ignore[misc]
+            lines.append(f"{kind} {array}[{TILE * TILE}] __attribute__((aligned(64)));")
+            step = stride_along(load.index, vector.sym)
+            lines.append(
+                f"mg_tile_{bits}(({bits} *){array}, (const {bits} *)({self.pointers[load.buffer]} + {place}), {step}, thi - tlo, vhi - vlo);"
+            )
+        return lines
 
     def store(self, member: Member, target: str = "") -> str:
         """The statement that writes a member's value at the point of the innermost scope. `target`: where to, instead of its buffer."""
@@ -293,6 +310,13 @@ class Writer:
             return False
         return load.index.hi * load.dtype.itemsize >= STREAM_FROM and not any(isinstance(s, Indirect) for s in load.index.free)
 
+    def _jumps(self, load: Load) -> bool:
+        """Is a load of memory contiguous along the other loop of the squares and not along the vector loop?"""
+        other, vector = self.nest.inner
+        if load.buffer in self.members or any(isinstance(s, Indirect) for s in load.index.free):
+            return False
+        return stride_along(load.index, other.sym) == 1 and (stride_along(load.index, vector.sym) or 0) >= 8
+
     # ---- pointwise ---------------------------------------------------------------------------------------------------------
 
     def _point_row(self) -> list[str]:
@@ -304,6 +328,8 @@ class Writer:
         bounds = {0: ("lo", "hi")} if self.nest.chunk else {}
         if self.nest.tiled:
             bounds[1] = ("vlo", "vhi")
+            jumping = dict.fromkeys(load for m in self.kernel.members for load in plain_loads(m.body) if self._jumps(load))
+            self.emitter.turned = {load: self.emitter.fresh("w") for load in jumping}
         return self.loops(self.nest.inner, fill, bounds)
 
     # ---- reductions along the row ------------------------------------------------------------------------------------------
@@ -378,8 +404,7 @@ class Writer:
                     body.append(f"{compute_type(member.body.dtype)} {name}[{self._row_length()}];")
                 blocked = [f for f in folds if f.accumulator != f.type]
                 for fold in folds:
-                    body.append(f"{fold.accumulator} {fold.name}[{block}];")
-                    body.append(f"for (i64 l = 0; l < {block}; l++) {fold.name}[l] = {fold.initial};")
+                    body.extend(fold.declare_across(block))
                 position = len(dims) - 1
                 fill = Fill(self, stores, folds, keeps, across=True, results=dict(results), blocks=block, vector_depth=depth + len(dims))
                 step = max(1, ROWS_BLOCK // max(1, prod(d.size for d in dims[1:-1])))

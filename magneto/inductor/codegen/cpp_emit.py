@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from magneto.inductor.codegen.cpp_nest import TILE
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
@@ -44,6 +45,7 @@ class Emitter:
         self.scopes: list[Scope] = [Scope()]
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
+        self.turned: dict[Load, str] = {}  # loads answered by a local square of memory (cpp_nest.TILE): its array
         self._depth_memo: dict[Value, int] = {}
         self._mask_depths: dict[str, int] = {}  # condition -> scope in which it is known
         self._counter = 0
@@ -180,7 +182,9 @@ class Emitter:
             pointer = self.pointers[load.buffer]
         except KeyError:
             raise CannotEmit(f"buffer {load.buffer} is not a parameter of the kernel") from None
-        text = from_memory(f"{pointer}[{self.index(load.index, mask, depth)}]", load.dtype)
+        array = "" if mask else self.turned.get(load, "")
+        place = self.index(load.index, mask, depth) if not array else f"(j0 - tlo) * {TILE} + j1 - vlo"
+        text = from_memory(f"{array or pointer}[{place}]", load.dtype)
         return f"{mask} ? {text} : 0" if mask else text
 
     def index(self, index: Expr, mask: str, depth: int) -> str:
@@ -209,6 +213,18 @@ class Emitter:
         scope.checks = True
         condition = f"({mask}) & ({bad})" if mask else bad
         scope.lines.append(f"status |= ({condition}) ? {bit} : 0;")
+
+
+def plain_loads(value: Value) -> list[Load]:
+    """Loads that are executed at every point, not under a mask only."""
+    found: dict[Value, None] = {}
+    work = [value]
+    while work:
+        value = work.pop()
+        if value not in found:
+            found[value] = None
+            work.extend((value.cond, value.other) if isinstance(value, Masked) else value.children())
+    return [v for v in found if isinstance(v, Load)]
 
 
 def _reads_memory(value: Value) -> bool:

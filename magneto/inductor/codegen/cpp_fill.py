@@ -71,6 +71,7 @@ class Fill:
         for fold in self.folds:
             if isinstance(fold, ArgFold):
                 fold.ordered = len(writer.kernel.cols) == 1 and writer.kernel.cols[0].size < 1 << 31
+                fold.across = self.across
             value = emitter.emit(fold.member.body)
             flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
             into = fold.lane if fold.accumulator != fold.type or not self.across else fold.name

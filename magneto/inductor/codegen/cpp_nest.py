@@ -178,7 +178,7 @@ def _main_index(kernel: FusedKernel) -> Expr:
 def _vector_row(kernel: FusedKernel) -> Dim | None:
     """The row dimension along which memory is contiguous, where the cols' last dimension is not."""
     linear, _ = _terms(_main_index(kernel))
-    if any(m.kind in ("argmax", "argmin") for m in kernel.members):
+    if any(m.kind in ("argmax", "argmin") for m in kernel.members) and prod(d.size for d in kernel.cols) >= 1 << 31:
         return None
     contiguous = [d for d in kernel.rows if linear.get(d.sym) == 1]
     if not contiguous or any(linear.get(d.sym) == 1 for d in kernel.cols) or contiguous[0].size < 4:

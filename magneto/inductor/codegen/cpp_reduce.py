@@ -1,7 +1,7 @@
 """How a reduction is folded: accumulators, what one element does to them, how partial results join.
 
 Sums and products of floats run in their own type within a block of a row (the lanes of a vector, the elements of a lane) and in double between
-blocks. Maxima and minima let NaN through, as eager's do. argmax and argmin are scalar loops: the first NaN, else the first extremum, wins.
+blocks. Maxima and minima let NaN through, as eager's do. In argmax and argmin the first NaN, else the first extremum, wins.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class Fold:
         """The row's accumulator."""
         return f"{self.accumulator} {self.name} = {self.initial};"
 
+    def declare_across(self, block: int) -> list[str]:
+        """Accumulators of `block` rows side by side."""
+        return [f"{self.accumulator} {self.name}[{block}];", f"for (i64 l = 0; l < {block}; l++) {self.name}[l] = {self.initial};"]
+
     def declare_lane(self) -> str:
         return f"{self.type} {self.lane} = {self.initial};"
 
@@ -116,6 +120,7 @@ class ArgFold(Fold):
         self.accumulator = self.type
         self.better = ">" if member.kind == "argmax" else "<"
         self.ordered = False  # elements come with rising indices below 2^31: the step needs no branch, and lanes may share the work
+        self.across = False  # accumulators of several rows side by side: the step has no branch
 
     @property
     def initial(self) -> str:
@@ -124,16 +129,24 @@ class ArgFold(Fold):
     def declare(self) -> str:
         return f"{self.type} {self.name} = 0; i64 {self.name}x = -1;"
 
+    def declare_across(self, block: int) -> list[str]:
+        start = f"for (i64 l = 0; l < {block}; l++) {{ {self.name}[l] = 0; {self.name}x[l] = -1; }}"
+        return [f"{self.type} {self.name}[{block}]; i32 {self.name}x[{block}];", start]
+
     def declare_lane(self) -> str:
         return ""
 
     def step(self, value: str, into: str, flat: str) -> str:
-        if not self.ordered:
+        if not self.ordered and not self.across:
             return self._any_order(value, flat)
-        a, x = self.name, f"{self.name}x"
+        lane = into.removeprefix(self.name)
+        a, x, k = into, f"{self.name}x{lane}", f"k{self.name}"
         worse = f"!({value} {'<=' if self.better == '>' else '>='} {a})"  # or NaN
         take = f"({x} < 0) | ({a} == {a} & {worse})" if self.is_float else f"({x} < 0) | ({value} {self.better} {a})"
-        return f"{{ const _Bool k{a} = {take}; {a} = k{a} ? {value} : {a}; {x} = k{a} ? (i32)({flat}) : {x}; }}"
+        if not self.ordered:  # equal ones, and NaN after NaN
+            equal = f"({value} == {a} | ({a} != {a} & {value} != {value}))" if self.is_float else f"({value} == {a})"
+            take = f"{take} | ({equal} & (i32)({flat}) < {x})"
+        return f"{{ const _Bool {k} = {take}; {a} = {k} ? {value} : {a}; {x} = {k} ? (i32)({flat}) : {x}; }}"
 
     def _any_order(self, value: str, flat: str) -> str:
         a, x = self.name, f"{self.name}x"
@@ -154,7 +167,7 @@ class ArgFold(Fold):
         return ""
 
     def result(self, name: str = "") -> str:
-        return f"{self.name}x"
+        return f"(i64){self.name}x{name.removeprefix(self.name)}"
 
 
 def fold_of(member: Member, name: str) -> Fold:

@@ -36,7 +36,7 @@ int SYMBOL(void *const *p) {
         }
         f32 r4 = (f32)a1;
         p1[i0] = r4;
-        i64 r5 = a2x;
+        i64 r5 = (i64)a2x;
         p2[i0] = r5;
     }
     return status;

@@ -1,0 +1,68 @@
+"""Memory that is contiguous along another dimension than the results: squares turned in registers, searches of several rows side by side."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from magneto.inductor.codegen.cpp import kernel_text
+from magneto.inductor.lower import lower_graph
+from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.schedule import schedule
+from tests.inductor.codegen.compiled import check_compiled
+from tests.inductor.lower.prim_graphs import Graph
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool]
+
+
+def texts(g: Graph) -> str:
+    return "\n".join(kernel_text(s) for s in schedule(lower_graph(g.fx)).steps if isinstance(s, FusedKernel))
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(0, 90, shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "perm"), [((131, 253), (1, 0)), ((8, 8), (1, 0)), ((33, 9), (1, 0)), ((5, 131, 67), (0, 2, 1)), ((40, 3, 50), (2, 1, 0))]
+)
+def test_squares_are_turned(dtype: torch.dtype, shape: tuple[int, ...], perm: tuple[int, ...]) -> None:
+    g = Graph()
+    x = g.transpose(g.input(numbers(shape, dtype)), perm)
+    y = g.input(numbers(tuple(shape[p] for p in perm), dtype))
+    g.output(g.eq(x, y) if dtype is torch.bool else g.add(x, y))
+    text = texts(g)
+    assert text.count("mg_tile_") == 1 and f"mg_tile_u{dtype.itemsize * 8}(" in text
+    vector = re.findall(r"#pragma omp simd\n(?:.*\n){4}", text)[0]
+    assert "w1[" in vector and not re.search(r"\d+ \* j1", vector)  # nothing jumps along the vector loop
+    check_compiled(g, 0)
+
+
+def test_two_transposed_operands_have_a_square_each() -> None:
+    g = Graph()
+    x, y = g.input(torch.randn(70, 45)), g.input(torch.randn(70, 90)[:, ::2])
+    a, b = g.transpose(x, (1, 0)), g.transpose(y, (1, 0))
+    g.output(g.mul(g.add(g.input(torch.randn(45, 70)), b), a))
+    check_compiled(g, 0)
+    assert texts(g).count("mg_tile_u32(") == 1  # the other one is contiguous along no dimension
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(300, 5), (7, 1025), (3, 40, 70)])
+def test_searches_of_rows_side_by_side(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Ties, columns of infinities, NaN anywhere, several searched dimensions at once."""
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
+    if dtype.is_floating_point:
+        x[..., 0], x[..., 1], x[..., 2] = -float("inf"), float("inf"), float("nan")
+        x[1, ..., 3] = x[-1, ..., 3] = float("nan")
+    g = Graph()
+    a = g.input(x)
+    found = [g.argmax(a, 0), g.argmin(a, 0), g.amax(a, (0,))]
+    if len(shape) == 3:
+        found += [g.argmax(g.transpose(a, (0, 2, 1)), 2), g.argmin(g.reshape(a, (shape[0] * shape[1], shape[2])), 0)]
+    g.output(*found)
+    assert "if (a" not in texts(g)
+    check_compiled(g, 0)

@@ -11,6 +11,7 @@ import argparse
 import copy
 import json
 import statistics
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -109,9 +110,14 @@ def first(case: str, mode: str, compiler: str) -> dict[str, Any]:
         warm()
     compile_model = COMPILERS[compiler]
     step, cost = cost_of(lambda: _compiled_once(compile_model, model, args, kwargs, mode))
-    step()
+
+    def run() -> None:
+        for _ in range(3):
+            step()
+
+    peak = memory_peak_mb(run)
     graphs, breaks = graphs_and_breaks(compiler)
-    return {"wall": cost.wall, "cpu": cost.cpu, "graphs": graphs, "breaks": breaks}
+    return {"wall": cost.wall, "cpu": cost.cpu, "graphs": graphs, "breaks": breaks, "peak_mb": peak}
 
 
 def _compiled_once(compile_model: Any, model: torch.nn.Module, args: Any, kwargs: Any, mode: str) -> Step:
@@ -132,7 +138,7 @@ def memory(case: str, mode: str, compiler: str) -> dict[str, Any]:
     return {"peak_mb": memory_peak_mb(run)}
 
 
-def steady(case: str, mode: str, compilers: list[str], seconds: float) -> dict[str, Any]:
+def steady(case: str, mode: str, compilers: list[str], seconds: float, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
     model, args, kwargs = build(case)
     prepare(model, mode)
     steps, results = {}, {}
@@ -147,7 +153,7 @@ def steady(case: str, mode: str, compilers: list[str], seconds: float) -> dict[s
     for _ in range(3):
         for step in steps.values():
             step()
-    times = interleaved(steps, seconds)
+    times = interleaved(steps, seconds, clock=clock)
     return {name: {"seconds": statistics.median(times[name]), "runs": len(times[name]), "error": errors[name]} for name in compilers}
 
 
@@ -158,6 +164,7 @@ def main() -> None:
     parser.add_argument("mode", choices=["inference", "training"])
     parser.add_argument("compilers", help="comma-separated: " + ", ".join(COMPILERS))
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--processor-time", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     compilers = options.compilers.split(",")
@@ -166,7 +173,9 @@ def main() -> None:
     elif options.what == "memory":
         report = memory(options.case, options.mode, compilers[0])
     else:
-        report = steady(options.case, options.mode, compilers, options.seconds)
+        report = steady(
+            options.case, options.mode, compilers, options.seconds, time.process_time if options.processor_time else time.perf_counter
+        )
     print(json.dumps(report))
 
 

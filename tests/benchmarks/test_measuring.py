@@ -102,6 +102,18 @@ def test_ratios():
     )
 
 
+def test_bars_of_single_models():
+    results = _results()
+    assert run.shortfalls(results) == []
+    results["rows"][1] |= {"steady_seconds": 0.025, "cold_cpu": 6.0}
+    assert run.shortfalls(results) == [
+        ["m", "inference", "speed over eager", "0.80", 1.0],
+        ["m", "inference", "speed over torch.compile", "0.64", 0.95],
+        ["m", "inference", "cold_cpu of torch.compile's", "0.30", 0.25],
+        ["m", "inference", "cold processor seconds", "6.0", 3.0],
+    ]
+
+
 def test_tables_show_failures_in_words(tmp_path):
     results = _results()
     results["rows"][2] = {"model": "m", "mode": "inference", "compiler": "torch.compile", "failed": "no luck"}

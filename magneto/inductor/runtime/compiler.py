@@ -57,6 +57,8 @@ class Compiler:
         flags = list(BASE_FLAGS)
         if config.march:
             flags.append(f"-march={config.march}")
+        if self.kind == "gcc":
+            flags.append("-fno-tree-pre")  # it moves comparisons (of a clamp, say) behind branches, and the loop is not vectorised any more
         if self.kind == "gcc" and platform.machine() == "x86_64":
             flags.append("-mprefer-vector-width=512")
         flags.extend(config.compiler_flags.split())

@@ -24,7 +24,8 @@
  * a row have shown the same ones (parameters do, activations do not, and must not be kept alive), and made again when either
  * differs (parameters may be given new storage behind the same object). A kept VIEW of a kept register is made once.
  *
- * Ownership: registers of inputs and constants are borrowed, all others owned. Everything runs under the GIL, except kernels
+ * Ownership: registers of inputs and constants are borrowed, all others owned. `consume(list)` is a call that takes its inputs out of the list:
+ * each is dropped, with the views remembered of it, after the last instruction that reads it. Everything runs under the GIL, except kernels
  * that ask for its release, whose data stay alive because the registers own them.
  */
 #include "plan.h"
@@ -132,10 +133,12 @@ workspace_release(PlanObject *plan, Workspace *ws)
             Py_DECREF(obj);
         }
         else if (plan->kind[r] == REG_INPUT) {
+            if (ws->owned) Py_XDECREF(ws->regs[r]);
             ws->regs[r] = NULL;
             ws->data[r] = NULL;
         }
     }
+    ws->owned = 0;
     for (int v = 0; v < plan->n_views; v++) /* views that are not remembered must not keep their sources' memory alive */
         if (ws->view_of[v] == NULL) {
             Py_CLEAR(ws->regs[plan->view_regs[v]]);
@@ -319,6 +322,28 @@ run_free(const PlanInstr *in, Workspace *ws)
     }
 }
 
+/* Drops the inputs that nobody reads after instruction `at`. Views of what the caller holds too (parameters) stay. */
+static void
+drop_inputs(PlanObject *plan, Workspace *ws, Py_ssize_t at)
+{
+    for (int i = plan->dying[at]; i >= 0; i = plan->dying_next[i]) {
+        PyObject *obj = ws->regs[i];
+        Py_ssize_t ours = 1;
+        for (int v = 0; v < plan->n_views; v++) ours += ws->view_of[v] == obj;
+        if (Py_REFCNT(obj) == ours)
+            for (int v = 0; v < plan->n_views; v++) {
+                if (plan->view_srcs[v] != i) continue;
+                Py_CLEAR(ws->view_of[v]);
+                ws->view_seen[v] = NULL;
+                Py_CLEAR(ws->regs[plan->view_regs[v]]);
+                ws->data[plan->view_regs[v]] = NULL;
+            }
+        ws->regs[i] = NULL;
+        ws->data[i] = NULL;
+        Py_DECREF(obj);
+    }
+}
+
 /* Are the kept results out of date? 1 (the instructions that compute them run now), 0, or -1 with an exception. */
 static int
 run_keep(const PlanInstr *in, Workspace *ws, void **pointers)
@@ -358,6 +383,7 @@ plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
             break;
         }
         if (failed) return -1;
+        if (ws->owned) drop_inputs(plan, ws, in - plan->code);
     }
     return 0;
 }
@@ -384,27 +410,24 @@ plan_outputs(PlanObject *plan, Workspace *ws)
     return result;
 }
 
+/* `given`: NULL, or the list to take the inputs from, whose items `args` are. */
 static PyObject *
-plan_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+plan_run(PlanObject *plan, PyObject *const *args, Py_ssize_t nargs, PyObject *given)
 {
-    PlanObject *plan = (PlanObject *)self;
-    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    if (nargs != plan->n_inputs || (kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0)) {
-        PyErr_Format(PyExc_TypeError, "this plan takes %d positional inputs, got %zd", plan->n_inputs, nargs);
-        return NULL;
-    }
     void *small[64], **scratch = small;
     PyObject *result = NULL;
     int restore = 0;
     Workspace *ws = workspace_acquire(plan);
     if (ws == NULL) return NULL;
-    Py_INCREF(self); /* a callee may drop the last reference to the plan */
+    Py_INCREF(plan); /* a callee may drop the last reference to the plan */
     plan->calls++;
     if (plan->max_regs + 1 > 64 && (scratch = PyMem_Malloc((size_t)(plan->max_regs + 1) * sizeof(void *))) == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    for (Py_ssize_t i = 0; i < nargs; i++) ws->regs[i] = args[i];
+    for (Py_ssize_t i = 0; i < nargs; i++) ws->regs[i] = given == NULL ? args[i] : Py_NewRef(args[i]);
+    ws->owned = given != NULL;
+    if (given != NULL && PyList_SetSlice(given, 0, nargs, NULL) < 0) goto done;
     if (plan->no_grad) {
         PyObject *grad = PyObject_CallNoArgs(is_grad_enabled);
         if (grad == NULL) goto done;
@@ -422,8 +445,36 @@ plan_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *
 done:
     if (scratch != small) PyMem_Free(scratch);
     workspace_release(plan, ws);
-    Py_DECREF(self);
+    Py_DECREF(plan);
     return result;
+}
+
+static int
+plan_takes(PlanObject *plan, Py_ssize_t nargs)
+{
+    if (nargs == plan->n_inputs) return 1;
+    PyErr_Format(PyExc_TypeError, "this plan takes %d positional inputs, got %zd", plan->n_inputs, nargs);
+    return 0;
+}
+
+static PyObject *
+plan_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+    if (kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) nargs = -1;
+    return plan_takes((PlanObject *)self, nargs) ? plan_run((PlanObject *)self, args, nargs, NULL) : NULL;
+}
+
+static PyObject *
+plan_consume(PyObject *self, PyObject *list)
+{
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "consume takes a list of inputs");
+        return NULL;
+    }
+    Py_ssize_t nargs = PyList_GET_SIZE(list);
+    if (!plan_takes((PlanObject *)self, nargs)) return NULL;
+    return plan_run((PlanObject *)self, ((PyListObject *)list)->ob_item, nargs, list);
 }
 
 /* ---- the type ---- */
@@ -451,9 +502,13 @@ plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     plan->constants = PyList_New(0);
     plan->code = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(PlanInstr));
     plan->view_regs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(int));
+    plan->view_srcs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(int));
+    plan->dying = PyMem_Malloc(((size_t)PyTuple_GET_SIZE(instructions) + 1) * sizeof(int));
+    plan->dying_next = PyMem_Malloc(((size_t)n_inputs + 1) * sizeof(int));
     plan->kind = PyMem_Calloc((size_t)n_registers + 1, 1);
     plan->constant_objs = PyMem_Calloc((size_t)n_registers + 1, sizeof(PyObject *));
-    if (plan->constants == NULL || plan->code == NULL || plan->view_regs == NULL || plan->kind == NULL || plan->constant_objs == NULL) {
+    if (plan->constants == NULL || plan->code == NULL || plan->view_regs == NULL || plan->view_srcs == NULL || plan->dying == NULL ||
+        plan->dying_next == NULL || plan->kind == NULL || plan->constant_objs == NULL) {
         if (!PyErr_Occurred()) PyErr_NoMemory();
         goto fail;
     }
@@ -509,6 +564,9 @@ plan_dealloc(PyObject *self)
     PyMem_Free(plan->constant_objs);
     PyMem_Free(plan->outputs);
     PyMem_Free(plan->view_regs);
+    PyMem_Free(plan->view_srcs);
+    PyMem_Free(plan->dying);
+    PyMem_Free(plan->dying_next);
     Py_XDECREF(plan->constants);
     Py_XDECREF(plan->source);
     Py_TYPE(self)->tp_free(self);
@@ -534,6 +592,7 @@ plan_get_calls(PyObject *self, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef plan_methods[] = {
+    {"consume", plan_consume, METH_O, "A call that takes its inputs out of the list given, and drops each after its last use."},
     {"release_workspace", plan_release_workspace, METH_NOARGS, "Free the idle workspace; the next call allocates a fresh one."},
     {NULL, NULL, 0, NULL},
 };

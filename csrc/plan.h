@@ -29,6 +29,7 @@ typedef struct {
     void **view_data;     /* its data pointer */
     mg_digest_t digest;   /* of what the kept results were computed from */
     int kept;             /* are they there? */
+    int owned;            /* this call's inputs belong to it */
 } Workspace;
 
 typedef struct {
@@ -39,6 +40,9 @@ typedef struct {
     int n_registers, n_inputs, n_outputs, n_views, max_regs, no_grad;
     int *outputs;
     int *view_regs;       /* per kept view of an input or temporary: its register */
+    int *view_srcs;       /* and what it is a view of */
+    int *dying;           /* per instruction: the first input that nobody reads after it, or -1 */
+    int *dying_next;      /* per input: the next one of the same instruction, or -1 */
     char *kind;           /* per register: see REG_* */
     PyObject *constants;  /* list of (register, object) kept alive */
     PyObject **constant_objs; /* n_registers, borrowed from `constants`, NULL elsewhere */

@@ -123,6 +123,7 @@ parse_view(PlanObject *plan, PyObject *t, PlanInstr *in)
         else {
             in->slot = plan->n_views++;
             plan->view_regs[in->slot] = in->dst;
+            plan->view_srcs[in->slot] = in->src;
         }
     }
     return 0;
@@ -277,10 +278,46 @@ done:
     return result;
 }
 
+/* After which instruction nobody reads an input or a view of it any more. What leaves the plan lives to its end. */
+static int
+plan_deaths(PlanObject *plan)
+{
+    int *root = PyMem_Malloc(sizeof(int) * (size_t)(plan->n_registers + 1)); /* the input that a register holds or views, or -1 */
+    Py_ssize_t *last = PyMem_Malloc(sizeof(Py_ssize_t) * (size_t)(plan->n_inputs + 1));
+    if (root == NULL || last == NULL) {
+        PyMem_Free(root);
+        PyMem_Free(last);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int r = 0; r < plan->n_registers; r++) root[r] = r < plan->n_inputs ? r : -1;
+    for (int i = 0; i < plan->n_inputs; i++) last[i] = plan->n_code; /* nobody reads it: as long as the call */
+    for (Py_ssize_t at = 0; at < plan->n_code; at++) {
+        const PlanInstr *in = &plan->code[at];
+        if (in->op == OP_VIEW) root[in->dst] = root[in->src];
+        if ((in->op == OP_VIEW || in->op == OP_UNPACK) && root[in->src] >= 0) last[root[in->src]] = at;
+        for (int k = 0; in->regs != NULL && k < in->n; k++)
+            if (in->regs[k] >= 0 && root[in->regs[k]] >= 0) last[root[in->regs[k]]] = at;
+    }
+    for (int k = 0; k < plan->n_outputs; k++)
+        if (root[plan->outputs[k]] >= 0) last[root[plan->outputs[k]]] = plan->n_code;
+    for (Py_ssize_t at = 0; at < plan->n_code; at++) plan->dying[at] = -1;
+    for (int i = 0; i < plan->n_inputs; i++) {
+        plan->dying_next[i] = -1;
+        if (last[i] == plan->n_code) continue;
+        plan->dying_next[i] = plan->dying[last[i]];
+        plan->dying[last[i]] = i;
+    }
+    PyMem_Free(root);
+    PyMem_Free(last);
+    return 0;
+}
+
 int
 mg_plan_parse(PlanObject *plan, PyObject *instructions, PyObject *outputs)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(instructions); i++)
         if (parse_instruction(plan, PyTuple_GET_ITEM(instructions, i)) < 0) return -1;
-    return parse_regs(plan, outputs, &plan->outputs, &plan->n_outputs, 0) < 0 ? -1 : plan_verify(plan);
+    if (parse_regs(plan, outputs, &plan->outputs, &plan->n_outputs, 0) < 0 || plan_verify(plan) < 0) return -1;
+    return plan_deaths(plan);
 }

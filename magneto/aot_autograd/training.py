@@ -23,6 +23,8 @@ from magneto.graph.meta import TensorMeta
 
 Compiled = Callable[..., Any]
 
+_keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
 
 @dataclass(slots=True)
 class TrainingPlan:
@@ -43,7 +45,8 @@ class TrainingPlan:
     weak_inputs: tuple[int, ...]  # inputs that a replay needs and nobody else keeps alive
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
-    backward: Compiled | None = None
+    backward: Compiled | None = None  # takes its inputs out of a list
+    passes_tangents: bool = field(init=False)
     keep: Compiled = field(init=False)
     answer: Compiled = field(init=False)
 
@@ -53,6 +56,7 @@ class TrainingPlan:
         places = {"input": 0, "result": n, "extra": n + self.n_results}
         kept = "".join(f"v[{places[kind] + index}], " for kind, index in self.kept)
         given = (None if g is None else f"t[{g[1]}]" if isinstance(g, tuple) else f"f[{g}]" for g in self.gradients)
+        self.passes_tangents = any(isinstance(g, tuple) for g in self.gradients)
         self.keep = eval(f"lambda v: ({kept})")
         self.answer = eval(f"lambda f, t: (None, {''.join(f'{g}, ' for g in given)})")
 
@@ -141,13 +145,20 @@ class CompiledGraph(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
-        kept = ctx.saved_tensors
+        values: list[Any] = [*ctx.saved_tensors]
         if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
             return (None, *_replay(ctx.inputs if plan.replay_outputs is not None else None, plan, gradients))
+        if not _keeps_graph():  # the list alone holds what was saved from here on
+            ctx.maybe_clear_saved_tensors()
+            ctx.inputs = None
         tangents = [_tangent(gradients[index], meta) for index, meta in zip(plan.differentiable, plan.tangent_metas, strict=True)]
+        values += tangents
+        if not plan.passes_tangents:
+            tangents = []
         if plan.backward is None:
-            plan.backward = _C.call_inactive(plan.build_backward)  # a frame hook may be active: our own code is not to be captured
-        answer = plan.answer(plan.backward(*kept, *tangents), tangents)
+            backward = _C.call_inactive(plan.build_backward)  # a frame hook may be active: our own code is not to be captured
+            plan.backward = getattr(backward, "consume", None) or (lambda values: backward(*values))
+        answer = plan.answer(plan.backward(values), tangents)
         missing = {k for k, index in enumerate(plan.differentiable) if gradients[index] is None}
         if missing:  # an input none of whose tangents is defined gets None, as in eager
             return (None, *[None if needs <= missing else found for needs, found in zip(plan.needs, answer[1:], strict=True)])

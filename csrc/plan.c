@@ -322,22 +322,22 @@ run_free(const PlanInstr *in, Workspace *ws)
     }
 }
 
-/* Drops the inputs that nobody reads after instruction `at`. Views of what the caller holds too (parameters) stay. */
+/* Drops the inputs that nobody reads after instruction `at`. Views of what others hold too (parameters) stay: torch holds one reference to an object
+ * on behalf of all views. */
 static void
 drop_inputs(PlanObject *plan, Workspace *ws, Py_ssize_t at)
 {
     for (int i = plan->dying[at]; i >= 0; i = plan->dying_next[i]) {
         PyObject *obj = ws->regs[i];
         Py_ssize_t ours = 1;
-        for (int v = 0; v < plan->n_views; v++) ours += ws->view_of[v] == obj;
-        if (Py_REFCNT(obj) == ours)
-            for (int v = 0; v < plan->n_views; v++) {
-                if (plan->view_srcs[v] != i) continue;
-                Py_CLEAR(ws->view_of[v]);
-                ws->view_seen[v] = NULL;
-                Py_CLEAR(ws->regs[plan->view_regs[v]]);
-                ws->data[plan->view_regs[v]] = NULL;
-            }
+        for (int v = plan->first_view[i]; v >= 0; v = plan->next_view[v]) ours += ws->view_of[v] == obj;
+        for (int v = plan->first_view[i]; v >= 0 && Py_REFCNT(obj) <= ours + 1; v = plan->next_view[v]) {
+            ours -= ws->view_of[v] == obj;
+            Py_CLEAR(ws->view_of[v]);
+            ws->view_seen[v] = NULL;
+            Py_CLEAR(ws->regs[plan->view_regs[v]]);
+            ws->data[plan->view_regs[v]] = NULL;
+        }
         ws->regs[i] = NULL;
         ws->data[i] = NULL;
         Py_DECREF(obj);
@@ -502,17 +502,19 @@ plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     plan->constants = PyList_New(0);
     plan->code = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(PlanInstr));
     plan->view_regs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(int));
-    plan->view_srcs = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(int));
+    plan->next_view = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(int));
+    plan->first_view = PyMem_Malloc(((size_t)n_inputs + 1) * sizeof(int));
     plan->dying = PyMem_Malloc(((size_t)PyTuple_GET_SIZE(instructions) + 1) * sizeof(int));
     plan->dying_next = PyMem_Malloc(((size_t)n_inputs + 1) * sizeof(int));
     plan->kind = PyMem_Calloc((size_t)n_registers + 1, 1);
     plan->constant_objs = PyMem_Calloc((size_t)n_registers + 1, sizeof(PyObject *));
-    if (plan->constants == NULL || plan->code == NULL || plan->view_regs == NULL || plan->view_srcs == NULL || plan->dying == NULL ||
+    if (plan->constants == NULL || plan->code == NULL || plan->view_regs == NULL || plan->next_view == NULL || plan->first_view == NULL || plan->dying == NULL ||
         plan->dying_next == NULL || plan->kind == NULL || plan->constant_objs == NULL) {
         if (!PyErr_Occurred()) PyErr_NoMemory();
         goto fail;
     }
     memset(plan->kind, REG_INPUT, (size_t)n_inputs);
+    for (int i = 0; i < n_inputs; i++) plan->first_view[i] = -1;
     if (mg_plan_parse(plan, instructions, outputs) < 0) goto fail;
     return (PyObject *)plan;
 fail:
@@ -564,7 +566,8 @@ plan_dealloc(PyObject *self)
     PyMem_Free(plan->constant_objs);
     PyMem_Free(plan->outputs);
     PyMem_Free(plan->view_regs);
-    PyMem_Free(plan->view_srcs);
+    PyMem_Free(plan->next_view);
+    PyMem_Free(plan->first_view);
     PyMem_Free(plan->dying);
     PyMem_Free(plan->dying_next);
     Py_XDECREF(plan->constants);

@@ -40,7 +40,8 @@ typedef struct {
     int n_registers, n_inputs, n_outputs, n_views, max_regs, no_grad;
     int *outputs;
     int *view_regs;       /* per kept view of an input or temporary: its register */
-    int *view_srcs;       /* and what it is a view of */
+    int *first_view;      /* per input: its first kept view, or -1 */
+    int *next_view;       /* per kept view: the next one of the same input, or -1 */
     int *dying;           /* per instruction: the first input that nobody reads after it, or -1 */
     int *dying_next;      /* per input: the next one of the same instruction, or -1 */
     char *kind;           /* per register: see REG_* */

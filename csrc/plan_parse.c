@@ -123,7 +123,10 @@ parse_view(PlanObject *plan, PyObject *t, PlanInstr *in)
         else {
             in->slot = plan->n_views++;
             plan->view_regs[in->slot] = in->dst;
-            plan->view_srcs[in->slot] = in->src;
+            if (in->src < plan->n_inputs) {
+                plan->next_view[in->slot] = plan->first_view[in->src];
+                plan->first_view[in->src] = in->slot;
+            }
         }
     }
     return 0;

@@ -24,7 +24,8 @@ from magneto.graph.meta import TensorMeta
 @dataclass(frozen=True, slots=True)
 class JointGraph:
     """`graph` has no output node. `results`: nodes the forward returns. `tangents[k]`: placeholder of the gradient of result
-    `differentiable[k]`. `gradients[i]`: node of the gradient of input i (constants included), or None."""
+    `differentiable[k]`. `gradients[i]`: node of the gradient of input i (constants included), or None. `checked`: the inputs and results whose version autograd checks, when
+    the graph itself does not show it any more."""
 
     graph: fx.Graph
     signature: Signature
@@ -34,6 +35,7 @@ class JointGraph:
     tangents: tuple[fx.Node, ...]
     gradients: tuple[fx.Node | None, ...]
     name: str = "graph"
+    checked: frozenset[fx.Node] | None = None
 
 
 def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:

@@ -16,6 +16,7 @@ from torch import fx
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.overloads import aten
+from magneto.aot_autograd.recompute import computed_again
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.graph.meta import TensorMeta
@@ -49,8 +50,8 @@ def partition(joint: JointGraph) -> Partition:
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
     wanted = [node for node in dict.fromkeys(n for n in joint.gradients if n is not None) if node not in joint.tangents]
     written = {mutation.index for mutation in joint.signature.mutations}
-    read = read_by_backward(wanted)
-    kept_nodes = min_cut(sorted(read), _cost(joint, roots := _roots(read)), _recomputable)
+    roots = checked_by_autograd(joint)
+    kept_nodes = min_cut(sorted(read_by_backward(wanted)), _cost(joint, roots), _recomputable)
     forward = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -117,19 +118,16 @@ def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx
         if node not in needed and node not in env:
             needed.add(node)
             stack.extend(node.all_input_nodes)
-    late = any("checkpoint" in node.meta for node in needed)
-    for node in _as_late_as_possible(needed) if late else sorted(needed):
+    for node in _as_late_as_possible(needed):
         copy = graph.create_node(node.op, node.target, fx.map_arg(node.args, env.__getitem__), fx.map_arg(node.kwargs, env.__getitem__))
         copy.meta = node.meta
         env[node] = copy
 
 
 def _as_late_as_possible(needed: set[fx.Node]) -> list[fx.Node]:
-    """Operations of forward stand right before what first reads them in backward, so that one checkpointed body is in memory at a time."""
+    """Operations of forward stand right before what first reads them in backward, so that what is computed again is not in memory for long."""
     ordered: dict[fx.Node, None] = {}
-    stack = [node for node in sorted(needed, reverse=True) if node.meta["stage"] == "backward" or "checkpoint" not in node.meta]
-    if not any(node.meta["stage"] == "backward" for node in stack):
-        return sorted(needed)
+    stack = [node for node in sorted(needed, reverse=True) if node.meta["stage"] == "backward"]
     while stack:
         node = stack[-1]
         missing = [source for source in node.all_input_nodes if source in needed and source not in ordered]
@@ -222,18 +220,21 @@ VIEWS = frozenset(
 )
 
 
-def _roots(read: set[fx.Node]) -> set[fx.Node]:
-    """The nodes, and what they are views of. Only of these an input or result is kept itself, whose version is checked as eager checks it: any other may be
+def checked_by_autograd(joint: JointGraph) -> frozenset[fx.Node]:
+    """The inputs and results that formulas of autograd read, or views of them. Only of these an input or result is kept itself, whose version is checked as eager checks it: any other may be
     written by the caller before backward, where eager, which has saved something else, does not mind."""
+    if joint.checked is not None:
+        return joint.checked
     found: set[fx.Node] = set()
-    stack = list(read)
+    stack = list(read_by_backward([node for node in joint.gradients if node is not None]))
     while stack:
         node = stack.pop()
         if node not in found:
             found.add(node)
             if node.op == "call_function" and packet_of(node) in VIEWS:
                 stack.append(node.all_input_nodes[0])
-    return found
+    results = set(joint.results)
+    return frozenset(node for node in found if node.op == "placeholder" or node in results)
 
 
 def _checkpointed(node: fx.Node) -> bool:
@@ -252,12 +253,14 @@ def _crosses(node: fx.Node) -> bool:
 def _recomputable(node: fx.Node) -> bool:
     if node.op == "call_function" and _checkpointed(node):
         return True
+    if computed_again(node):
+        return True
     if not cheap(node):
         return False
     return node.target is not operator.getitem or cheap(node.args[0])  # type: ignore[arg-type]
 
 
-def _cost(joint: JointGraph, roots: set[fx.Node]) -> Callable[[fx.Node], int | None]:
+def _cost(joint: JointGraph, roots: frozenset[fx.Node]) -> Callable[[fx.Node], int | None]:
     """Bytes that keeping a node costs; None when it cannot be kept (several results in one node, a view with gaps). Inputs and results that
     autograd reads (`roots`) are there anyway; others are copied."""
     results = set(joint.results)
@@ -268,8 +271,7 @@ def _cost(joint: JointGraph, roots: set[fx.Node]) -> Callable[[fx.Node], int | N
             return None
         if node.op == "call_function" and _checkpointed(node) and node not in results and not _crosses(node):
             return None
-        free = node in roots and (node.op == "placeholder" or node in results)
-        if free:
+        if node in roots:
             return 0
         if not meta.is_dense() and _recomputable(node):  # a view with gaps: what it is a view of is kept, or computed again too
             return None

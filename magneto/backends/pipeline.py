@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from magneto.aot_autograd.call import as_function, own_memory, result_strides, without_autocast, without_grad
+from magneto.aot_autograd.decomposed import decomposable, decompose_joint
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.recompute import recompute
@@ -94,6 +95,15 @@ def choose_layout(unit: Unit) -> Unit:
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 
+def decompose_joint_graph(unit: Unit) -> Unit:
+    """Both halves become primitives before they are cut."""
+    joint = unit.joint
+    assert joint is not None
+    if not joint.tangents or not decomposable(joint):
+        return unit
+    return replace(unit, joint=decompose_joint(joint))
+
+
 def cut_joint_graph(unit: Unit) -> Unit:
     """Forward and backward apart, with the least memory kept between them."""
     joint = unit.joint
@@ -117,7 +127,7 @@ def decompose_to_prims(unit: Unit) -> Unit:
     """ATen operations become primitives; what has no decomposition stays a library call."""
     from magneto.prims import decompose
 
-    if unit.compiled is not None:
+    if unit.compiled is not None or (unit.joint is not None and unit.joint.checked is not None):
         return unit
     return unit.with_graph(decompose(unit.traced.graph))
 
@@ -247,8 +257,10 @@ def inference(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
 
 def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
     """The recipe with gradients; the backward half goes through `half` too, when it is first called."""
+    decomposed = (Pass("decompose_joint", decompose_joint_graph),) if half is not CALL_HALF else ()
     return (
         Pass("trace_joint", trace_joint_graph),
+        *decomposed,
         Pass("partition", cut_joint_graph),
         *half,
         Pass("join_halves", lambda unit: join_halves(unit, half)),

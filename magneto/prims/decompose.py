@@ -56,7 +56,7 @@ class _Decomposition:
                 self.outputs = set(node.all_input_nodes)
         for node in self.graph.nodes:
             self.b.stack = node.meta.get("stack")
-            self.b.late = self.b.late or "in_backward" in node.meta
+            self.b.late = self.b.late or "in_backward" in node.meta or node.meta.get("stage") == "backward"
             if node.op == "call_function":
                 self.env[node] = self.call(node)
             elif node.op == "output":

@@ -60,6 +60,53 @@ def test_wrong_programs_are_refused(code: Any, n: int, inputs: int, outputs: Any
         _C.Plan(code, n, inputs, outputs)
 
 
+def test_consumed_inputs_are_dropped_after_their_last_use() -> None:
+    seen: list[list[bool]] = []
+    refs: list[weakref.ref[torch.Tensor]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append([ref() is not None for ref in refs])
+        return x
+
+    code = (
+        ("VIEW", 3, 1, torch.as_strided, ((2,), (1,)), True),
+        ("CALL", 4, torch.sin, (0,), ()),
+        ("CALL", 5, look, (4,), ()),
+        ("CALL", 6, torch.mul, (3, 5), ()),
+        ("CALL", 7, look, (6,), ()),
+        ("CALL", 8, torch.add, (7, 2), ()),
+        ("CALL", 9, look, (8,), ()),
+    )
+    plan = _C.Plan(code, 10, 3, (9,))
+    parameter = torch.ones(2)
+    for _ in range(3):
+        values = [torch.ones(2), torch.ones(2), torch.ones(2)]
+        refs[:] = [weakref.ref(value) for value in values]
+        expected = values[0].sin() * values[1] + values[2]
+        assert torch.equal(plan.consume(values)[0], expected) and values == []
+        assert [ref() for ref in refs] == [None, None, None]
+        refs.clear()
+        refs.append(weakref.ref(parameter))
+        for _ in range(2):
+            plan.consume([parameter, parameter, parameter])
+        refs.clear()
+    assert seen[:3] == [[False, True, True], [False, False, True], [False, False, False]]
+    assert all(all(found) for found in seen[3:9])
+    with pytest.raises(TypeError, match="3 positional inputs, got 1"):
+        plan.consume([parameter])
+    with pytest.raises(TypeError, match="list"):
+        plan.consume((parameter,) * 3)  # type: ignore[arg-type]
+
+
+def test_consumed_inputs_are_dropped_when_a_step_fails() -> None:
+    plan = _C.Plan((("CALL", 2, torch.mm, (0, 1), ()),), 3, 2, (2,))
+    values = [torch.ones(2, 3), torch.ones(2, 3)]
+    refs = [weakref.ref(value) for value in values]
+    with pytest.raises(RuntimeError):
+        plan.consume(values)
+    assert values == [] and [ref() for ref in refs] == [None, None]
+
+
 def test_wrong_number_of_inputs() -> None:
     plan = _C.Plan((), 2, 2, (0,))
     with pytest.raises(TypeError, match="2 positional inputs, got 1"):

@@ -1,0 +1,130 @@
+"""What a separate backward keeps, for how long, and what it says of tensors that are written or freed in between."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import magneto
+from magneto.aot_autograd.decomposed import decompose_joint
+from magneto.aot_autograd.joint import trace_joint
+from magneto.aot_autograd.partition import partition
+from tests.aot_autograd.capture import capture
+
+BACKENDS = ["aot_eager", "inductor"]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+
+
+def test_normalised_activations_are_computed_again() -> None:
+    net = network()
+    x = torch.randn(2, 3, 9, 9)
+    names, tensors = zip(*[*net.named_parameters(), *net.named_buffers()], strict=True)
+
+    def f(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(net, dict(zip(names, tensors, strict=True)), (x,))
+
+    gm, lifted = capture(f, x, *tensors)
+    joint = trace_joint(gm, [x, *tensors, *lifted])
+    sizes = []
+    for one in (joint, decompose_joint(joint)):
+        cut = partition(one)
+        outputs = cut.forward.output_node().args[0]
+        assert isinstance(outputs, tuple)
+        large = [node for node in outputs[len(one.results) :] if node.meta["val"].nbytes > 500]  # type: ignore[union-attr]
+        sizes.append(len(large))
+    assert sizes == [3, 2]  # two convolutions and the first relu; the convolutions alone
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_and_statistics_are_eagers(backend: str) -> None:
+    plain, net = network(), network()
+    ours = magneto.optimize(backend)(net)
+    for k in range(3):
+        torch.manual_seed(k)
+        x = torch.randn(2, 3, 9, 9)
+        for one in (plain, ours):
+            one(x).square().sum().backward()
+    for (name, a), (_, b) in zip(plain.named_parameters(), net.named_parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, atol=1e-3, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+    for a, b in zip(plain.buffers(), net.buffers(), strict=True):
+        torch.testing.assert_close(b, a)
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin().exp() * x).sum()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("retain", [(), (0,), (0, 1)])
+def test_a_graph_serves_as_often_as_it_is_retained(backend: str, retain: tuple[int, ...]) -> None:
+    told = []
+    for f in (loss, magneto.optimize(backend)(loss)):
+        x = torch.linspace(-1, 1, 5).requires_grad_()
+        out = f(x)
+        log: list[object] = []
+        for k in range(3):
+            try:
+                out.backward(retain_graph=k in retain)
+                log.append(x.grad.clone())  # type: ignore[union-attr]
+            except RuntimeError as error:
+                log.append(str(error))
+        told.append(log)
+    for a, b in zip(*told, strict=True):
+        torch.testing.assert_close(b, a) if isinstance(a, torch.Tensor) else (a == b or pytest.fail(f"{a} != {b}"))  # type: ignore[func-returns-value]
+
+
+def test_an_input_is_free_once_it_is_not_needed() -> None:
+    """The region's input was computed outside; eager frees it with the graph, though the result lives on."""
+
+    def last(x: torch.Tensor) -> torch.Tensor:
+        return x.square().exp()
+
+    def alive(f: Callable[[torch.Tensor], torch.Tensor], retain: bool) -> bool:
+        x = torch.ones(3, requires_grad=True)
+        middle = x * 2
+        watched = weakref.ref(middle.untyped_storage())
+        del watched
+        ref = weakref.ref(middle)
+        out = f(middle)
+        del middle
+        out.sum().backward(retain_graph=retain)
+        gc.collect()
+        return ref() is not None
+
+    ours = magneto.optimize("inductor")(last)
+    alive(ours, False)
+    assert not alive(ours, False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_double_backward_needs_no_saved_tensors_of_the_first(backend: str) -> None:
+    grads = []
+    for f in (loss, magneto.optimize(backend)(loss)):
+        x = torch.linspace(-1, 1, 5).requires_grad_()
+        (first,) = torch.autograd.grad(f(x), x, create_graph=True)
+        grads.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_become_grad_without_a_copy(backend: str) -> None:
+    net = copy.deepcopy(network())
+    ours = magneto.optimize(backend)(net)
+    x = torch.randn(2, 3, 9, 9)
+    for _ in range(2):
+        net.zero_grad()
+        seen: list[int] = []
+        handle = net[0].weight.register_hook(lambda g, seen=seen: seen.append(g.data_ptr()))
+        ours(x).sum().backward()
+        handle.remove()
+        assert net[0].weight.grad is not None and [net[0].weight.grad.data_ptr()] == seen

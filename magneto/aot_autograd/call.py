@@ -11,6 +11,7 @@ from torch import fx
 
 from magneto.base.text import compile_source
 from magneto.graph.layout import laid_out
+from magneto.graph.rules_recurrent import call_of
 
 
 def as_function(graph: fx.Graph, name: str = "graph") -> Callable[..., tuple[Any, ...]]:
@@ -71,11 +72,12 @@ def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
             if node.target is operator.getitem:
                 expression = f"{text(node.args[0])}[{node.args[1]}]"
             else:
-                if node.target not in names:
-                    names[node.target] = f"f{len(names)}_{getattr(node.target, '__name__', 'op').replace('.', '_')}"
-                    namespace[names[node.target]] = node.target
+                target = call_of(node.target, node.meta.get("val"))
+                if target not in names:
+                    names[target] = f"f{len(names)}_{getattr(target, '__name__', 'op').replace('.', '_')}"
+                    namespace[names[target]] = target
                 arguments = [text(a) for a in node.args] + [f"{key}={text(value)}" for key, value in node.kwargs.items()]
-                expression = f"{names[node.target]}({', '.join(arguments)})"
+                expression = f"{names[target]}({', '.join(arguments)})"
             freed = "; " + "".join(f"{dead} = " for dead in dying[node]) + "None" if node in dying else ""
             lines.append(f"    {node.name} = {expression}{freed}")
     return "\n".join(lines) + "\n", namespace

@@ -21,6 +21,11 @@ from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, s
 from magneto.graph.meta import TensorMeta
 
 
+_PACK = (
+    torch.ops.aten._pack_padded_sequence.default
+)  # its backward is composite: it would read sizes out of hollow memory while it is traced
+
+
 @dataclass(frozen=True, slots=True)
 class JointGraph:
     """`graph` has no output node. `results`: nodes the forward returns. `tangents[k]`: placeholder of the gradient of result
@@ -50,6 +55,8 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         tensors = _require_grad(tracing, tensors, leaves)
         with tracing.mode:
             value = run_captured(gm, tracing, tensors)
+        if any(node.target is _PACK for node in tracing.mode.graph.nodes):
+            raise Refusal("a packed sequence, of which backward reads the sizes")
         value, spent = _without_freed(gm, value)
         value, made = _without_leaves(value, tensors)
         collector, signature = describe(gm, tracing, tensors, value)

@@ -22,6 +22,7 @@ from magneto.graph import (
     rules_pointwise,
     rules_pool,
     rules_random,
+    rules_recurrent,
     rules_reduce,
     rules_view,
 )
@@ -41,6 +42,7 @@ _FAMILIES = (
     rules_attention,
     rules_index,
     rules_random,
+    rules_recurrent,
 )
 
 META_RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from magneto.graph.rules_recurrent import call_of, keeping_workspace
 from magneto.inductor.loops.ir import LibraryCall
 from magneto.prims import PRIMS, Prim
 
@@ -45,7 +46,9 @@ _names: dict[int, tuple[Callable[..., Any], str]] = {}  # by id: what has been h
 def fast_callable(step: LibraryCall) -> Callable[..., Any]:
     """What a plan calls for a library call; with `out_op`, it takes the out= arguments by keyword."""
     target = step.op if step.out_op is None else step.out_op
-    if step.op in FAST and (step.out_op is None or len(step.buffers) == 1):
+    if call_of(step.op, step.outputs) is keeping_workspace:
+        function, name = keeping_workspace, f"keeping {step.op}"
+    elif step.op in FAST and (step.out_op is None or len(step.buffers) == 1):
         function, name = FAST[step.op], f"fast {step.op}"
     elif isinstance(target, torch._ops.OpOverload):
         function, name = _direct(target), f"direct {target}"
@@ -78,6 +81,6 @@ def call_named(name: str) -> Callable[..., Any]:
         target = getattr(target, part)
     if not isinstance(target, torch._ops.OpOverload):
         raise LookupError(name)
-    function = FAST[target] if kind == "fast" else _direct(target)
+    function = keeping_workspace if kind == "keeping" else FAST[target] if kind == "fast" else _direct(target)
     _names[id(function)] = function, name
     return function

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from magneto.base.events import counter
+from magneto.graph.rules_recurrent import LAYER, WORKSPACE
 from magneto.inductor.codegen.calls import fast_callable
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_table import work_of
@@ -28,6 +29,10 @@ OPAQUE = frozenset(
     {torch.ops.mkldnn._reorder_convolution_weight.default} if hasattr(torch.ops.mkldnn, "_reorder_convolution_weight") else ()
 )
 """Operations whose result has a layout that only the library knows."""
+
+
+WITH_WORKSPACE = frozenset({LAYER.default} if LAYER is not None else ())
+"""Operations one of whose results is as large as the library likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +235,9 @@ class _Builder:
                 self.registers[b.name] = destinations[-1]
                 self._dies(b.name, destinations[-1])
         self._unpack(result, destinations, step.lists)
-        for b in step.buffers:
-            self._check_layout(b, self.registers[b.name])
+        for position, b in enumerate(step.outputs):
+            if b is not None and not (position == WORKSPACE and step.op in WITH_WORKSPACE):
+                self._check_layout(b, self.registers[b.name])
 
     def _unpack(self, result: int, destinations: list[int], lists: tuple[int, ...]) -> None:
         """The results of a call into registers; lists among them are unpacked on their own."""

@@ -20,7 +20,6 @@ from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, steady_state
 from magneto.graph.meta import TensorMeta
 
-
 _PACK = (
     torch.ops.aten._pack_padded_sequence.default
 )  # its backward is composite: it would read sizes out of hollow memory while it is traced

@@ -25,7 +25,8 @@ _use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 class Gradients:
     """Target of a call node: gradients of `outputs` with respect to `inputs`, None where they do not depend on one.
 
-    Arguments: outputs, their gradients (None: ones), inputs; then tensors on the way whose hooks gave other gradients, and those. `accumulated`: the results
+    Arguments: outputs, their gradients (None: ones), inputs; then tensors on the way whose hooks gave other gradients, and those (a tuple: those that the
+    function behind the tensor gives). `accumulated`: the results
     are to become `.grad` of leaves, but for the last `seen` ones, which hooks see as they are.
     """
 
@@ -44,7 +45,7 @@ class Gradients:
         seeds: Sequence[torch.Tensor | None],
         inputs: Sequence[torch.Tensor],
         hooked: Sequence[torch.Tensor] = (),
-        given: Sequence[torch.Tensor] = (),
+        given: Sequence[torch.Tensor | tuple[torch.Tensor | None, ...]] = (),
     ) -> tuple[torch.Tensor | None, ...]:
         with _without_hooks(inputs if self.accumulated else ()), _replaced(hooked, given):
             found: list[torch.Tensor | None] = list(
@@ -74,12 +75,14 @@ def _without_hooks(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(hooked: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Iterator[None]:
-    """The engine goes on with `given` where it reaches `hooked`."""
-    handles = [
-        tensor.register_hook(functools.partial(lambda other, gradient: other, other))  # type: ignore[no-untyped-call]
-        for tensor, other in zip(hooked, given, strict=True)
-    ]
+def _replaced(hooked: Sequence[torch.Tensor], given: Sequence[torch.Tensor | tuple[torch.Tensor | None, ...]]) -> Iterator[None]:
+    """The engine goes on with `given` where it reaches `hooked`; a tuple is what the function gives that computed it."""
+    handles: list[Any] = []
+    for tensor, other in zip(hooked, given, strict=True):
+        if isinstance(other, tuple):
+            handles.append(tensor.grad_fn.register_hook(functools.partial(lambda other, own, gradients: other, other)))  # type: ignore[union-attr]
+        else:
+            handles.append(tensor.register_hook(functools.partial(lambda other, gradient: other, other)))  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

@@ -324,7 +324,7 @@ def module_forward_hooks() -> Any:
     return step, [n]
 
 
-@program(breaks=-1)
+@program()
 def full_backward_hook() -> Any:
     n = net()
     seen: list[Any] = []
@@ -1217,7 +1217,7 @@ def transformer_layer() -> Any:
     return step, [n, o]
 
 
-_OPEN = """scheduler_plateau full_backward_hook
+_OPEN = """scheduler_plateau
 input_from_outside_requires_grad forward_outside_backward_inside averaged_model lstm
 lstm_two_layers_both_ways gru plain_rnn sparse_embedding reinforce variational contrastive_with_queue"""
 for _name in _OPEN.split():

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Emitter(Protocol):
-    """Writes the body of the generated region function."""
+    """Writes the body of the generated region function. `shows_history`: the program is given what autograd has recorded for a tensor of the graph."""
+
+    shows_history: bool
 
     def value(self, tracker: Tracker) -> str:
         """Expression (normally a name) of the tracker's final value; memoised by tracker identity."""

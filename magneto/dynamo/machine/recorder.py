@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import fx
 
+from magneto.base.errors import GraphBreak
 from magneto.dynamo import trackers
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
@@ -59,6 +60,10 @@ class Recorder:
         self.turned: set[fx.Node] = set()  # those of them that begin to do so behind the operation that made them
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
         self.hooked: list[trackers.Hooked] = []
+        self.engine: tuple[int, int] | None = (
+            None  # while backward is captured: its frame's depth, and how many frames of torch eager has before a hook's
+        )
+        self.hook_place: tuple[int, GraphBreak] | None = None  # where the hooks of the module that is being called break, if need be
         self.transformed = False  # inside a body that a transform of torch.func runs: tensors are not what they seem
         self.mode_changed = False
         self.initial_grad_mode = self.grad_mode = torch.is_grad_enabled()

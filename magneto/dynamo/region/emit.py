@@ -46,6 +46,7 @@ class RegionEmitter:
         self.early_lines: list[str] = []
         self.namespace = namespace
         self.outputs: list[tuple[fx.Node, str]] = []
+        self.shows_history = False
         self.arguments: dict[Source, str] = {}
         self._taken = {*names, *namespace}
         self._memo: dict[int, str] = {}

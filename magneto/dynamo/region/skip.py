@@ -19,6 +19,7 @@ _STDLIB_TESTS = _STDLIB + "test" + os.sep  # programs, not library code
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _NEVER = ("numpy", "scipy", "pytest", "_pytest", "pluggy", "hypothesis", "torch_magneto", "IPython", "tqdm", "rich")
 _TORCH_ENTRY = (os.path.join("nn", "modules") + os.sep,)
+_NO_ENTRY = os.path.join("nn", "modules", "_functions.py")  # custom functions of torch's own, whose frames autograd calls
 _MODULE_MACHINERY = {"_call_impl", "_wrapped_call_impl", "__setattr__", "__getattr__", "__delattr__"}
 _SIZES = {"getsizeof", "getrefcount", "get_objects", "get_referrers"}
 _DEATHS = ({"collect", "gc_collect"}, {"ref", "proxy", "finalize", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"})
@@ -38,7 +39,7 @@ def skip_reason(code: CodeType, globals: dict[str, Any]) -> str | None:
         return "magneto's own code"
     if file.startswith(_TORCH):
         inside = file[len(_TORCH) :]
-        if inside.startswith(_TORCH_ENTRY) and code.co_name not in _MODULE_MACHINERY:
+        if inside.startswith(_TORCH_ENTRY) and inside != _NO_ENTRY and code.co_name not in _MODULE_MACHINERY:
             return None
         return "torch's own code"
     for mark in _SITE:

@@ -21,6 +21,7 @@ from magneto.dynamo.trackers import (
     rules_cudnn,
     rules_deque,
     rules_exception,
+    rules_function_hook,
     rules_generator,
     rules_gradient,
     rules_hook,

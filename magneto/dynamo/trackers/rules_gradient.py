@@ -20,6 +20,7 @@ from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import payload_of
+from magneto.dynamo.trackers.rules_function_hook import Identity, identities_among
 from magneto.dynamo.trackers.rules_hook import Hooked, hooked_among, run_hooks
 from magneto.dynamo.trackers.rules_tensor_state import set_grad
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker, guard_leaf, tensor_attr
@@ -72,7 +73,7 @@ def tensor_backward(
     create_graph: Tracker | None = None,
     inputs: Tracker | None = None,
 ) -> Any:
-    return backward(m, v, gradient, retain_graph, create_graph, inputs=inputs)
+    return _backward(m, v, gradient, retain_graph, create_graph, None, inputs, 3)
 
 
 @rule(torch.autograd.backward)
@@ -85,6 +86,19 @@ def backward(
     grad_variables: Tracker | None = None,
     inputs: Tracker | None = None,
 ) -> Any:
+    return _backward(m, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs, 2)
+
+
+def _backward(
+    m: Machine,
+    tensors: Tracker,
+    grad_tensors: Tracker | None,
+    retain_graph: Tracker | None,
+    create_graph: Tracker | None,
+    grad_variables: Tracker | None,
+    inputs: Tracker | None,
+    frames: int,
+) -> Any:
     """Gradients of the leaves that the results depend on become, or are added to, their `.grad`."""
     name = "backward"
     if m.recorder.inference_mode:  # type: ignore[attr-defined]
@@ -96,15 +110,27 @@ def backward(
     chosen = None if inputs is None or _is_none(inputs) else _tensors(m, name, inputs, "inputs")
     leaves = _leaves(m, name, outputs, {id(tensor) for tensor in chosen or ()})
     made = [leaf for leaf in m.recorder.made_leaves if leaf.meta.requires_grad and leaf.meta.is_leaf]  # type: ignore[attr-defined]
-    hooked = hooked_among(m, _ancestors(m, [m.recorder.input_node(output) for output in outputs]))  # type: ignore[attr-defined]
+    on_the_way = _ancestors(m, [m.recorder.input_node(output) for output in outputs])  # type: ignore[attr-defined]
+    hooked = hooked_among(m, on_the_way)
+    identities = identities_among(m, on_the_way, list(hooked))
     if chosen is not None:
         _check_chosen(m, name, chosen, made)
-        if hooked:
-            m.recorder.leave_hook(next(iter(hooked.values()))[0])  # type: ignore[attr-defined]
+        _leave_hooks(m, hooked, identities)
         leaves, made = chosen, []
     hooks = {leaf: found for leaf in leaves if any(found := [_hooks(m, name, leaf, attribute) for attribute in _HOOKS])}
-    _run(m, name, outputs, seeds, [*leaves, *made], hooks, hooked, _flag(m, retain_graph, False))
+    recorder: Any = m.recorder  # type: ignore[attr-defined]
+    around, recorder.engine = recorder.engine, (len(m.frames) - 1, frames)  # type: ignore[attr-defined]
+    try:
+        _run(m, name, outputs, seeds, [*leaves, *made], hooks, hooked, identities, _flag(m, retain_graph, False))
+    finally:
+        recorder.engine = around
     return m.const(None)
+
+
+def _leave_hooks(m: Machine, hooked: dict[TensorTracker, list[Hooked]], identities: Sequence[Identity]) -> None:
+    """Hooks on the way of what does not call them here."""
+    for one in [*(found[0] for found in hooked.values()), *(identity.hooks[0] for identity in identities)]:
+        m.recorder.leave_hook(one)  # type: ignore[attr-defined]
 
 
 def _check_chosen(m: Machine, name: str, chosen: Sequence[TensorTracker], made: Sequence[TensorTracker]) -> None:
@@ -129,26 +155,35 @@ def _run(
     leaves: Sequence[TensorTracker],
     hooks: dict[TensorTracker, list[list[Tracker]]],
     hooked: dict[TensorTracker, list[Hooked]],
+    identities: Sequence[Identity],
     retain: bool,
 ) -> None:
     """Leaves get their gradients, hooks are called, in the engine's order. Where a hook on the way gives another gradient, the rest is computed anew."""
-    todo = [*leaves, *hooked]
+    of = {tensor: one for one in identities for tensor in one.tensors if tensor is not None}
+    todo = [*leaves, *dict.fromkeys([*hooked, *of])]
     changed: list[TensorTracker] = []
-    given: list[TensorTracker] = []
+    given: list[TensorTracker | tuple[TensorTracker | None, ...]] = []
     while True:
-        target = Gradients(True, retain, False, seen=sum(tensor in hooked for tensor in todo))
-        order: list[int] | None = [] if hooks or hooked else None
+        target = Gradients(True, retain, False, seen=sum(tensor in hooked or tensor in of for tensor in todo))
+        order: list[int] | None = [] if hooks or hooked or of else None
         gradients = _record(m, name, target, outputs, seeds, todo, order, (changed, given))
         arriving = [*range(len(todo))] if order is None else order
+        at = dict(zip(todo, gradients, strict=True))
         for place, index in enumerate(arriving):
             tensor, gradient = todo[index], gradients[index]
-            if gradient is None:
-                continue
-            if tensor not in hooked:
-                _arrive(m, name, tensor, gradient, *hooks.get(tensor, ([], [])))
-            elif (found := run_hooks(m, hooked[tensor], gradient)) is not gradient:
+            found: TensorTracker | tuple[TensorTracker | None, ...] | None = gradient
+            if gradient is not None:
+                if tensor in hooked:
+                    found = at[tensor] = run_hooks(m, hooked[tensor], gradient)
+                elif tensor not in of:
+                    _arrive(m, name, tensor, gradient, *hooks.get(tensor, ([], [])))
+            if tensor in of:  # the engine calls the function when it has all its gradients
+                if any(of.get(todo[later]) is of[tensor] for later in arriving[place + 1 :]):
+                    continue
+                found, gradient = _pass(m, of[tensor], at, gradients, todo)
+            if found is not gradient:
                 changed.append(tensor)
-                given.append(found)
+                given.append(found)  # type: ignore[arg-type]
                 rest = {todo[later] for later in arriving[place + 1 :]}
                 todo = [one for one in todo if one in rest]
                 if not todo:
@@ -157,6 +192,18 @@ def _run(
                 break
         else:
             return
+
+
+def _pass(
+    m: Machine, one: Identity, at: dict[TensorTracker, TensorTracker | None], gradients: Sequence[TensorTracker | None], todo: Sequence[Any]
+) -> tuple[tuple[TensorTracker | None, ...] | None, None]:
+    """The gradients that go on behind a hooked identity, where they are others than the engine's."""
+    own = [None if tensor is None else at[tensor] for tensor in one.tensors]
+    found = one.run(m, own)
+    engine = dict(zip(todo, gradients, strict=True))
+    if found is None and all(tensor is None or at[tensor] is engine[tensor] for tensor in one.tensors):
+        return None, None
+    return tuple(found if found is not None else one.filled(m, own)), None
 
 
 @rule(torch.autograd.grad)
@@ -178,8 +225,8 @@ def grad(
     results = _tensors(m, name, outputs, "results")
     seeds = _seeds(m, name, grad_outputs, len(results))
     wanted = _tensors(m, name, inputs, "inputs")
-    if met := hooked_among(m, _ancestors(m, [m.recorder.input_node(result) for result in results])):  # type: ignore[attr-defined]
-        m.recorder.leave_hook(next(iter(met.values()))[0])  # type: ignore[attr-defined]
+    on_the_way = _ancestors(m, [m.recorder.input_node(result) for result in results])  # type: ignore[attr-defined]
+    _leave_hooks(m, hooked_among(m, on_the_way), identities_among(m, on_the_way, ()))
     create = _flag(m, create_graph, False)
     target = Gradients(False, _flag(m, retain_graph, create), create, _flag(m, allow_unused, False))
     _leaves(m, name, results, {id(tensor) for tensor in wanted})
@@ -272,7 +319,7 @@ def _record(
     seeds: Sequence[Any],
     inputs: Sequence[TensorTracker],
     order: list[int] | None = None,
-    replaced: tuple[Sequence[TensorTracker], Sequence[TensorTracker]] = ((), ()),
+    replaced: tuple[Sequence[TensorTracker], Sequence[Any]] = ((), ()),
 ) -> list[TensorTracker | None]:
     """The node, and a tracker per gradient."""
     recorder = m.recorder  # type: ignore[attr-defined]

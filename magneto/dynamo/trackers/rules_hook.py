@@ -35,6 +35,7 @@ class Hooked:
     hook: Tracker | None
     count: int
     reason: GraphBreak
+    of_function: bool = False  # `node` is a call of a custom autograd function, on which the hook is
 
 
 class HandleTracker(Tracker):
@@ -113,7 +114,7 @@ def hooked_among(m: Machine, nodes: set[fx.Node]) -> dict[TensorTracker, list[Ho
     recorder = m.recorder  # type: ignore[attr-defined]
     found: dict[TensorTracker, list[Hooked]] = {}
     for hooked in sorted(recorder.hooked, key=lambda one: one.hook is None):
-        if hooked.node in nodes:
+        if hooked.node in nodes and not hooked.of_function:
             if m.has_written(hooked.tensor) or hooked.tensor.node is not hooked.node:
                 recorder.leave_hook(hooked)
             found.setdefault(hooked.tensor, []).append(hooked)

@@ -119,14 +119,20 @@ def speaker(m: Machine, level: int, skipped: str = "") -> tuple[str, int, str, d
     because eager has frames in between that capture has not, or the frame is none of this region."""
     frames = m.frames  # type: ignore[attr-defined]
     depth = len(frames) - 1
+    engine = m.recorder.engine  # type: ignore[attr-defined]
     while depth >= 0:
+        if engine is not None and depth == engine[0]:
+            level -= engine[1]
+            if level < 0:
+                return None
         frame = frames[depth]
         if frame.code.co_filename != skipped:
             level -= 1
             if level < 0:
                 return (*frame.where(), frame.globals)
             owner = frame.locals[0] if frame.locals else None
-            if not frame.tail or (isinstance(owner, ModuleTracker) and frame.code.co_name == "forward"):
+            called = frame.tail or (engine is not None and depth == engine[0] + 1)  # by the frame below it, or by autograd's engine
+            if not called or (isinstance(owner, ModuleTracker) and frame.code.co_name == "forward"):
                 return None
         depth -= 1
     return None

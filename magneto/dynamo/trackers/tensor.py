@@ -17,6 +17,7 @@ from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.size import numel_of, sizes_of
+from magneto.graph.higher import Applied
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
@@ -248,21 +249,29 @@ def guard_leaf(m: Machine, v: TensorTracker) -> None:
 
 
 class GradFnTracker(Tracker):
-    """The grad_fn of a tensor that autograd computed: some object. Which one, only the finished region knows."""
+    """The grad_fn of a tensor that autograd computed: some object. Which one, only the finished region knows. `applied`: the call of a custom function that gives `of`."""
 
-    __slots__ = ("of",)
+    __slots__ = ("applied", "of")
 
     def __init__(self, of: TensorTracker) -> None:
         super().__init__()
         self.of = of
+        node = of.node if of.source is None else None
+        if node is not None and node.target is operator.getitem:
+            node = node.args[0]  # type: ignore[assignment]
+        self.applied = node if node is not None and isinstance(node.target, Applied) else None
 
     def python_type(self) -> type:
         return torch.autograd.graph.Node
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        if name in ("name", "register_hook") and self.applied is not None and not m.has_written(self.of):
+            return BoundMethodTracker(BuiltinTracker(getattr(torch._C._FunctionBase, name)), self)  # type: ignore[attr-defined]
         m.graph_break("B103", attribute=name, value=self.show())
 
     def emit(self, em: Emitter) -> str:
+        if self.of.node is not None and self.of.source is None:
+            em.shows_history = True
         return em.assign("grad_fn", f"{em.value(self.of)}.grad_fn", self)
 
     def show(self) -> str:

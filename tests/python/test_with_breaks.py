@@ -24,6 +24,7 @@ FILES = (
     "classes",
     "containers",
     "control",
+    "corners",
     "functions",
     "iteration",
     "new_syntax",

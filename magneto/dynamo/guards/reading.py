@@ -330,7 +330,11 @@ def read_base(source: Source, frame: Frame) -> Any:
         raise Unreadable from None
 
 
-_NUMBER_NAMES = {"math": math, **{name: getattr(builtins, name) for name in "abs float int round min max".split()}, "__builtins__": {}}
+_NUMBER_NAMES = {
+    "math": math,
+    **{name: getattr(builtins, name) for name in "abs float int round min max str bytes".split()},
+    "__builtins__": {},
+}
 
 
 def relation(condition: str) -> Callable[[Any], bool]:
@@ -339,7 +343,9 @@ def relation(condition: str) -> Callable[[Any], bool]:
 
     def check(value: Any) -> bool:
         try:
-            return (type(value) in (int, float) or type(value).__name__ == "ndarray") and holds(value) is True
+            return (type(value) in (int, float) or isinstance(value, (str, bytes)) or type(value).__name__ == "ndarray") and holds(
+                value
+            ) is True
         except (ArithmeticError, ValueError):
             return False
 

@@ -32,7 +32,7 @@ class Kind(Enum):
     NOT_MEMBER = "payload: Source; the object there is no element of the set"
     TYPE_VERSION = "payload: type; the class (and its bases) has not been modified since capture; source is Held(type)"
     STATE = "payload: (name, callable, args, expected); callable(*args) == expected: grad mode, autocast, default dtype...; source None"
-    RELATION = "payload: text of a condition on a number that decides something (or on the bytes of an array), {} for the value: it is True"
+    RELATION = "payload: text of a condition on a number that decides something (or on the bytes of an array, the text of a derived str), {} for the value: it is True"
     INT_RANGE = "payload: (low, high); value is an exact int within the closed range (None = open): dynamic sizes and ints"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from magneto import _C
@@ -132,7 +133,9 @@ class GeneratorRun:
         receiver = self.frame.stack[-1]
         if isinstance(receiver, trackers.GeneratorTracker):
             return receiver
-        if hasattr(receiver.python_type(), "throw") or hasattr(receiver.python_type(), "close"):
+        if any(hasattr(receiver.python_type(), name) for name in _ASKED) or isinstance(
+            receiver.python_type().__getattribute__, FunctionType
+        ):
             self.machine.graph_break("B108", value=receiver.show())
         return None
 
@@ -171,6 +174,7 @@ def _raised(m: SymbolicMachine, exc: Tracker) -> CapturedRaise:
         return raised
 
 
+_ASKED = ("throw", "close", "__getattr__")
 _OFFSET, _FUNCTION, _CODE, _DEPTH = -1, -2, -3, -4  # parts of a generator, as in csrc/guards.h
 
 

@@ -65,10 +65,25 @@ def let_go(m: M, f: SymFrame, old: Tracker | None, cell: bool = False) -> None:
         return
     if sum(slot is old for frame in m.frames for slot in (*frame.locals, *frame.stack)) > (not cell):  # another variable holds it still
         return
-    waited = hasattr(type(obj), "__del__") or any(ref.__callback__ is not None for ref in weakref.getweakrefs(obj))
+    waited = hasattr(type(obj), "__del__") or any(_tells(ref) for ref in weakref.getweakrefs(obj))
     alone = weakref.getweakrefcount(obj) > 0 if isinstance(old.source, Cell) else id(obj) in m.sole and f is m.frames[0]
     if waited or alone:
         m.end_behind(GraphBreak("B120", m.user_stack(), value=old.show()))
+
+
+def _tells(ref: Any) -> bool:
+    """Whether a weak reference has a callback; a proxy does not say."""
+    return not isinstance(ref, weakref.ReferenceType) or ref.__callback__ is not None
+
+
+def lose_temporaries(m: M) -> None:
+    """The region ends behind the instruction that used up an object with a finaliser which lay on the stack when the region began."""
+    held = {id(value) for frame in m.frames for value in (*frame.locals, *frame.stack)}
+    for value in m.mortal:
+        if id(value) not in held:
+            m.mortal = []
+            m.end_behind(GraphBreak("B120", m.user_stack(), value=value.show()))
+            return
 
 
 def _held_finaliser(container: trackers.SequenceTracker | trackers.DictTracker, depth: int = 3) -> str | None:

@@ -29,7 +29,7 @@ from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.assume import Assumption, Check, Place, branch_of, survives
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
-from magneto.dynamo.machine.lifetime import sole_holders
+from magneto.dynamo.machine.lifetime import lose_temporaries, sole_holders
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
@@ -98,6 +98,7 @@ class SymbolicMachine:
         self._tail = False
         self._behind: GraphBreak | None = None
         self.sole = sole_holders(state)
+        self.mortal: list[Tracker] = []  # what lay on the stack when the region began, and has a finaliser
         self.made: dict[int, Tracker] = {}  # by id: classes made here, and what stands in for values in their prototypes
         self.stand_ins: list[Any] = []
 
@@ -129,6 +130,8 @@ class SymbolicMachine:
         self.state = None
         self._handled_outside = None
         trackers.forget_prototypes(self.stand_ins)
+        for tracker in self.wrapped.values():
+            trackers.part_from_owner(tracker)
         for held in (self.wrapped, self.overlay, self.references, self.made, self.generators, self.memories, self.streams):
             held.clear()
         for kept in (self.stand_ins, self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs, self.draws):
@@ -145,6 +148,7 @@ class SymbolicMachine:
         frame.entry = list(frame.locals)
         frame.stack = [NULL if obj is self.null else self.wrap(obj, Stack(index)) for index, obj in enumerate(state.stack)]
         self.entry_stack = list(frame.stack)
+        self.mortal = [value for value in frame.stack if value is not NULL and trackers.has_finaliser(value.obj)]
         frame.jump(state.offset)
         return frame
 
@@ -180,6 +184,8 @@ class SymbolicMachine:
             try:
                 if self.count in self.forced:
                     self._forced_break(frame)
+                if self.mortal:
+                    lose_temporaries(self)
                 if self._behind is not None:
                     self._break(frame, self._behind)
                 if self.count > self.limit:

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import collections
 import contextlib
 import functools
 import gc
+import sys
 import time
 import traceback
+import types
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +51,7 @@ MAX_CHANGING = 100  # numbers that change at once and become inputs: more of the
 PLAIN_LIMIT = 3
 _SHOWN = {"print", "open", "input", "exit", "quit", "help", "breakpoint", "license", "credits", "copyright"}
 _OURS = {name: fn for name, fn in vars(builtins).items() if callable(fn) and not name.startswith("_") and name not in _SHOWN}
+_OUR_MODULES = (ast, builtins, collections, functools, sys, torch, types, weakref)
 _saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 
 
@@ -117,6 +123,8 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     context: Context = policy.payload
     if config.disable or any(getattr(builtins, name, None) is not fn for name, fn in _OURS.items()):
         return None  # switched off; or the program has replaced a built-in function that capture itself calls
+    if any(sys.modules.get(module.__name__) is not module for module in _OUR_MODULES):
+        return None  # what capture calls may import it
     mark = marks.mark_of(state.func) if state.offset == 0 else None
     if mark == marks.DISABLE:
         return _C.DISABLE_CODE
@@ -136,6 +144,11 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
             region = _compile(context, state, policy)
         except (GraphBreak, UserError):
             raise
+        except _Nothing as nothing:
+            if context.nopython and nothing.reason is not None:
+                raise nothing.reason from None
+            events.emit("fallback", what=state.code.co_qualname, reason=str(nothing))
+            return _C.SKIP_ENTRY
         except _BackendFailed as failed:
             raise failed.error from None
         except RecursionError:  # the program stands near its own limit, or nests its values deeply
@@ -161,6 +174,14 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class _Nothing(Exception):
+    """No part of the frame can be a region."""
+
+    def __init__(self, reason: GraphBreak | None) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class _BackendFailed(Exception):
@@ -237,6 +258,7 @@ def _joins(outer: Any, inner: Any) -> bool:
 
 def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
     joins = functools.partial(_joins, policy)
+    back = 1
     for _ in range(MAX_ATTEMPTS):
         machine = SymbolicMachine(
             state, forced, _C.UNBOUND, _C.NULL_, changing, joins, policy.payload.refuted, policy.payload.unknown_sizes
@@ -249,11 +271,15 @@ def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source],
             if again.reason is not None:
                 forget_frames(again.reason)
             previous = forced.get(again.count)
-            forced[again.count] = Forced(again.reason, again.interpret or previous is not None)
-            if previous is not None and previous.interpret:
-                raise MagnetoError(
-                    "I001", what=f"capture of {state.code.co_qualname} does not converge at instruction {again.count}"
-                ) from again
+            if previous is None or not previous.interpret:
+                forced[again.count] = Forced(again.reason, again.interpret or previous is not None)
+                continue
+            if again.count <= back:
+                raise _Nothing(again.reason) from None
+            forced[again.count - back] = Forced(
+                again.reason, True
+            )  # what cannot be rebuilt there (a value that contains itself) was made before
+            back *= 2
     raise MagnetoError("I001", what=f"capture of {state.code.co_qualname} needs more than {MAX_ATTEMPTS} attempts")
 
 

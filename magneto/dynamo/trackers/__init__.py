@@ -68,7 +68,7 @@ from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTra
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.membership import ObjectSet
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, has_finaliser, part_from_owner
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.reference import can_be_watched
 from magneto.dynamo.trackers.rules_exception import catches, match_group
@@ -181,12 +181,14 @@ __all__ = [
     "forget_prototypes",
     "from_value",
     "graph_argument",
+    "has_finaliser",
     "iterate",
     "join_memory",
     "join_views",
     "lower",
     "catches",
     "match_group",
+    "part_from_owner",
     "put_back",
     "next_or_none",
     "number_of",

@@ -8,6 +8,7 @@ import enum
 import functools
 import re
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
 _TUPLE_FIELD = type(collections.namedtuple("Probe", "field").field)  # type: ignore[attr-defined]  # noqa: PYI024
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _BUILTIN_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -71,6 +73,8 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
 
 def generic_get(m: Machine, v: Tracker, cls: type, name: str) -> Tracker | None:
     """object.__getattribute__(v, name) without __getattr__; None: absent."""
+    if name == "__class__" and cls in _PROXIES:
+        m.graph_break("B103", attribute=name, value=v.show())
     if name == "__class__" and not any(name in vars(base) for base in cls.__mro__[:-1]):
         return held(m, cls, cls.__name__)
     if name == "__dict__" and isinstance(v, ObjectTracker):
@@ -99,6 +103,9 @@ def bind_attr(m: Machine, raw: Any, v: Tracker, cls: type, name: str) -> Tracker
     if kind is classmethod:
         return BoundMethodTracker(held(m, raw.__func__, label), ClassTracker(cls))
     if kind in _BUILTIN_METHODS:
+        if not issubclass(cls, raw.__objclass__):
+            text = f"descriptor '{raw.__name__}' for '{raw.__objclass__.__name__}' objects doesn't apply to a '{cls.__name__}' object"
+            m.raise_exception(TypeError(text))
         return BoundMethodTracker(BuiltinTracker(raw), v)
     if isinstance(raw, property):
         if raw.fget is None:
@@ -305,7 +312,40 @@ def find_special(m: Machine, v: Tracker, name: str) -> Tracker | None:
     raw = find_in_type(m, cls, name)
     if raw is MISSING or raw is None:
         return None
+    if type(raw) is types.WrapperDescriptorType and not issubclass(cls, raw.__objclass__):  # it is called as it is
+        needed = f"requires a '{raw.__objclass__.__name__}' object but received a '{cls.__name__}'"
+        m.raise_exception(TypeError(f"descriptor '{raw.__name__}' {needed}"))
     return bind_attr(m, raw, v, cls, name)
 
 
-__all__ = ["bind_attr", "enum", "find_special", "generic_get", "generic_set", "get_attr", "no_attribute", "set_attr", "OpaqueTracker"]
+def user_method(m: Machine, v: Tracker, name: str) -> Any:
+    """The attribute of the type that gives the operation, where a program defined it; MISSING where it is that of the C class below, or absent."""
+    if not isinstance(v, (ObjectTracker, ClassTracker, SequenceTracker)):
+        return MISSING
+    cls = v.python_type()
+    raw = find_in_type(m, cls, name)
+    if raw is None and any(name in vars(base) for base in cls.__mro__):
+        return None  # `__add__ = None`: the class refuses the operation
+    if raw is None or (isinstance(raw, _BUILTIN_METHODS) and _inherited(cls, name, raw)):
+        return MISSING
+    return raw
+
+
+def _inherited(cls: type, name: str, raw: Any) -> bool:
+    """Whether C code is that of the nearest C class among the bases, and not put into a class of the program by an assignment."""
+    own = (vars(base)[name] for base in cls.__mro__ if getattr(vars(base).get(name), "__objclass__", None) is base)
+    return raw is next(own, None)
+
+
+__all__ = [
+    "bind_attr",
+    "enum",
+    "find_special",
+    "generic_get",
+    "generic_set",
+    "get_attr",
+    "no_attribute",
+    "set_attr",
+    "user_method",
+    "OpaqueTracker",
+]

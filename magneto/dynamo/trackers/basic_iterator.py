@@ -209,13 +209,13 @@ class ItemsIterator(IteratorTracker):
 
 
 class RangeIterator(IteratorTracker):
-    """Iterator over a constant range or str."""
+    """Iterator over a constant range, str or bytes; `of`: the instance of a derived class that holds the text, until the iterator is through."""
 
-    __slots__ = ("index", "values")
+    __slots__ = ("index", "of", "values")
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: Any, of: Tracker | None = None) -> None:
         super().__init__()
-        self.values = values
+        self.values, self.of = values, of
         self.index = 0
 
     def python_type(self) -> type:
@@ -223,12 +223,13 @@ class RangeIterator(IteratorTracker):
 
     def step(self, m: Machine) -> Tracker | None:
         if self.index >= len(self.values):
+            self.of = None
             return None
         self.index += 1
         return m.const(self.values[self.index - 1])
 
     def emit(self, em: Emitter) -> str:
-        name = em.assign("it", f"iter({em.const(self.values)})", self)
+        name = em.assign("it", f"iter({em.const(self.values) if self.of is None else em.value(self.of)})", self)
         if self.index:
             em.line(f"{name}.__setstate__({self.index})")
         return name

@@ -422,7 +422,11 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Tracker:
         if base in (int, float):
             built.payload = ConstTracker(value, Attr(source, "real"), None if isinstance(source, Held) else m)
         else:
-            _same(m, obj, source)
+            if base in (str, bytes) and isinstance(source, (Local, Stack)):  # perhaps of this call only: it must not be kept
+                text = repr(value).replace("{", "{{").replace("}", "}}")
+                m.guard(Kind.RELATION, source, f"{base.__name__}.__eq__({{}}, {text})")
+            else:
+                _same(m, obj, source)
             built.payload = ConstTracker(value)
     elif base in (set, frozenset):
         entries = {item: ConstTracker(item) for item in base.__iter__(obj) if is_constant(item)}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
-from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.basic_iterator import ItemsIterator
+from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker
+from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import prefer, rule
 from magneto.dynamo.trackers.plain import plain_all
@@ -43,6 +43,43 @@ class BytearrayTracker(Tracker):
         if self.source is not None:
             return em.source(self.source)
         return em.assign("data", f"bytearray({bytes(self.copy)!r})", self)
+
+
+class BytearrayIterator(IteratorTracker):
+    """Sees what changes while it runs."""
+
+    __slots__ = ("born", "index", "of")
+
+    def __init__(self, m: Machine, of: BytearrayTracker) -> None:
+        super().__init__()
+        self.of: BytearrayTracker | None = of
+        self.index = 0
+        self.born: int | None = m.count  # type: ignore[attr-defined]
+
+    def python_type(self) -> type:
+        return type(iter(bytearray()))
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.of is None:
+            return None
+        data = self.of.known()
+        if self.index >= len(data):
+            self.of = None
+            return None
+        self.index += 1
+        return m.const(data[self.index - 1])
+
+    def emit(self, em: Emitter) -> str:
+        if self.of is None:
+            name = em.assign("it", "iter(bytearray())", self)
+            em.line(f"next({name}, None)")
+            return name
+        if self.index > len(self.of.known()):  # __setstate__ would put it at the end
+            raise CannotEmit(self)
+        name = em.assign("it", f"iter({em.value(self.of)})", self)
+        if self.index:
+            em.line(f"{name}.__setstate__({self.index})")
+        return name
 
 
 _LOOK = (
@@ -119,9 +156,7 @@ def make(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
 
 @prefer(iter, BytearrayTracker)
 def iterator(m: Machine, v: BytearrayTracker) -> Any:
-    if v.source is not None:
-        m.graph_break("B110", value=v.show())  # it may change while it is iterated
-    return ItemsIterator([m.const(item) for item in v.known()], type(iter(v.copy)))
+    return BytearrayIterator(m, v)
 
 
 @rule(memoryview, ConstTracker)

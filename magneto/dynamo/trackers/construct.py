@@ -24,7 +24,7 @@ from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, guard_class, held
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, payload_of
 from magneto.dynamo.trackers.rules_numpy import construct_number
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def allocate(m: Machine, klass: ClassTracker, new: Any, args: Sequence[Tracker],
         elements = SetTracker(dict(given.entries), base)
         elements.real, elements.owner, made.payload = given.real, made, elements
     elif base in (int, float, complex, str, bytes):
-        made.payload = m.apply(base, *args, **kwargs)
+        made.payload = payload_of(m.apply(base, *args, **kwargs))
         if not isinstance(made.payload, ConstTracker):
             m.graph_break("B101", callee=cls.__qualname__, reason="its value is not constant")
     elif new is not object.__new__ and base is not types.SimpleNamespace:
@@ -242,10 +242,11 @@ def _new_of(m: Machine, cls: type) -> Any:
 
 def _refuse_arguments(m: Machine, cls: type) -> None:
     """object.__new__ with superfluous arguments."""
-    if _new_of(m, cls) is not object.__new__:
-        m.raise_exception(TypeError("object.__new__() takes exactly one argument (the type to instantiate)"))
-    if find_in_type(m, cls, "__init__") is object.__init__:
-        m.raise_exception(TypeError(f"{cls.__name__}() takes no arguments"))
+    guard_class(m, cls)
+    try:
+        object.__new__(cls, None)  # CPython decides by more than the class shows: `__new__` may have been deleted
+    except TypeError as error:
+        m.raise_exception(error)
 
 
 def exception_methods(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from magneto import _C
+from magneto.base.errors import GraphBreak
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Part, Peek, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
@@ -18,7 +19,7 @@ from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.iterator import ExistingGenerator, FilterIterator, MapIterator, ZipIterator, next_or_none
-from magneto.dynamo.trackers.object import instance_dict
+from magneto.dynamo.trackers.object import has_finaliser, instance_dict
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -70,6 +71,8 @@ class ExistingIterator(IteratorTracker):
             m.guard(Kind.ABSENT, source, None)
             m.effect(ADVANCE, self)
             self.finished = True
+            if has_finaliser(self.container):  # the iterator lets go of it
+                m.end_behind(GraphBreak("B120", m.user_stack(), value=f"{type(self.container).__name__} object"))  # type: ignore[attr-defined]
             return None
         except TypeError:  # the dictionary has changed, and the next step raises
             m.graph_break("B110", value=self.show())

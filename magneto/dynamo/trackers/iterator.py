@@ -233,6 +233,50 @@ class GetItemIterator(IteratorTracker):
         return name
 
 
+class ReversedIterator(IteratorTracker):
+    """reversed() of what has a length and items by number: both are asked for again as the iterator runs."""
+
+    __slots__ = ("born", "index", "of")
+
+    def __init__(self, m: Machine, of: Tracker, length: int) -> None:
+        super().__init__()
+        self.of: Tracker | None = of
+        self.index = length - 1
+        self.born: int | None = m.count  # type: ignore[attr-defined]
+
+    def python_type(self) -> type:
+        return reversed
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.of is None or self.index < 0:
+            return None
+        try:
+            item = m.apply(operator.getitem, self.of, m.const(self.index))
+        except Raised as raised:
+            if not raised.matches((IndexError, StopIteration)):
+                raise
+            self.of = None
+            return None
+        self.index -= 1
+        return item
+
+    def left(self, m: Machine) -> Tracker:
+        """What its `__length_hint__` says."""
+        if self.of is None:
+            return m.const(0)
+        position = m.const(self.index + 1)
+        return m.const(0) if m.truth(m.apply(operator.lt, m.apply(len, self.of), position)) else position
+
+    def emit(self, em: Emitter) -> str:
+        if self.of is not None and isinstance(
+            getattr(self.of.python_type(), "__len__", None), types.FunctionType
+        ):  # it would be asked once more
+            raise CannotEmit(self)
+        name = em.assign("it", f"reversed({em.value(self.of) if self.of is not None else repr('')})", self)
+        em.line(f"{name}.__setstate__({self.index})" if self.of is not None and self.index >= 0 else f"next({name}, None)")
+        return name
+
+
 class _Indexed:
     def __getitem__(self, index: int) -> int:
         raise IndexError

@@ -176,7 +176,7 @@ class DictTracker(Tracker):
         source = self.source
         assert source is not None
         read_before, self.entries = self.entries, {}
-        for index, (key, value) in enumerate(raw_items(self.obj)):
+        for index, (key, value) in enumerate(self._real_items()):
             token = object_token(key)
             if token in read_before:
                 self.entries[token] = read_before[token]
@@ -184,6 +184,15 @@ class DictTracker(Tracker):
                 self.entries[token] = (ConstTracker(key), Later(value, Item(source, key)))
             else:
                 self.entries[token] = (Later(key, KeyAt(source, index)), Later(value, Item(source, key)))
+
+    def _real_items(self) -> list[tuple[Any, Any]]:
+        try:
+            return raw_items(self.obj)
+        except KeyError:
+            assert self._machine is not None
+            self._machine.graph_break(
+                "B104", operation="a look", value=f"{self.show()}, an OrderedDict which methods of dict have changed,"
+            )
 
     @classmethod
     def of(cls, m: Machine, pairs: Iterable[tuple[Any, Tracker]], kind: type = dict) -> DictTracker:
@@ -230,7 +239,7 @@ class DictTracker(Tracker):
         self._listed = True
         m, source = self._machine, self.source or self.owner.source
         assert m is not None
-        keys = [key for key, _ in raw_items(self.obj)]
+        keys = [key for key, _ in self._real_items()]
         if all(is_constant(key) for key in keys):
             m.guard(Kind.KEYS, source, tuple(keys))
             return

@@ -28,6 +28,11 @@ def instance_dict(obj: Any) -> dict[str, Any] | None:
     return found if type(found) is dict else None
 
 
+def has_finaliser(obj: Any) -> bool:
+    """Whether the object's death runs code of its class. (Generators have a way of their own to end.)"""
+    return hasattr(type(obj), "__del__") and type(obj) is not types.GeneratorType
+
+
 class InstanceDictTracker(DictTracker):
     """The __dict__ of an instance made here: outside it is the instance's own."""
 
@@ -164,6 +169,13 @@ class ObjectTracker(Tracker):
 def payload_of(v: Tracker) -> Tracker:
     """The built-in value inside an instance of its subclass."""
     return v.payload if isinstance(v, ObjectTracker) and v.payload is not None else v
+
+
+def part_from_owner(v: Tracker) -> None:
+    """The instance and the built-in container inside know each other; capture is over, and the object shall not wait for a collection of garbage."""
+    payload = getattr(v, "payload", None)
+    if isinstance(payload, (DictTracker, SetTracker)):
+        payload.owner = payload
 
 
 class IdTracker(Tracker):

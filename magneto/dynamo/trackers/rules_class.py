@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.trackers.attributes import user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -19,7 +20,7 @@ from magneto.dynamo.trackers.function import CODE_RULES, BoundMethodTracker, Fun
 from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.plain import plain_all
-from magneto.dynamo.trackers.rules_operator import ask, same, user_method
+from magneto.dynamo.trackers.rules_operator import ask, same
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.basic_iterator import (
     DictIterator,
@@ -30,7 +30,7 @@ from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, equal_keys
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.rules_length import expected
-from magneto.dynamo.trackers.rules_operator import same, user_method
+from magneto.dynamo.trackers.rules_operator import same
 from magneto.dynamo.trackers.size import size_at
 from magneto.dynamo.trackers.tensor import TensorTracker
 
@@ -343,6 +343,14 @@ def dict_items(m: Machine, v: DictTracker) -> Tracker:
     return DictViewTracker(v, "items")
 
 
+@rule((dict.pop, dict.popitem), DictTracker)
+def past_the_order(m: Machine, v: DictTracker, *args: Tracker) -> Any:
+    """A method of dict on an OrderedDict leaves its order behind, and what it then does is CPython's."""
+    if issubclass(v.owner.python_type(), ODict):
+        m.graph_break("B107", value=v.show(), reason="its order does not follow")
+    return NotImplemented
+
+
 @rule((dict.pop, ODict.pop), DictTracker, Tracker)
 def dict_pop(m: Machine, v: DictTracker, key: Tracker, *default: Tracker, **named: Tracker) -> Any:
     found = v.get(m, key)
@@ -436,7 +444,8 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
     if isinstance(v, (ObjectTracker, ClassTracker)):
         method = find_special(m, v, "__iter__")
         if isinstance(payload_of(v), ConstTracker) and user_method(m, v, "__iter__") is MISSING:
-            return m.apply(iter, payload_of(v))
+            text = payload_of(v).read()  # type: ignore[attr-defined]
+            return RangeIterator(text, v) if isinstance(text, (str, bytes)) else m.apply(iter, payload_of(v))
         if method is not None and not _is_none(method):
             made = m.call(method, [], {})
             if not hasattr(made.python_type(), "__next__"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import BuiltinTracker, FunctionTracker
-from magneto.dynamo.trackers.klass import ClassTracker, held
+from magneto.dynamo.trackers.klass import ClassTracker, heap_bases, held
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -93,6 +94,8 @@ def _class_of(m: Machine, v: Tracker) -> Tracker:
 
 def _state(m: Machine, v: Tracker) -> Tracker:
     """The instance dictionary of a subclass, None otherwise."""
+    if any(type(raw) is types.MemberDescriptorType for base in heap_bases(v.python_type()) for raw in vars(base).values()):
+        m.graph_break("B104", operation="copy", value=f"{v.show()}, whose class has slots")
     attrs = v.attrs(m) if isinstance(v, ObjectTracker) else v.namespace() if isinstance(v, DictTracker) else None
     return attrs if attrs is not None and attrs.length() else m.const(None)
 

@@ -38,6 +38,7 @@ from magneto.dynamo.trackers.iterator import (
     FilterIterator,
     GeneratorTracker,
     MapIterator,
+    ReversedIterator,
     SteppedIterator,
     ZipIterator,
     iterate,
@@ -210,14 +211,15 @@ def reversed_(m: Machine, v: Tracker) -> Any:
         return RangeIterator(v.read()[::-1])
     if isinstance(v, SequenceTracker):
         return _ReversedDeque(ListTracker(v.items(m)[::-1]))
-    if isinstance(v, ObjectTracker):
-        length = m.apply(len, v).try_const()
-        assert length is not None
-        return ItemsIterator([m.apply(operator.getitem, v, m.const(i)) for i in range(length.value - 1, -1, -1)])
     cls = v.python_type()
-    if not hasattr(cls, "__reversed__") and not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")):
+    if hasattr(cls, "__reversed__"):
+        return ItemsIterator(iterate(m, v)[::-1])
+    if not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")):
         m.raise_exception(TypeError(f"'{cls.__name__}' object is not reversible"))
-    return ItemsIterator(iterate(m, v)[::-1])
+    length = m.apply(len, v).try_const()
+    if length is None:
+        m.graph_break("B104", operation="reversed()", value=v.show())
+    return ReversedIterator(m, v, length.value)
 
 
 @rule(sorted, Tracker)
@@ -419,9 +421,17 @@ def groupby(m: Machine, iterable: Tracker, key: Tracker | None = None) -> Any:
 
 @rule(itertools.tee, Tracker)
 def tee(m: Machine, items: Tracker, n: Tracker | None = None) -> Any:
+    """A tee of a tee is asked of the real one that stands behind it: what it shares depends on the version of Python."""
     const = n.try_const() if n is not None else None
-    shared = itertools.tee(remaining(m, m.apply(iter, items)), const.value if const is not None else 2)
-    return TupleTracker([SteppedIterator(m, type(part), part) for part in shared])
+    it = m.apply(iter, items)
+    known = it.steps if isinstance(it, SteppedIterator) and it.kind is _TEE else None
+    if known is None and hasattr(it.python_type(), "__copy__"):
+        return NotImplemented  # it is copied
+    shared = itertools.tee(known or remaining(m, it), const.value if const is not None else 2)
+    return TupleTracker([it if part is known else SteppedIterator(m, _TEE, part) for part in shared])
+
+
+_TEE = type(itertools.tee(())[0])
 
 
 @rule(operator.itemgetter, Tracker)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.dispatch import rule
-from magneto.dynamo.trackers.iterator import drain, iterate
+from magneto.dynamo.trackers.iterator import ReversedIterator, drain, iterate
 from magneto.dynamo.trackers.object import ObjectTracker
-from magneto.dynamo.trackers.rules_operator import user_method
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -24,6 +23,16 @@ def expected(m: Machine, v: Tracker) -> list[Tracker]:
     iterator = m.apply(iter, v)
     m.apply(operator.length_hint, v)
     return drain(m, iterator, v)
+
+
+@rule(operator.length_hint, ReversedIterator)
+def left(m: Machine, v: ReversedIterator, default: Tracker | None = None) -> Any:
+    try:
+        return v.left(m)
+    except Raised as raised:
+        if not raised.matches(TypeError):
+            raise
+        return default or m.const(0)
 
 
 @rule(operator.length_hint, ObjectTracker)

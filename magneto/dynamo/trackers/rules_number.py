@@ -6,7 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
-from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
@@ -15,7 +15,7 @@ from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import SetTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, payload_of
-from magneto.dynamo.trackers.rules_operator import ask, user_method
+from magneto.dynamo.trackers.rules_operator import ask
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -35,8 +35,17 @@ def _conversion(fn: Any) -> None:
         for name in _METHODS[fn] if not args else ():
             if user_method(m, v, name) is not MISSING:
                 found = ask(m, v, name)
+                if fn is bytes:
+                    return _bytes(m, found or m.const(None))
                 return found if found is not None and found.python_type() is fn else apply(m, fn, [found or m.const(None)], {})
         return apply(m, fn, [v.payload, *args], {}) if v.payload is not None else _no_number(m, fn, v)
+
+
+def _bytes(m: Machine, found: Tracker) -> Tracker:
+    """What `__bytes__` gives, as it is."""
+    if not issubclass(found.python_type(), bytes):
+        m.raise_exception(TypeError(f"__bytes__ returned non-bytes (type {found.python_type().__name__})"))
+    return found
 
 
 def _no_number(m: Machine, fn: Any, v: Tracker) -> Any:

@@ -13,7 +13,7 @@ import torch
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.array import ArrayTracker
-from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar, same_constant
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
@@ -77,17 +77,6 @@ def tensor_operand(v: Tracker) -> bool:
     if isinstance(v, (TensorTracker, SizeTracker)):
         return True
     return isinstance(v, ConstTracker) and (isinstance(v.read(), _NUMBERS) or (is_numpy_scalar(v.value) and hasattr(v.value, "item")))
-
-
-def user_method(m: Machine, v: Tracker, name: str) -> Any:
-    """The attribute of the type that gives the operation, where a program defined it; MISSING where it is C code, or absent."""
-    if not isinstance(v, (ObjectTracker, ClassTracker, SequenceTracker)):
-        return MISSING
-    cls = v.python_type()
-    raw = find_in_type(m, cls, name)
-    if raw is None and any(name in vars(base) for base in cls.__mro__):
-        return None  # `__add__ = None`: the class refuses the operation
-    return MISSING if raw is None or isinstance(raw, (types.WrapperDescriptorType, types.MethodDescriptorType)) else raw
 
 
 def ask(m: Machine, v: Tracker, name: str, *args: Tracker) -> Tracker | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
@@ -18,7 +18,6 @@ from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
-from magneto.dynamo.trackers.rules_operator import user_method
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:

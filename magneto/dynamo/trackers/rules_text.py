@@ -7,8 +7,9 @@ import operator
 import types
 from typing import TYPE_CHECKING, Any
 
-from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
+from magneto.dynamo.trackers.bytearray import BytearrayTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
@@ -20,7 +21,6 @@ from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.plain import plain
-from magneto.dynamo.trackers.rules_operator import user_method
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -286,6 +286,8 @@ def str_format(m: Machine, v: ConstTracker, /, *args: Tracker, **kwargs: Tracker
 @rule((str.__mod__, bytes.__mod__), ConstTracker, Tracker)
 def percent(m: Machine, v: ConstTracker, arg: Tracker) -> Any:
     inner = payload_of(arg)
+    if isinstance(arg, BytearrayTracker):
+        return fold(m, operator.mod, (v, ConstTracker(arg.known())), {})
     if issubclass(arg.python_type(), tuple):
         real: Any = tuple(shown(m, item, _Shown) for item in iterate(m, inner))
     elif isinstance(inner, DictTracker):

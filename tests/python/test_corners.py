@@ -1,0 +1,262 @@
+"""Corners of the built-in types that CPython's own tests ask about: what is asked again while it changes, classes with operators of other classes."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import operator
+import sys
+import weakref
+from typing import Any
+
+import pytest
+
+from tests.python.programs import Program, Programs, check
+
+programs = Programs()
+
+
+@programs.add()
+def bytearray_changes_while_iterated(x: Any) -> Any:
+    data = bytearray(b"ab")
+    running, late, empty = iter(data), iter(data), iter(data)
+    found = [*running]
+    next(late)
+    data.append(9)
+    found.extend([list(running), list(late), list(empty)])
+    hinted = iter(data)
+    next(hinted)
+    data.clear()
+    return x + 1, found, list(hinted), type(running).__name__
+
+
+@programs.add()
+def reversed_asks_again(x: Any) -> Any:
+    data = bytearray(b"abc")
+    backwards = reversed(data)
+    first = next(backwards)
+    data.clear()
+    return x + 1, first, list(backwards), type(backwards), type(reversed("ab"))
+
+
+class LosesItsLength:
+    called = False
+
+    def __len__(self) -> int:
+        if not self.called:
+            self.called = True
+            return 10
+        raise ZeroDivisionError
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@programs.add(graphs=None)
+def hint_asks_for_the_length(x: Any) -> Any:
+    try:
+        return operator.length_hint(reversed(LosesItsLength()))
+    except ZeroDivisionError as error:
+        return x + 1, repr(error)
+
+
+class Derived(bytes):
+    pass
+
+
+class GivesBytes:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __bytes__(self) -> Any:
+        return self.value
+
+
+@programs.add()
+def bytes_of_an_object(x: Any) -> Any:
+    found: list[Any] = [type(bytes(GivesBytes(Derived(b"abc")))), Derived(GivesBytes(b"abc"))]  # type: ignore[arg-type]
+    for wrong in ("text", None, 3):
+        try:
+            bytes(GivesBytes(wrong))
+        except TypeError as error:
+            found.append(str(error))
+    return x + 1, found
+
+
+@programs.add()
+def percent_of_a_bytearray(x: Any) -> Any:
+    try:
+        b"no format" % bytearray(b"1")  # type: ignore[str-bytes-safe]
+    except TypeError as error:
+        return x + 1, str(error), b"%s" % bytearray(b"1"), "abc" % bytearray(b"1")  # type: ignore[str-format]  # noqa: UP031
+
+
+@programs.add()
+def tee_of_a_tee(x: Any) -> Any:
+    first, second = itertools.tee("abc")
+    third, fourth = itertools.tee(first)
+    return x + 1, third is first, [next(first), next(third), next(fourth), next(second)]
+
+
+@programs.add(graphs=None)
+def proxy_has_the_class_of_its_object(x: Any) -> Any:
+    first, second = itertools.tee("abc")
+    proxy = weakref.proxy(first)
+    known = proxy.__class__ is type(second)
+    del first
+    try:
+        return proxy.__class__
+    except ReferenceError:
+        return x + 1, known
+
+
+def _dies_after(walk: Any, kind: type) -> bool:
+    done = False
+
+    class Mortal(kind):  # type: ignore[misc]
+        def __del__(self) -> None:
+            nonlocal done
+            done = True
+
+    it = walk(Mortal())
+    try:
+        next(it)
+    except StopIteration:
+        pass
+    return done
+
+
+@programs.add(graphs=None, again=False)
+def iterator_lets_go_at_its_end(x: Any) -> Any:
+    return x + 1, [_dies_after(walk, kind) for walk, kind in ((iter, bytes), (reversed, str), (iter, list))]
+
+
+@programs.add(graphs=None, again=False)
+def operators_of_another_class(x: Any) -> Any:
+    class Odd(int):
+        __eq__ = str.__eq__  # type: ignore[assignment]
+        __add__ = str.__add__  # type: ignore[assignment]
+        __hash__ = object.__hash__  # type: ignore[assignment]
+
+    class Table(dict):  # type: ignore[type-arg]
+        __neg__ = dict.copy
+
+    found: list[Any] = []
+    for operation in (operator.eq, operator.add):
+        try:
+            operation(Odd(3), Odd(3))
+        except TypeError as error:
+            found.append(str(error))
+    return x + 1, found, hash(Odd(3)) == 3, -Table(a=1)
+
+
+@programs.add(graphs=None, again=False)
+def constructor_given_back(x: Any) -> Any:
+    class A:
+        def __new__(cls, *args: Any) -> Any:
+            raise AssertionError
+
+    class B(A):
+        __new__ = object.__new__  # type: ignore[assignment]
+
+        def __init__(self, foo: int) -> None:
+            self.foo = foo
+
+    found: list[Any] = [B(3).foo]
+    del B.__new__
+    try:
+        B(3)
+    except AssertionError as error:
+        found.append(repr(error))
+    del A.__new__
+    try:
+        found.append(B(3).foo)
+    except TypeError as error:
+        found.append(str(error))
+    return x + 1, found
+
+
+@programs.add(graphs=None)
+def methods_of_dict_on_an_ordered_one(x: Any) -> Any:
+    found = []
+    for method in (lambda d: dict.pop(d, "spam"), dict.popitem):
+        table: Any = collections.OrderedDict(spam=1, ham=2)
+        method(table)
+        try:
+            repr(table)
+        except KeyError as error:
+            found.append(str(error))
+    return x + 1, found
+
+
+class Slotted(collections.OrderedDict):  # type: ignore[type-arg]
+    __slots__ = ("x", "y")
+
+
+@programs.add(graphs=None)
+def slots_are_copied(x: Any) -> Any:
+    table: Any = Slotted(c=1)
+    table.x, table.z = ["x"], ["z"]
+    one, two = copy.copy(table), copy.deepcopy(table)
+    return x + 1, one.x is table.x, one.z is table.z, two.x, two.x is table.x, hasattr(one, "y"), type(two)
+
+
+class Broken:
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+    def __getattr__(self, name: str) -> Any:
+        raise ZeroDivisionError
+
+
+@programs.add(graphs=None)
+def closing_a_generator_asks_its_delegate(x: Any) -> Any:
+    def gives() -> Any:
+        yield from Broken()
+
+    found: list[Any] = []
+    before, sys.unraisablehook = sys.unraisablehook, lambda told: found.append(told.exc_type)
+    try:
+        generator = gives()
+        next(generator)
+        generator.close()
+    finally:
+        sys.unraisablehook = before
+    return x + 1, found
+
+
+class Shown:
+    value: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class DerivedSet(frozenset):  # type: ignore[type-arg]
+    pass
+
+
+@programs.add(graphs=None)
+def frozen_set_that_contains_itself(x: Any) -> Any:
+    shown = Shown()
+    elements = DerivedSet([shown])
+    shown.value = elements
+    return x + 1, repr(elements)
+
+
+class Text(str):
+    pass
+
+
+@programs.add(Text("a{b}c"), graphs=None)
+def text_of_a_derived_class(text: Any) -> Any:
+    return text + "!", text.upper(), list(text), type(text).__name__
+
+
+@pytest.mark.parametrize("program", programs, ids=programs.ids())
+def test_same(program: Program) -> None:
+    check(program)

@@ -346,7 +346,7 @@ def relation(condition: str) -> Callable[[Any], bool]:
             return (type(value) in (int, float) or isinstance(value, (str, bytes)) or type(value).__name__ == "ndarray") and holds(
                 value
             ) is True
-        except (ArithmeticError, ValueError):
+        except (ArithmeticError, TypeError, ValueError):
             return False
 
     return check

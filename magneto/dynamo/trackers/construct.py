@@ -244,7 +244,7 @@ def _refuse_arguments(m: Machine, cls: type) -> None:
     """object.__new__ with superfluous arguments."""
     guard_class(m, cls)
     try:
-        object.__new__(cls, None)  # CPython decides by more than the class shows: `__new__` may have been deleted
+        object.__new__(cls, None)  # type: ignore[call-arg]  # CPython decides by more than the class shows: `__new__` may have been deleted
     except TypeError as error:
         m.raise_exception(error)
 

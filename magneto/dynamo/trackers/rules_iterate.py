@@ -431,7 +431,7 @@ def tee(m: Machine, items: Tracker, n: Tracker | None = None) -> Any:
     return TupleTracker([it if part is known else SteppedIterator(m, _TEE, part) for part in shared])
 
 
-_TEE = type(itertools.tee(())[0])
+_TEE: Any = type(itertools.tee(())[0])
 
 
 @rule(operator.itemgetter, Tracker)

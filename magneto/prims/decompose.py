@@ -84,6 +84,7 @@ class _Decomposition:
         row = self.row_of(target)
         if row is None or _is_random(target):
             return self.library(node)
+        self.b.wanted = frozenset(user.args[1] for user in node.users if user.target is operator.getitem)
         args = [self.value(arg) for arg in node.args]
         kwargs = {key: self.value(arg) for key, arg in node.kwargs.items()}
         try:

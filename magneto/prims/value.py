@@ -30,6 +30,7 @@ class Builder:
         self.stack: Any = None
         self.known: dict[Any, Value] = {}
         self.late = False
+        self.wanted: frozenset[Any] = frozenset()  # of an operation with several results: the positions of those that somebody reads
 
     def emit(self, name: str, *args: Any) -> Value:
         """One prim node of a single result."""

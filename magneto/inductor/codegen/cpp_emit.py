@@ -8,6 +8,7 @@ checked: a bad one sets a bit of `status` and is replaced by 0, so that nothing 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,9 @@ from magneto.inductor.codegen.cpp_nest import TILE
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
-from magneto.symbolic import Expr, Sym, to_c
+from magneto.symbolic import Add, Expr, Sym, add, mul, to_c
 
+NARROW = 1 << 31
 BAD_INDEX, ZERO_DIVISION = 1, 2
 """Bits of a kernel's result."""
 
@@ -183,7 +185,7 @@ class Emitter:
         except KeyError:
             raise CannotEmit(f"buffer {load.buffer} is not a parameter of the kernel") from None
         array = "" if mask else self.turned.get(load, "")
-        place = self.index(load.index, mask, depth) if not array else f"(j0 - tlo) * {TILE} + j1 - vlo"
+        place = self._address(load.index, mask, depth) if not array else f"(j0 - tlo) * {TILE} + j1 - vlo"
         text = from_memory(f"{array or pointer}[{place}]", load.dtype)
         return f"{mask} ? {text} : 0" if mask else text
 
@@ -193,6 +195,28 @@ class Emitter:
             s: self._computed_index(s, mask) for s in sorted((s for s in index.free if isinstance(s, Indirect)), key=lambda s: s.key)
         }
         return to_c(index, lambda s: computed[s] if isinstance(s, Indirect) else self.variables[s])
+
+    def _address(self, index: Expr, mask: str, depth: int) -> str:
+        """As `index`; what moves irregularly along the innermost loop is computed in 32 bits, which is what makes it a gather of the vector unit."""
+        terms = index.terms if isinstance(index, Add) else ((index, 1),)
+        innermost = {s for s, d in self.depths.items() if d == len(self.scopes) - 1}
+        moving = [(t, c) for t, c in terms if not innermost.isdisjoint(t.free)]
+        if depth == len(self.scopes) - 1 and any(not isinstance(t, Sym) for t, _ in moving):
+            part = add(0, 0, *(mul(t, c) for t, c in moving))
+            if text := self._narrow(part):
+                return f"{self.index(index - part, mask, depth)} + (i64)({text})"
+        return self.index(index, mask, depth)
+
+    def _narrow(self, index: Expr) -> str:
+        """C text of an index expression in 32 bits; empty where something in it might not fit, or is read from memory."""
+        work: list[Expr] = [index]
+        while work:
+            part = work.pop()
+            if part.lo is None or part.hi is None or part.lo <= -NARROW or part.hi >= NARROW or isinstance(part, Indirect):
+                return ""
+            work.extend(part.children())
+        text = to_c(index, lambda s: f"(i32){self.variables[s]}")
+        return re.sub(r"\bmg_(min|max|floordiv|floormod)\(", r"mg_\1_i32(", text)
 
     def _computed_index(self, symbol: Indirect, mask: str) -> str:
         depth = max(self.depth(symbol.value), self._mask_depths.get(mask, 0))

@@ -69,6 +69,10 @@ MG_INLINE i64 mg_floordiv(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0
 MG_INLINE i64 mg_floormod(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
 MG_INLINE i64 mg_min(i64 a, i64 b) { return a < b ? a : b; }
 MG_INLINE i64 mg_max(i64 a, i64 b) { return a > b ? a : b; }
+MG_INLINE i32 mg_floordiv_i32(i32 a, i32 b) { i32 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
+MG_INLINE i32 mg_floormod_i32(i32 a, i32 b) { i32 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
+MG_INLINE i32 mg_min_i32(i32 a, i32 b) { return a < b ? a : b; }
+MG_INLINE i32 mg_max_i32(i32 a, i32 b) { return a > b ? a : b; }
 MG_INLINE i64 mg_idivs(i64 a, i64 b) { return b == -1 ? (i64)(0 - (u64)a) : a / b; }
 MG_INLINE i64 mg_imods(i64 a, i64 b) { return b == -1 ? 0 : a % b; }
 MG_INLINE i64 mg_ifloordiv(i64 a, i64 b) { i64 q = mg_idivs(a, b); return q - ((mg_imods(a, b) != 0) & ((a < 0) != (b < 0))); }

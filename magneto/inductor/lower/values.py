@@ -8,7 +8,7 @@ import torch
 
 from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Scalar, Value
 from magneto.symbolic import Const as IntConst
-from magneto.symbolic import Expr, add, compare, conj, mul
+from magneto.symbolic import Expr, add, compare, conj, maximum, minimum, mul
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 INT32_LIMIT = 2**31
@@ -63,6 +63,8 @@ def _fold_index(name: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value
         return index_value(a - b, dtype)
     if name == "mul":
         return index_value(mul(a, b), dtype)
+    if name in ("minimum", "maximum"):
+        return index_value(minimum(a, b) if name == "minimum" else maximum(a, b), dtype)
     return None
 
 

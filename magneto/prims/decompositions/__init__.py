@@ -11,6 +11,7 @@ from magneto.prims.decompositions import (
     losses,
     norms,
     pointwise,
+    pooling,
     rearranging,
     reductions,
     special,
@@ -18,7 +19,7 @@ from magneto.prims.decompositions import (
 )
 from magneto.prims.decompositions.rows import LIBRARY, Row
 
-FAMILIES = (pointwise, activations, special, reductions, norms, views, rearranging, indexing, factories, losses, foreach, fused)
+FAMILIES = (pointwise, activations, special, reductions, norms, views, rearranging, indexing, factories, losses, pooling, foreach, fused)
 
 DECOMPOSITIONS: dict[str, Row] = {name: fn for family in FAMILIES for name, fn in family.ROWS.items()}
 

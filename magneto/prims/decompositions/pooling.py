@@ -1,0 +1,160 @@
+"""Decompositions of pooling over small windows (a maximum or a sum of strided slices) and of nearest-neighbour enlargement by whole factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magneto.graph.promotion import compute_type
+from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.rows import LIBRARY
+from magneto.prims.value import Builder, Value
+
+ROWS, row = rule_table()
+
+MOST_TAPS = 16  # elements of a window: longer chains than this do not fit one loop
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    return (values[0], values[-1])
+
+
+class _Windows:
+    """The windows of one pooling over the last two dimensions: `count` of them per dimension; padding where one reaches beyond the input."""
+
+    def __init__(self, x: Value, size: Sequence[int], step: Sequence[int], pad: Sequence[int], ceil_mode: bool) -> None:
+        self.x, self.size, self.step, self.pad = x, _pair(size), _pair(step or size), _pair(pad)
+        self.axes = (x.ndim - 2, x.ndim - 1)
+        self.inputs = x.shape[-2:]
+        self.count = tuple(self._count(d, ceil_mode) for d in (0, 1))
+        self.beyond = any(self._reach(d) > self.inputs[d] + 2 * self.pad[d] for d in (0, 1))
+
+    def _count(self, d: int, ceil_mode: bool) -> int:
+        rest = self.inputs[d] + 2 * self.pad[d] - self.size[d]
+        count = (rest + (self.step[d] - 1 if ceil_mode else 0)) // self.step[d] + 1
+        return count - 1 if ceil_mode and (count - 1) * self.step[d] >= self.inputs[d] + self.pad[d] else count
+
+    def _reach(self, d: int) -> int:
+        """Where the last window ends, counted from the first padded element."""
+        return (self.count[d] - 1) * self.step[d] + self.size[d]
+
+    def fit(self) -> bool:
+        return self.size[0] * self.size[1] <= MOST_TAPS and min(self.count) > 0 and self.x.numel() > 0
+
+    def taps(self) -> list[Value]:
+        """Per element of a window, in order of rows, the values of all windows there; zeros beyond the edges."""
+        lo, hi = [0] * self.x.ndim, [0] * self.x.ndim
+        for d, axis in enumerate(self.axes):
+            lo[axis], hi[axis] = self.pad[d], max(0, self._reach(d) - self.inputs[d] - self.pad[d])
+        x = self.x
+        if any(lo) or any(hi):
+            x = x.b.emit("pad", x, tuple(lo), tuple(hi), 0.0)
+        return [self._along(self._along(x, 0, i), 1, j) for i in range(self.size[0]) for j in range(self.size[1])]
+
+    def nearest(self) -> list[Value]:
+        """As `taps`, with the nearest element of the input (which every window has) in place of those beyond its edges: no mask is needed."""
+        x = self.x
+        return [self._nearest(self._nearest(x, 0, i), 1, j) for i in range(self.size[0]) for j in range(self.size[1])]
+
+    def _nearest(self, x: Value, d: int, start: int) -> Value:
+        first, last = start - self.pad[d], start - self.pad[d] + (self.count[d] - 1) * self.step[d]
+        if first >= 0 and last < self.inputs[d]:
+            return x.narrow(self.axes[d], first, last + 1, self.step[d])
+        index = x.b.iota(self.count[d]) * self.step[d] + first
+        index = index.maximum(0) if first < 0 else index
+        index = index.minimum(self.inputs[d] - 1) if last >= self.inputs[d] else index
+        return x.b.emit("index_select", x, self.axes[d], index)
+
+    def _along(self, x: Value, d: int, start: int) -> Value:
+        return x.narrow(self.axes[d], start, start + (self.count[d] - 1) * self.step[d] + 1, self.step[d])
+
+    def inside(self, d: int) -> Value:
+        """How many elements of each window along a dimension are of the input."""
+        first = self.x.b.iota(self.count[d]) * self.step[d] - self.pad[d]
+        return (first + self.size[d]).minimum(self.inputs[d]) - first.maximum(0)
+
+
+@row("max_pool2d_with_indices.default")
+def _max_pool(
+    b: Builder,
+    x: Value,
+    size: Sequence[int],
+    step: Sequence[int] = (),
+    pad: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> Any:
+    """Only where nobody asks for the indices. Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.)"""
+    windows = _Windows(x, size, step, pad, ceil_mode)
+    if b.wanted != {0} or any(d != 1 for d in dilation) or not windows.fit() or x.dtype is torch.bool:
+        return LIBRARY
+    first, *rest = windows.nearest()
+    for value in rest:
+        first = value.maximum(first)
+    return first, None
+
+
+@row("avg_pool2d.default")
+def _avg_pool(
+    b: Builder,
+    x: Value,
+    size: Sequence[int],
+    step: Sequence[int] = (),
+    pad: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Any:
+    windows = _Windows(x, size, step, pad, ceil_mode)
+    if not windows.fit() or not x.dtype.is_floating_point or divisor == 0:
+        return LIBRARY
+    if windows.beyond and count_include_pad and divisor is None:
+        return LIBRARY
+    dtype = compute_type(x.dtype)
+    total, *rest = (tap.to(dtype) for tap in windows.taps())
+    for value in rest:
+        total = total + value
+    if divisor is not None or count_include_pad or not (any(windows.pad) or windows.beyond):
+        return (total / float(divisor or windows.size[0] * windows.size[1])).to(x.dtype)
+    rows, columns = (windows.inside(d).along(windows.count, (d,)) for d in (0, 1))
+    return (total / (rows * columns).to(dtype).broadcast(total.shape)).to(x.dtype)
+
+
+def _sources(inputs: int, outputs: int, scale: float | None) -> list[int]:
+    """Which element each result is taken from, as the library computes it in single precision."""
+    ratio = torch.tensor(1.0 / scale if scale else inputs / outputs, dtype=torch.float32)
+    found = (torch.arange(outputs, dtype=torch.float32) * ratio).floor().clamp(max=inputs - 1)
+    return found.int().tolist()
+
+
+def _enlarged(x: Value, size: Sequence[int], scales: Sequence[float | None]) -> Any:
+    lead = x.ndim - len(size)
+    shape: list[int] = list(x.shape[:lead])
+    dims = list(range(lead))
+    for inputs, outputs, scale in zip(x.shape[lead:], size, scales, strict=True):
+        if outputs % inputs or _sources(inputs, outputs, scale) != [k // (outputs // inputs) for k in range(outputs)]:
+            return LIBRARY
+        dims.append(len(shape))
+        shape += [inputs, outputs // inputs]
+    return x.along(shape, dims).reshape((*x.shape[:lead], *size))
+
+
+def _nearest(dims: int) -> Any:
+    def with_size(b: Builder, x: Value, size: Sequence[int], *scales: float | None) -> Any:
+        return _enlarged(x, size, [*scales, *[None] * (dims - len(scales))]) if x.numel() else LIBRARY
+
+    def with_factors(b: Builder, x: Value, size: Sequence[int] | None, factors: Sequence[float] | None) -> Any:
+        if not x.numel():
+            return LIBRARY
+        if size is None:
+            assert factors is not None
+            return _enlarged(x, [int(s * f) for s, f in zip(x.shape[-dims:], factors, strict=True)], factors)
+        return _enlarged(x, size, [None] * dims)
+
+    return with_size, with_factors
+
+
+for _dims in (1, 2, 3):
+    ROWS[f"aten.upsample_nearest{_dims}d.default"], ROWS[f"aten.upsample_nearest{_dims}d.vec"] = _nearest(_dims)

@@ -1,0 +1,109 @@
+"""Pooling over small windows and enlargement by whole factors are loops: the same numbers at every size, padding, layout and dtype."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magneto
+from magneto.prims import decompose
+from tests.prims.test_decompose import Recorder, targets
+
+aten = torch.ops.aten
+
+
+def images(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Odd and even sizes; contiguous, channels-last, with gaps, without a batch; few numbers, so that many are equal."""
+    x = torch.randint(-4, 5, (2, 3, 9, 40), generator=torch.Generator().manual_seed(3)).to(dtype)
+    return [x, x.to(memory_format=torch.channels_last), x[:, :, ::2, 1:-2], x[1], x[:, :, :3, :3]]
+
+
+POOLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "max": lambda x: F.max_pool2d(x, 2),
+    "max_overlapping": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "max_same_size": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "max_oblong": lambda x: F.max_pool2d(x, (1, 3), (2, 1), (0, 1)),
+    "max_ceil": lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "max_ceil_unpadded": lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True),
+    "average": lambda x: F.avg_pool2d(x, 2),
+    "average_same_size": lambda x: F.avg_pool2d(x, 3, 1, 1),
+    "average_of_inside": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "average_ceil_of_inside": lambda x: F.avg_pool2d(x, (2, 3), 2, (1, 0), ceil_mode=True, count_include_pad=False),
+    "average_divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=7),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", POOLS)
+def test_pools_against_eager(name: str, dtype: torch.dtype) -> None:
+    fn = POOLS[name]
+    compiled = magneto.optimize("inductor", nopython=True)(fn)
+    with torch.no_grad():
+        for x in images(dtype):
+            found, expected = compiled(x), fn(x)
+            assert found.stride() == expected.stride()
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [n for n in POOLS if n.startswith("max")])
+def test_maxima_of_infinities_and_nan(name: str) -> None:
+    x = images()[0].clone()
+    x[0, 0], x[0, 1, 3, 5], x[0, 2, 0, 0], x[1, 0, -1, -1], x[1, 1] = -float("inf"), float("nan"), float("nan"), float("nan"), -0.0
+    with torch.no_grad():
+        found, expected = magneto.optimize("inductor", nopython=True)(POOLS[name])(x), POOLS[name](x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit(), expected.signbit())
+
+
+def test_gradients_still_have_their_indices() -> None:
+    x, y = (images()[0].clone().requires_grad_() for _ in range(2))
+    fn = POOLS["max_overlapping"]
+    magneto.optimize("inductor", nopython=True)(fn)(x).sum().backward()
+    fn(y).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("indices", [False, True])
+def test_maxima_without_indices_are_no_library_call(indices: bool) -> None:
+    r = Recorder(images()[0])
+    pair = r(aten.max_pool2d_with_indices.default, r.nodes[0], [3, 3], [2, 2], [1, 1])
+    results = [r(operator.getitem, pair, k) for k in range(1 + indices)]
+    graph = decompose(r.output(*results))
+    r.check(graph)
+    assert ("aten.max_pool2d_with_indices.default" in targets(graph)) == indices
+
+
+@pytest.mark.parametrize(
+    ("args", "loops"),
+    [(([2, 2],), True), (([3, 3], [1, 1], [1, 1]), True), (([5, 5],), False), (([3, 3], [2, 2], [0, 0], True), False)],
+)
+def test_large_windows_and_odd_divisors_stay_library_calls(args: tuple[Any, ...], loops: bool) -> None:
+    r = Recorder(images()[0])
+    graph = decompose(r.output(r(aten.avg_pool2d.default, r.nodes[0], *args)))
+    r.check(graph)
+    assert ("aten.avg_pool2d.default" not in targets(graph)) == loops
+
+
+@pytest.mark.parametrize("scale", [2, 3, 1.5, (1, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def test_nearest_enlargement(scale: Any, dtype: torch.dtype) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=scale) + 1
+
+    for x in images(torch.float32)[:3]:
+        x = x.to(dtype)
+        found, expected = magneto.optimize("inductor", nopython=True)(fn)(x), fn(x)
+        assert found.stride() == expected.stride() and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("size", "loops"), [([18, 80], True), ([9, 120], True), ([10, 40], False), ([4, 20], False)])
+def test_only_whole_factors_are_loops(size: list[int], loops: bool) -> None:
+    r = Recorder(images()[0])
+    graph = decompose(r.output(r(aten.upsample_nearest2d.default, r.nodes[0], size)))
+    r.check(graph)
+    assert ("aten.upsample_nearest2d.default" not in targets(graph)) == loops

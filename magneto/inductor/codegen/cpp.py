@@ -21,7 +21,7 @@ from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
-from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, memory_type, to_memory
+from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, from_memory, memory_type, to_memory
 from magneto.inductor.loops.ir import Indirect, Load, Op, Value, walk_values
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_loads
@@ -67,6 +67,7 @@ class Writer:
         self.arrays: dict[str, str] = {}  # member -> row-local array
         self.heavy_memo: dict[str, bool] = {}
         self.streaming: set[str] = set()
+        self.turned: dict[Load, str] = {}  # loads read through squares: the array of each
         self.dtypes = {b: load.dtype for m in self.kernel.members for load in member_loads(m.body) for b in (load.buffer,)}
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
 
@@ -269,7 +270,7 @@ class Writer:
         """Squares read along the dimension in which memory is contiguous, for the loads that jump along the vector loop."""
         other, vector = self.nest.inner
         lines = []
-        for load, array in self.emitter.turned.items():
+        for load, array in self.turned.items():
             kind = memory_type(load.dtype)
             bits = f"u{load.dtype.itemsize * 8}"
             names = {**self.emitter.variables, other.sym: "tlo", vector.sym: "vlo"}
@@ -288,6 +289,8 @@ class Writer:
             value = convert(self.emitter.emit(body.args[0]), body.args[0].dtype, torch.float32)  # rounded once, on its way to memory
         else:
             value = convert(self.emitter.emit(body), body.dtype, dtype)
+        if target.startswith("h") and dtype is torch.float16:  # converted with its piece (cpp_fill)
+            return f"{target} = {value};"
         if not target:
             target = f"{self.pointers[member.name]}[{self.emitter.index(member.store, '', len(self.emitter.scopes) - 1)}]"
         return f"{target} = {to_memory(value, dtype)};"
@@ -329,7 +332,9 @@ class Writer:
         if self.nest.tiled:
             bounds[1] = ("vlo", "vhi")
             jumping = dict.fromkeys(load for m in self.kernel.members for load in plain_loads(m.body) if self._jumps(load))
-            self.emitter.turned = {load: self.emitter.fresh("w") for load in jumping}
+            self.turned = {load: self.emitter.fresh("w") for load in jumping}
+            place = f"(j0 - tlo) * {TILE} + j1 - vlo"
+            self.emitter.local.update({load: from_memory(f"{array}[{place}]", load.dtype) for load, array in self.turned.items()})
         return self.loops(self.nest.inner, fill, bounds)
 
     # ---- reductions along the row ------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from magneto.inductor.codegen.cpp_nest import TILE
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
@@ -47,7 +46,7 @@ class Emitter:
         self.scopes: list[Scope] = [Scope()]
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
-        self.turned: dict[Load, str] = {}  # loads answered by a local square of memory (cpp_nest.TILE): its array
+        self.local: dict[Load, str] = {}  # loads answered by a local copy of the memory (turned, or converted): the element there
         self._depth_memo: dict[Value, int] = {}
         self._mask_depths: dict[str, int] = {}  # condition -> scope in which it is known
         self._counter = 0
@@ -184,9 +183,9 @@ class Emitter:
             pointer = self.pointers[load.buffer]
         except KeyError:
             raise CannotEmit(f"buffer {load.buffer} is not a parameter of the kernel") from None
-        array = "" if mask else self.turned.get(load, "")
-        place = self._address(load.index, mask, depth) if not array else f"(j0 - tlo) * {TILE} + j1 - vlo"
-        text = from_memory(f"{array or pointer}[{place}]", load.dtype)
+        if not mask and (local := self.local.get(load)) is not None:
+            return local
+        text = from_memory(f"{pointer}[{self._address(load.index, mask, depth)}]", load.dtype)
         return f"{mask} ? {text} : 0" if mask else text
 
     def index(self, index: Expr, mask: str, depth: int) -> str:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from magneto.inductor.codegen.cpp_emit import Scope, indent
+from magneto.inductor.codegen.cpp_emit import Scope, indent, plain_loads
+from magneto.inductor.codegen.cpp_nest import stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
 from magneto.inductor.codegen.cpp_types import memory_type
-from magneto.inductor.loops.ir import Load, loads
+from magneto.inductor.loops.ir import Indirect, Load, Value, loads
 from magneto.inductor.schedule.kernel import Member
 from magneto.symbolic import to_c
 
@@ -28,6 +29,8 @@ LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
 FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
 STREAM_RUN = 512  # bytes that are written one after the other at least
+CONVERT_FROM = 64  # elements: shorter loops convert float16 one by one
+CONVERTED = 6  # arrays of converted elements, at most
 
 
 class Fill:
@@ -47,6 +50,10 @@ class Fill:
         self.writer, self.stores, self.folds, self.keeps = writer, stores, folds, keeps
         self.across, self.results, self.blocks, self.vector_depth = across, results or {}, blocks, vector_depth
         self.streamed: dict[str, str] = {}  # member -> array of the piece
+        self.widened: dict[
+            Load, str
+        ] = {}  # float16: array of the piece in float32, which the machine converts as a whole (gcc vectorises no such conversion)
+        self.narrowed: dict[str, str] = {}  # float16 member -> array of the piece before it is converted
         self.ahead: list[Load] = []  # what the next piece reads: the processor does not look ahead while a piece is written
 
     def inside(self) -> None:
@@ -64,6 +71,7 @@ class Fill:
                 writer.answers[name] = (f"{array}[{self._position(lane)}]", depth)
         emitter._depth_memo.clear()
         points = writer.points(self.folds, self.stores)
+        self._convert_whole(points, emitter.variables[vector])
         for body in points:  # one after the other: long chains must not become deep recursion
             emitter.emit(body)
         for member in self.keeps:
@@ -77,16 +85,34 @@ class Fill:
             into = fold.lane if fold.accumulator != fold.type or not self.across else fold.name
             scope.lines.append(fold.step(value, f"{into}[{lane}]" if self.across else into, flat))
         self.streamed = {m.name: emitter.fresh("o") for m in self.stores if not self.across and writer.streams(m)}
+        arrays = {**self.streamed, **self.narrowed}
         texts = [
-            writer.store(m, f"{self.streamed[m.name]}[{emitter.variables[vector]} - b]" if m.name in self.streamed else "")
-            for m in self.stores
+            writer.store(m, f"{arrays[m.name]}[{emitter.variables[vector]} - b]" if m.name in arrays else "") for m in self.stores
         ]  # all loads stand before the first store: an output may take an input's memory
         scope.lines.extend(texts)
         if self.streamed:
             bodies = [*points, *(m.body for m in self.stores), *(f.member.body for f in self.folds)]
             self.ahead = list(dict.fromkeys(load for body in bodies for load in loads(body) if writer.is_long(load)))
         writer.answers = outside
+        for load in self.widened:
+            del emitter.local[load]
         emitter._depth_memo.clear()
+
+    def _convert_whole(self, points: Sequence[Value], variable: str) -> None:
+        """Chooses the float16 memory, read or written one element after the other, that is converted in whole pieces."""
+        writer, nest = self.writer, self.writer.nest
+        dim = nest.inner[-1]
+        if self.across or nest.tiled or dim.size < CONVERT_FROM:
+            return
+        bodies = [*points, *(m.body for m in (*self.stores, *self.keeps)), *(f.member.body for f in self.folds)]
+        for load in dict.fromkeys(load for body in bodies for load in plain_loads(body)):
+            run = stride_along(load.index, dim.sym) == 1 and not any(isinstance(s, Indirect) for s in load.index.free)
+            if load.dtype is torch.float16 and run and load.buffer not in writer.members and len(self.widened) < CONVERTED:
+                self.widened[load] = writer.emitter.fresh("h")
+        writer.emitter.local.update({load: f"{array}[{variable} - b]" for load, array in self.widened.items()})
+        for member in self.stores:
+            if member.buffer.dtype is torch.float16 and stride_along(member.store, dim.sym) == 1:
+                self.narrowed[member.name] = writer.emitter.fresh("h")
 
     def _position(self, lane: str) -> str:
         """Flat position of the point in a row-local array."""
@@ -101,7 +127,8 @@ class Fill:
 
     def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
         """The innermost loop itself."""
-        blocked = size > SUM_BLOCK and not self.across and bool(self.folds or self.streamed)
+        pieces = bool(self.streamed or self.widened or self.narrowed)
+        blocked = size > SUM_BLOCK and not self.across and (bool(self.folds) or pieces)
         first, last = ("b", "e") if blocked else (start, stop)
         if self.across or not self.folds:
             checks = " reduction(|:status)" if scope.checks else ""
@@ -109,24 +136,30 @@ class Fill:
             lines = [*pragma, f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         else:
             lines = self._folding(name, first, last, size, scope)
-        if self.streamed:
+        if pieces:
             lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, min(size, SUM_BLOCK))]
         if blocked:
             head = [f"const i64 e = mg_min(b + {SUM_BLOCK}, {stop});"]
             return [f"for (i64 b = {start}; b < {stop}; b += {SUM_BLOCK}) {{", *indent([*head, *lines]), "}"]
-        return ["{", *indent(lines), "}"] if not self.across and (self.folds or self.streamed) else lines
+        return ["{", *indent(lines), "}"] if not self.across and (self.folds or pieces) else lines
 
     def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
-        """The loop between the declarations of the pieces and the statements that write them."""
+        """The loop between the declarations of the pieces and the statements that convert and write them."""
         writer = self.writer
         names = {**writer.emitter.variables, self.writer.nest.inner[-1].sym: "b"}
         before, after = [], []
+        for load, array in self.widened.items():
+            before.append(f"f32 {array}[{size}] __attribute__((aligned(64)));")
+            before.append(f"mg_widen_f16({array}, {writer.pointers[load.buffer]} + {to_c(load.index, lambda s: names[s])}, {last} - b);")
         for member in self.stores:
-            array = self.streamed.get(member.name)
-            if array is None:
-                continue
+            array = self.streamed.get(member.name, "")
             pointer, kind = writer.pointers[member.name], memory_type(member.buffer.dtype)
-            place = to_c(member.store, lambda s: names[s])
+            place = to_c(member.store, lambda s: names[s]) if array or member.name in self.narrowed else ""
+            if floats := self.narrowed.get(member.name):
+                before.append(f"f32 {floats}[{size}] __attribute__((aligned(64)));")
+                after.append(f"mg_narrow_f16({array or f'{pointer} + {place}'}, {floats}, {last} - b);")
+            if not array:
+                continue
             before.append(f"{kind} {array}[{size}] __attribute__((aligned(64)));")
             after.append(f"mg_stream({pointer} + {place}, {array}, ({last} - b) * sizeof({kind}), {pointer}_past);")
         for load in self.ahead[:8]:

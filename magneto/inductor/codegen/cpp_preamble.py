@@ -64,6 +64,35 @@ MG_INLINE f32 mg_round_f16(f32 f) {
 }
 """
 
+_PIECES = """\
+/* Pieces of float16 in memory to and from float, by the machine's own conversion, which rounds to nearest even. */
+#if defined(__AVX512F__) && !defined(__clang__)
+#define MG_HALVES 16
+#define MG_WIDEN(h) __builtin_ia32_vcvtph2ps512_mask(h, (mg_wide){0}, -1, 4)
+#define MG_NARROW(w) __builtin_ia32_vcvtps2ph512_mask(w, 0, (mg_half){0}, -1)
+#elif defined(__F16C__) && !defined(__clang__)
+#define MG_HALVES 8
+#define MG_WIDEN(h) __builtin_ia32_vcvtph2ps256(h)
+#define MG_NARROW(w) __builtin_ia32_vcvtps2ph256(w, 0)
+#endif
+#ifdef MG_HALVES
+typedef short mg_half __attribute__((vector_size(2 * MG_HALVES))); typedef f32 mg_wide __attribute__((vector_size(4 * MG_HALVES)));
+#define MG_CONVERT(to, from, n, S, D, f) \\
+    i64 k = 0; S s; D d; \\
+    for (; k + MG_HALVES <= n; k += MG_HALVES) { __builtin_memcpy(&s, from + k, sizeof s); d = f(s); __builtin_memcpy(to + k, &d, sizeof d); } \\
+    if (k < n) { s = (S){0}; __builtin_memcpy(&s, from + k, (n - k) * (sizeof s / MG_HALVES)); d = f(s); __builtin_memcpy(to + k, &d, (n - k) * (sizeof d / MG_HALVES)); }
+MG_INLINE void mg_widen_f16(f32 *to, const u16 *from, i64 n) { MG_CONVERT(to, from, n, mg_half, mg_wide, MG_WIDEN) }
+MG_INLINE void mg_narrow_f16(u16 *to, const f32 *from, i64 n) { MG_CONVERT(to, from, n, mg_wide, mg_half, MG_NARROW) }
+#else
+MG_INLINE void mg_widen_f16(f32 *restrict to, const u16 *restrict from, i64 n) {
+    _Pragma("omp simd") for (i64 k = 0; k < n; k++) to[k] = mg_load_f16(from[k]);
+}
+MG_INLINE void mg_narrow_f16(u16 *restrict to, const f32 *restrict from, i64 n) {
+    _Pragma("omp simd") for (i64 k = 0; k < n; k++) to[k] = mg_store_f16(from[k]);
+}
+#endif
+"""
+
 _INTEGERS = """\
 MG_INLINE i64 mg_floordiv(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 MG_INLINE i64 mg_floormod(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
@@ -309,4 +338,4 @@ def _prototypes(level: int) -> str:
 @functools.cache
 def preamble(level: int) -> str:
     """The C text for a level of vector functions (`compiler.vector_math_level`)."""
-    return _TYPES + _prototypes(level) + _HALVES + _INTEGERS + _FLOATS + _STREAMS + _TILES + _REDUCTIONS
+    return _TYPES + _prototypes(level) + _HALVES + _PIECES + _INTEGERS + _FLOATS + _STREAMS + _TILES + _REDUCTIONS

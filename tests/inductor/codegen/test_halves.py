@@ -1,0 +1,57 @@
+"""float16 is converted in whole pieces of a row: every number, every length, rows and folds, next to other types."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.inductor.codegen.compiled import check_compiled
+from tests.inductor.codegen.test_across import texts
+from tests.inductor.lower.prim_graphs import Graph
+from tests.inductor.schedule.test_fuse import softmax
+
+
+def everything() -> torch.Tensor:
+    """All float16 numbers: subnormal ones, infinities, NaN."""
+    return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+
+
+def test_every_number() -> None:
+    g = Graph()
+    x = g.input(everything())
+    wide = g.convert_element_type(x, torch.float32)
+    rounded = g.convert_element_type(g.mul(g.input(torch.linspace(-70000, 70000, 1 << 16)), 1.0), torch.float16)
+    tiny = g.convert_element_type(g.mul(g.input(torch.linspace(-1e-4, 1e-4, 1 << 16)), 1.0), torch.float16)
+    g.output(g.neg(x), wide, rounded, tiny, g.convert_element_type(g.mul(wide, 1.5), torch.float16))
+    text = texts(g)
+    assert (
+        text.count("mg_widen_f16(") == 1 and text.count("mg_narrow_f16(") == 4 and "mg_store_f16" not in text and "mg_load_f16" not in text
+    )
+    check_compiled(g, 0)
+
+
+@pytest.mark.parametrize("shape", [(64,), (65,), (1023,), (1025,), (20000,), (5, 70), (3, 2050), (2, 3, 129)])
+def test_every_length(shape: tuple[int, ...]) -> None:
+    g = Graph()
+    x = g.input(torch.randn(shape).half())
+    y = g.input(torch.randn(*shape[:-1], 2 * shape[-1]).half()[..., ::2])
+    z = g.input(torch.randn(*shape[:-1], shape[-1] + 1).half()[..., 1:])
+    g.output(g.add(g.mul(x, 3.0), z), g.maximum(y, x), g.sum(x, (len(shape) - 1,)), g.amax(z, (0,)))
+    assert "mg_widen_f16(" in texts(g)
+    check_compiled(g, 2e-3)
+
+
+@pytest.mark.parametrize("width", [63, 64, 300, 3000])
+def test_rows_walked_several_times(width: int) -> None:
+    g = Graph()
+    x = g.input(torch.randn(20, width).half())
+    g.output(softmax(g, x), g.argmax(x, 1), g.argmax(x, 0))
+    check_compiled(g, 2e-3)
+
+
+def test_transposed_and_padded() -> None:
+    g = Graph()
+    x = g.input(torch.randn(90, 130).half())
+    turned = g.add(g.transpose(x, (1, 0)), g.input(torch.randn(130, 90).half()))
+    g.output(turned, g.mul(g.pad(x, (1, 2), (0, 1), 1.0), 2.0))
+    check_compiled(g, 2e-3)

@@ -21,6 +21,8 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.graph.meta import TensorMeta
 
+Gradient = int | tuple[str, int] | None
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -35,15 +37,13 @@ class Partition:
     """`forward` returns the results, then the extras. `backward` takes the kept values, then the tangents; it returns `n_gradients` distinct tensors.
 
     `gradients[i]`: for input i None, an index into what backward returns, or ("tangent", k).
-    `needs[i]`: the tangents on which it depends.
     """
 
     forward: fx.Graph
     backward: fx.Graph
     kept: tuple[Kept, ...]
     n_extras: int
-    gradients: tuple[int | tuple[str, int] | None, ...]
-    needs: tuple[frozenset[int], ...]
+    gradients: tuple[Gradient, ...]
 
 
 def partition(joint: JointGraph) -> Partition:
@@ -79,8 +79,7 @@ def partition(joint: JointGraph) -> Partition:
     drop_dead(forward)
     backward = _backward_graph(joint, kept_nodes, wanted)
     gradients = tuple(_gradient(node, wanted, joint.tangents) for node in joint.gradients)
-    needs = _dependencies(joint)
-    return Partition(forward, backward, tuple(kept), len(extras), gradients, needs)
+    return Partition(forward, backward, tuple(kept), len(extras), gradients)
 
 
 def _effects(joint: JointGraph) -> list[fx.Node]:
@@ -99,14 +98,14 @@ def _cloned(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return copy
 
 
-def _owned(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def owned(graph: fx.Graph, node: fx.Node, shared: bool = False) -> fx.Node:
     """A gradient in dense memory of its own; autograd would copy an expanded one before it is accumulated."""
     meta: TensorMeta = node.meta["val"]
     if not meta.is_dense():
         copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
         copy.meta.update(val=TensorMeta.contiguous(meta.shape, meta.dtype, meta.device), stack=(), stage="backward")
         return copy
-    return _cloned(graph, node) if node.op == "placeholder" else node
+    return _cloned(graph, node) if shared or node.op == "placeholder" else node
 
 
 def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx.Node], effects: Sequence[fx.Node] = ()) -> None:
@@ -147,29 +146,18 @@ def _backward_graph(joint: JointGraph, kept: Sequence[fx.Node], wanted: Sequence
         env[node] = graph.placeholder(name)
         env[node].meta = node.meta
     copy_needed(graph, wanted, env)
-    outputs = [_owned(graph, env[node]) for node in wanted]
+    outputs = [owned(graph, env[node]) for node in wanted]
     graph.output(tuple(outputs))
     drop_dead(graph)
     return graph
 
 
-def _gradient(node: fx.Node | None, wanted: Sequence[fx.Node], tangents: Sequence[fx.Node]) -> int | tuple[str, int] | None:
+def _gradient(node: fx.Node | None, wanted: Sequence[fx.Node], tangents: Sequence[fx.Node]) -> Gradient:
     if node is None:
         return None
     if node in tangents:
         return ("tangent", tangents.index(node))
     return wanted.index(node)
-
-
-def _dependencies(joint: JointGraph) -> tuple[frozenset[int], ...]:
-    """Per gradient, the tangents it depends on."""
-    depends: dict[fx.Node, frozenset[int]] = {node: frozenset((k,)) for k, node in enumerate(joint.tangents)}
-    nothing: frozenset[int] = frozenset()
-    for node in joint.graph.nodes:
-        if node.meta["stage"] == "backward" and node not in depends:
-            sets = {depends.get(source, nothing) for source in node.all_input_nodes}
-            depends[node] = sets.pop() if len(sets) == 1 else frozenset().union(*sets)
-    return tuple(nothing if node is None else depends.get(node, nothing) for node in joint.gradients)
 
 
 # ---- what to keep ----------------------------------------------------------------------------------------------------

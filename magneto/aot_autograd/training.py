@@ -7,65 +7,102 @@ Its inputs are the functional graph's inputs, its outputs the functional graph's
 from __future__ import annotations
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from magneto import _C
+from magneto.aot_autograd.call import as_function, without_grad
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Partition, is_random
+from magneto.aot_autograd.reached import reached
 from magneto.aot_autograd.signature import Result
 from magneto.base.errors import UserError
 from magneto.graph.meta import TensorMeta
 
 Compiled = Callable[..., Any]
 
+BACKWARDS = 8  # for so many choices of results with gradients a backward is compiled; further ones are called operation by operation
+_NOTHING: frozenset[int] = frozenset()
+_WRITTEN = "one of the variables needed for gradient computation has been modified by an inplace operation"
 _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The compiled backward for one choice of results that have gradients. `run` takes its inputs out of a list: the values `kept`, then the `tangents`;
+    `answer(found, tangents)` gives one gradient per input."""
+
+    run: Compiled
+    kept: tuple[int, ...]
+    tangents: tuple[tuple[int, TensorMeta], ...]
+    passes_tangents: bool
+    answer: Compiled
 
 
 @dataclass(slots=True)
 class TrainingPlan:
-    """What the autograd function needs to know. `build_backward` makes the compiled backward when it is first needed."""
+    """What the autograd function needs to know. `compile_backward` compiles a backward graph when it is first needed; `backwards` are those that have been, by the
+    tangents that are missing."""
 
     name: str
     forward: Compiled
-    build_backward: Callable[[], Compiled]
+    compile_backward: Callable[[fx.Graph], Compiled]
     n_results: int
-    kept: tuple[tuple[str, int], ...]
+    cut: Partition
     silent: tuple[int, ...]  # results that do not require grad
     differentiable: tuple[int, ...]
     tangent_metas: tuple[TensorMeta, ...]
-    gradients: tuple[int | tuple[str, int] | None, ...]
-    needs: tuple[frozenset[int], ...]
     captured: Compiled
     replay_outputs: tuple[int, ...] | None  # positions of the differentiable results among the captured graph's outputs
     weak_inputs: tuple[int, ...]  # inputs that a replay needs and nobody else keeps alive
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
-    backward: Compiled | None = None  # takes its inputs out of a list
-    passes_tangents: bool = field(init=False)
+    backwards: dict[frozenset[int], Backward] = field(default_factory=dict)
+    written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
-    answer: Compiled = field(init=False)
 
     def __post_init__(self) -> None:
-        """The two selections made in every call, as flat code: what to keep from (inputs + outputs), and one gradient per input."""
-        n = len(self.gradients)
+        """The selection made in every call, as flat code: what to keep from (inputs + outputs)."""
+        n = len(self.cut.gradients)
         places = {"input": 0, "result": n, "extra": n + self.n_results}
-        kept = "".join(f"v[{places[kind] + index}], " for kind, index in self.kept)
-        given = (None if g is None else f"t[{g[1]}]" if isinstance(g, tuple) else f"f[{g}]" for g in self.gradients)
-        self.passes_tangents = any(isinstance(g, tuple) for g in self.gradients)
+        kept = "".join(f"v[{places[k.kind] + k.index}], " for k in self.cut.kept)
         self.keep = eval(f"lambda v: ({kept})")
-        self.answer = eval(f"lambda f, t: (None, {''.join(f'{g}, ' for g in given)})")
+
+    def backward_without(self, missing: frozenset[int]) -> Backward:
+        """The backward for results of which `missing` have no gradient."""
+        found = self.backwards.get(missing)
+        if found is None:  # a frame hook may be active: our own code is not to be captured
+            found = self.backwards[missing] = _C.call_inactive(functools.partial(self._built, missing))
+        return found
+
+    def _built(self, missing: frozenset[int]) -> Backward:
+        part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, missing)
+        if len(self.backwards) < BACKWARDS:
+            compiled = self.compile_backward(part.graph)
+        else:
+            compiled = without_grad(as_function(part.graph, self.name))
+        there = [k for k in range(len(self.differentiable)) if k not in missing]
+        given = (None if g is None else f"t[{there.index(g[1])}]" if isinstance(g, tuple) else f"f[{g}]" for g in part.gradients)
+        return Backward(
+            getattr(compiled, "consume", None) or (lambda values: compiled(*values)),
+            part.kept,
+            tuple((self.differentiable[k], self.tangent_metas[k]) for k in there),
+            any(isinstance(g, tuple) for g in part.gradients),
+            eval(f"lambda f, t: (None, {''.join(f'{g}, ' for g in given)})"),
+        )
 
 
 def plan_training(
     joint: JointGraph,
     cut: Partition,
     forward: Compiled,
-    build_backward: Callable[[], Compiled],
+    compile_backward: Callable[[fx.Graph], Compiled],
     captured: Compiled,
     parameters: Sequence[int] = (),
     replay: bool = True,
@@ -74,21 +111,18 @@ def plan_training(
 ) -> TrainingPlan:
     """`differentiable`: inputs that require grad. `captured` runs the captured graph in eager; `parameters`: inputs that live as long as their module; `replay`: whether a run of
     `captured` during backward would be the same computation."""
-    kept = tuple((k.kind, k.index) for k in cut.kept)
     n = len(joint.results)
-    held = {index for kind, index in kept if kind == "input"} | set(parameters)
+    held = {k.index for k in cut.kept if k.kind == "input"} | set(parameters)
     cut_off = tuple(i for i in differentiable if cut.gradients[i] is None)
     return TrainingPlan(
         joint.name,
         forward,
-        build_backward,
+        compile_backward,
         n,
-        kept,
+        cut,
         tuple(i for i in range(n) if i not in joint.differentiable),
         joint.differentiable,
         tuple(joint.results[i].meta["val"] for i in joint.differentiable),
-        cut.gradients,
-        cut.needs,
         captured,
         _replay_outputs(joint) if replay else None,
         tuple(i for i in range(len(cut.gradients)) if i not in held and i not in cut_off),
@@ -134,6 +168,7 @@ class CompiledGraph(torch.autograd.Function):
         out = tuple(plan.forward(*inputs))
         ctx.save_for_backward(*plan.keep(inputs + out))
         ctx.plan = plan
+        ctx.written = _NOTHING
         if plan.replay_outputs is not None:
             ctx.inputs = _held(inputs, plan.weak_inputs)
         results = out[: plan.n_results]
@@ -145,24 +180,64 @@ class CompiledGraph(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
-        values: list[Any] = [*ctx.saved_tensors]
         if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
+            ctx.saved_tensors  # noqa: B018 - raises what eager raises
             return (None, *_replay(ctx.inputs if plan.replay_outputs is not None else None, plan, gradients))
+        backward = plan.backward_without(frozenset([k for k, index in enumerate(plan.differentiable) if gradients[index] is None]))
+        values = _saved(ctx, plan, backward.kept)
         if not _keeps_graph():  # the list alone holds what was saved from here on
             ctx.maybe_clear_saved_tensors()
             ctx.inputs = None
-        tangents = [_tangent(gradients[index], meta) for index, meta in zip(plan.differentiable, plan.tangent_metas, strict=True)]
+        tangents = [_tangent(gradients[index], meta) for index, meta in backward.tangents]
         values += tangents
-        if not plan.passes_tangents:
+        if not backward.passes_tangents:
             tangents = []
-        if plan.backward is None:
-            backward = _C.call_inactive(plan.build_backward)  # a frame hook may be active: our own code is not to be captured
-            plan.backward = getattr(backward, "consume", None) or (lambda values: backward(*values))
-        answer = plan.answer(plan.backward(values), tangents)
-        missing = {k for k, index in enumerate(plan.differentiable) if gradients[index] is None}
-        if missing:  # an input none of whose tangents is defined gets None, as in eager
-            return (None, *[None if needs <= missing else found for needs, found in zip(plan.needs, answer[1:], strict=True)])
-        return answer
+        return backward.answer(backward.run(values), tangents)
+
+
+def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:
+    """The tensors kept, of which those `wanted` must be as they were."""
+    if plan.written and not ctx.written.isdisjoint(wanted):
+        raise RuntimeError(_WRITTEN)
+    try:
+        saved = ctx.saved_tensors
+    except RuntimeError as error:
+        rest = [i for i in range(len(plan.cut.kept)) if i not in wanted]
+        if not rest or _WRITTEN not in str(error):
+            raise
+        saved = _unchecked(ctx, plan, rest)
+    return list(saved) if len(wanted) == len(saved) else [saved[i] for i in wanted]
+
+
+def _unchecked(ctx: Any, plan: TrainingPlan, rest: Sequence[int]) -> Any:
+    """The tensors kept, whatever has been written of `rest`: a saved tensor with hooks is not checked by autograd."""
+    raw = ctx._raw_saved_tensors
+    results = {plan.cut.kept[i].index: i for i in rest if plan.cut.kept[i].kind == "result"}
+    for i in rest:
+        if i not in results.values():
+            try:
+                raw[i].unpack()
+            except RuntimeError:
+                _let_go(ctx, plan, i)
+    while True:
+        try:
+            return ctx.saved_tensors
+        except RuntimeError as error:  # only the message tells which result it is
+            named = re.search(r"output (\d+) of CompiledGraph", str(error))
+            found = results.pop(int(named[1]), None) if named is not None else None
+            if found is None:
+                raise
+            _let_go(ctx, plan, found)
+
+
+def _let_go(ctx: Any, plan: TrainingPlan, i: int) -> None:
+    ctx._raw_saved_tensors[i].register_hooks(_same, _same)
+    plan.written = True
+    ctx.written = ctx.written | {i}
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _held(inputs: tuple[Any, ...], weak: tuple[int, ...]) -> list[Any]:
@@ -174,10 +249,8 @@ def _held(inputs: tuple[Any, ...], weak: tuple[int, ...]) -> list[Any]:
     return held
 
 
-def _tangent(gradient: torch.Tensor | None, meta: TensorMeta) -> torch.Tensor:
-    """The gradient laid out as the backward graph expects it; zeros where nothing flows."""
-    if gradient is None:
-        return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device).zero_()
+def _tangent(gradient: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """The gradient laid out as the backward graph expects it."""
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
     if gradient.stride() != meta.strides or gradient.is_conj() or gradient.is_neg():

@@ -197,9 +197,11 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     assert unit.compiled is not None and unit.joint is not None
     if unit.cut is None:
         return unit
-    graph, name = unit.cut.backward, f"{unit.name}_backward"
+    name = f"{unit.name}_backward"
+    if unit.joint.checked is not None:  # its operations are primitives already
+        backward_passes = tuple(one for one in backward_passes if one.name != "decompose")
 
-    def build_backward() -> Compiled:
+    def build_backward(graph: fx.Graph) -> Compiled:
         with timer("backend"):
             return compile_backward(graph, name, backward_passes)
 

@@ -128,3 +128,95 @@ def test_gradients_become_grad_without_a_copy(backend: str) -> None:
         ours(x).sum().backward()
         handle.remove()
         assert net[0].weight.grad is not None and [net[0].weight.grad.data_ptr()] == seen
+
+
+def three(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return x.exp(), (x * w).log(), torch.tanh(w)
+
+
+def halves(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = (x * 2).chunk(2)
+    return a.sqrt() * w[:2], (b + a).sin()
+
+
+def stacked(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = torch.stack([x, w]).softmax(0).unbind()
+    return a.log(), b.sqrt()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("f", [three, halves, stacked])
+@pytest.mark.parametrize("chosen", [(0,), (1,), (0, 1), (-1,), (0, -1)])
+def test_only_what_is_reached_flows(f: Callable[..., tuple[torch.Tensor, ...]], chosen: tuple[int, ...], backend: str) -> None:
+    """Eager does not divide by the zero in `x` where the logarithm is not reached, and gives None where nothing flows."""
+    found = []
+    for call in (f, magneto.optimize(backend)(f)):
+        for _ in range(2):
+            x = torch.tensor([0.0, 1.0, 2.0, 3.0], requires_grad=True)
+            w = torch.tensor([0.5, 0.0, 1.0, -1.0], requires_grad=True)
+            outputs = call(x, w)
+            sum(outputs[k].sum() for k in dict.fromkeys(k % len(outputs) for k in chosen)).backward()  # type: ignore[union-attr]
+        found.append((x.grad, w.grad))
+    for a, b in zip(*found, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(b, a, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_written_result_matters_where_it_is_read(backend: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.exp(), x.sin()
+
+    told = []
+    for call in (f, magneto.optimize(backend)(f)):
+        log: list[object] = []
+        for order in ((1, 0), (0, 1), (1, 1, 0), (1, 1)):
+            x = torch.linspace(0, 1, 4).requires_grad_()
+            outputs = call(x)
+            with torch.no_grad():
+                outputs[0].add_(1)
+            for position, k in enumerate(order):
+                try:
+                    outputs[k].sum().backward(retain_graph=position + 1 < len(order))
+                    log.append(x.grad.clone())  # type: ignore[union-attr]
+                except RuntimeError as error:
+                    log.append(str(error)[:80])
+        told.append(log)
+    for a, b in zip(*told, strict=True):
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(b, a)
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_written_input_is_still_an_error(backend: str) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * y, x + 1
+
+    ours = magneto.optimize(backend)(f)
+    for call in (f, ours, ours):
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3)
+        product, other = call(x, y)
+        y.add_(1)
+        other.sum().backward(retain_graph=True)
+        assert x.grad is not None and x.grad.tolist() == [1, 1, 1]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+def test_many_choices_of_results() -> None:
+    """Beyond a number of choices nothing more is compiled."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple((x * k).sin() for k in range(5))
+
+    ours = magneto.optimize("inductor")(f)
+    for bits in range(1, 32, 2):
+        grads = []
+        for call in (f, ours):
+            x = torch.linspace(0, 1, 3).requires_grad_()
+            sum(out.sum() for k, out in enumerate(call(x)) if bits >> k & 1).backward()  # type: ignore[union-attr]
+            grads.append(x.grad)
+        torch.testing.assert_close(grads[1], grads[0])

@@ -64,6 +64,7 @@ class TrainingPlan:
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
     backwards: dict[frozenset[int], Backward] = field(default_factory=dict)
+    shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
 
@@ -73,6 +74,12 @@ class TrainingPlan:
         places = {"input": 0, "result": n, "extra": n + self.n_results}
         kept = "".join(f"v[{places[k.kind] + k.index}], " for k in self.cut.kept)
         self.keep = eval(f"lambda v: ({kept})")
+
+    def hide(self, direct: frozenset[int]) -> None:
+        """The results `direct` are inputs that the compiled forward has written itself; they are no outputs of the autograd function."""
+        if direct:
+            self.shown = eval(f"lambda v: ({''.join('None, ' if i in direct else f'v[{i}], ' for i in range(self.n_results))})")
+            self.silent = tuple(i for i in self.silent if i not in direct)
 
     def backward_without(self, missing: frozenset[int]) -> Backward:
         """The backward for results of which `missing` have no gradient."""
@@ -171,7 +178,7 @@ class CompiledGraph(torch.autograd.Function):
         ctx.written = _NOTHING
         if plan.replay_outputs is not None:
             ctx.inputs = _held(inputs, plan.weak_inputs)
-        results = out[: plan.n_results]
+        results = out[: plan.n_results] if plan.shown is None else plan.shown(out)
         if plan.silent:
             ctx.mark_non_differentiable(*[results[i] for i in plan.silent])
         ctx.set_materialize_grads(False)

@@ -21,7 +21,7 @@ from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.recompute import recompute
 from magneto.aot_autograd.refusal import Refusal
-from magneto.aot_autograd.signature import Signature, written_results
+from magneto.aot_autograd.signature import Result, Signature, written_results
 from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
 from magneto.aot_autograd.training import plan_training, training_function
 from magneto.aot_autograd.wrap import wrap
@@ -156,8 +156,9 @@ def compile_kernels(unit: Unit) -> Unit:
 
 
 def _written(unit: Unit) -> dict[int, int]:
-    """Results that kernels may write into inputs themselves."""
-    return {} if unit.cut is not None else written_results(unit.traced.signature, unit.inputs)
+    """Results that kernels may write into inputs themselves. What backward reads is not among them: autograd would see it written."""
+    kept = {k.index for k in unit.cut.kept if k.kind == "result"} if unit.cut is not None else ()
+    return {k: place for k, place in written_results(unit.traced.signature, unit.inputs).items() if k not in kept}
 
 
 def _with_kernels(unit: Unit, compiled: Compiled, done: frozenset[int]) -> Unit:
@@ -209,6 +210,7 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     parameters, holds = meta.get("parameter_inputs", ()), meta.get("backward_holds")
     inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), parameters, not unit.autocast, holds, inputs)
+    plan.hide(frozenset(m.source.index for m in unit.traced.signature.mutations if m.direct and isinstance(m.source, Result)))
     return replace(unit, compiled=training_function(plan))
 
 

@@ -15,6 +15,7 @@ import magneto
 from magneto.aot_autograd.decomposed import decompose_joint
 from magneto.aot_autograd.joint import trace_joint
 from magneto.aot_autograd.partition import partition
+from magneto.base.events import events
 from tests.aot_autograd.capture import capture
 
 BACKENDS = ["aot_eager", "inductor"]
@@ -220,3 +221,23 @@ def test_many_choices_of_results() -> None:
             sum(out.sum() for k, out in enumerate(call(x)) if bits >> k & 1).backward()  # type: ignore[union-attr]
             grads.append(x.grad)
         torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_running_statistics_are_written_by_the_kernels() -> None:
+    net = network()
+    ours = magneto.optimize("inductor")(net)
+    x = torch.randn(2, 3, 9, 9)
+    first = len(events("artifact"))
+    for _ in range(2):
+        ours(x).sum().backward()
+    mean = net[1].running_mean  # type: ignore[index]
+    assert isinstance(mean, torch.Tensor)
+    before, version = mean.clone(), mean._version
+    net(x)
+    expected, count = mean.clone(), mean._version - version
+    mean.data.copy_(before)
+    version = mean._version
+    ours(x).sum().backward()
+    torch.testing.assert_close(mean, expected)
+    assert mean._version - version == count
+    assert sum(event.inputs_written for event in events("artifact")[first:] if event.artifact == "plan") == 6

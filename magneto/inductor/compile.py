@@ -72,7 +72,7 @@ def compile_writing(
     try:
         unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
-            program = lower_graph(graph)
+            program = lower_graph(graph, state=state)
         finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged}, state, training)
         finished = replace(finished, written=finished.written | unchanged)
         plan = _loaded(finished, name)

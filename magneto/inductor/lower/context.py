@@ -11,6 +11,7 @@ Whether a realised buffer really goes through memory is the scheduler's decision
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from magneto.symbolic import Expr, strided_form
 MAX_OPS = 64
 MAX_READS = 12
 WORTH_KEEPING = 3  # operations; with fewer, several consumers recompute (one load and arithmetic against a store and a load)
-
+TABLE = 8  # operations; a number made of the index alone by fewer is made anew for each element
+SAVED = 4  # elements computed per element of what does not change, at least, to put it into memory
 
 UNSUPPORTED_DTYPES = frozenset(
     d
@@ -104,6 +106,10 @@ def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
     return any(s == 0 for s in shape) or all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))
 
 
+def _points(shape: Sequence[Size]) -> int:
+    return prod(s if isinstance(s, int) else 1 for s in shape)
+
+
 def _size(x: Expr) -> Size:
     return x.value if isinstance(x, IntConst) else x
 
@@ -115,6 +121,7 @@ class Lowering:
         self.nodes: list[Node] = []
         self.constants: list[Constant] = []
         self.origins: tuple[Origin, ...] = ()  # of the FX node being lowered
+        self.steady: set[str] = set()  # weights, and buffers that are computed of nothing else
         self.only_loops = False  # are all consumers of the FX node being lowered loops?
         self.uses = 0  # of the FX node being lowered: consumers, counted through views
         self.names: set[str] = set()
@@ -167,6 +174,8 @@ class Lowering:
         if found is None:
             found = Stored(self.new_buffer(box.shape, strides, box.dtype, box.device))
             self.nodes.append(Pointwise(found.buffer, body, merge_origins(origins, self.origins)))
+            if box.reads <= self.steady:
+                self.steady.add(found.buffer.name)
             self._made[key] = found
         return found
 
@@ -192,6 +201,20 @@ class Lowering:
         elif self.uses > 1 and reads:
             if feeds_memory or box.heavy or box.ops >= WORTH_KEEPING or reads > 2 or (reads == 2 and self.uses > 2):
                 self.realise(box)
+
+    def settle_steady(self, operands: Sequence[object], val: object) -> None:
+        """An operation is about to combine what changes in each call with what does not (constants, weights): the latter is put into memory where that
+        saves work, so that it is not computed for each element, and may be kept between calls (schedule/prepared.py)."""
+        boxes = [x for x in operands if isinstance(x, Box)]
+        if all(box.reads <= self.steady for box in boxes):
+            return
+        points = _points(getattr(val, "shape", boxes[0].shape))
+        for box in boxes:
+            root = box.root
+            if not isinstance(root, Computed) or not root.reads <= self.steady or SAVED * _points(root.shape) > points:
+                continue
+            if root.ops >= (TABLE if not root.reads else WORTH_KEEPING) or root.heavy:
+                self.realise(root)
 
     # ---- strided views -------------------------------------------------------------------------------------------------
 

@@ -24,14 +24,14 @@ OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS}
 """ATen overloads that are not simply called: fn as in PRIM_ROWS."""
 
 
-def lower_graph(graph: fx.Graph, alias_outputs: Collection[int] = ()) -> Program:
+def lower_graph(graph: fx.Graph, alias_outputs: Collection[int] = (), state: Collection[int] = ()) -> Program:
     """The program of a functional graph whose nodes carry meta["val"] (TensorMeta, or tuples of them).
 
     Outputs have exactly the strides of their meta["val"], and memory of their own, except where the output is a placeholder itself
     and for positions in `alias_outputs` (what is kept for backward, say), which may be views of inputs or of other outputs.
-    Raises CannotLower for a graph that means nothing here.
+    `state`: inputs that are weights, which seldom change. Raises CannotLower for a graph that means nothing here.
     """
-    return _GraphLowering(graph, frozenset(alias_outputs)).run()
+    return _GraphLowering(graph, frozenset(alias_outputs), frozenset(state)).run()
 
 
 def prim_name(target: Any) -> str | None:
@@ -66,8 +66,9 @@ class _Consumers:
 
 
 class _GraphLowering:
-    def __init__(self, graph: fx.Graph, alias_outputs: frozenset[int]) -> None:
+    def __init__(self, graph: fx.Graph, alias_outputs: frozenset[int], state: frozenset[int]) -> None:
         self.graph = graph
+        self.state = state
         self.alias_outputs = alias_outputs
         self.low = Lowering()
         self.env: dict[fx.Node, Any] = {}
@@ -112,6 +113,8 @@ class _GraphLowering:
             self.env[node] = None if val is None else _Unusable(node.name, val)
             return
         buffer = Buffer(node.name, tuple(val.shape), tuple(val.strides), val.dtype, val.device)
+        if len(self.inputs) in self.state:
+            self.low.steady.add(node.name)
         self.inputs.append(buffer)
         self.env[node] = Stored(buffer)
 
@@ -160,6 +163,8 @@ class _GraphLowering:
             return None
         if name not in views.VIEWS and _has_unsupported(val, args):
             return None
+        if name not in views.VIEWS:
+            self.low.settle_steady(args, val)
         result = row(self.low, val, *args, **kwargs)
         if isinstance(result, Box):
             if result.dtype in UNSUPPORTED_DTYPES and self.low.strided_form_of(result) is None:

@@ -144,7 +144,10 @@ def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
     outputs, single, lists = _outputs(low, val)
     name = next((b.name for b in outputs if b is not None), None) or low.fresh_name()
     out_op = OUT_OPS.get(op) if all(b is not None for b in outputs) else None
-    low.nodes.append(LibraryCall(name, op, call_args, call_kwargs, outputs, single, out_op, mutates, may_alias(op), low.origins, lists))
+    call = LibraryCall(name, op, call_args, call_kwargs, outputs, single, out_op, mutates, may_alias(op), low.origins, lists)
+    low.nodes.append(call)
+    if all(view.buffer in low.steady for view in call.views):
+        low.steady.update(b.name for b in outputs if b is not None)
     boxes = tuple(None if b is None else Stored(b) for b in outputs)
     return boxes[0] if single else _grouped(boxes, lists)
 

@@ -1,18 +1,19 @@
 """ATen operations with a row of their own.
 
-- addmm whose result only loops read: the bias is added by those loops, not written into the product's memory beforehand.
+- addmm whose result only loops read: the bias is added by those loops, not written into the product's memory beforehand; other linear layers.
 - clone: the same values in another layout; whether that needs a copy depends on who reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
 from magneto.inductor.lower.box import Box, Stored, View
-from magneto.inductor.lower.context import Lowering
+from magneto.inductor.lower.context import Lowering, same_layout
 from magneto.inductor.lower.elementwise import pointwise
 from magneto.inductor.lower.library import emit_call
 from magneto.symbolic import ZERO
@@ -21,11 +22,12 @@ aten = torch.ops.aten
 
 
 def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """bias + a @ b -> mm and a fused addition, in float32 and float64 (half types round once in the library, twice here)."""
-    if not low.only_loops or beta != 1 or alpha != 1 or val.dtype not in (torch.float32, torch.float64):
+    """bias + a @ b -> mm and a fused addition. bfloat16 rounds once more so, and saves the pass in which the library writes the bias first; what no loop
+    reads goes to oneDNN's linear layer where `b` is a transposed weight."""
+    if beta != 1 or alpha != 1 or val.dtype not in (torch.float32, torch.float64, torch.bfloat16) or len(bias.shape) > 2:
         return None
-    if len(bias.shape) > 2:
-        return None
+    if not low.only_loops:
+        return _lower_linear(low, val, bias, a, b) if val.dtype is torch.bfloat16 and linear_available() else None
     product = emit_call(low, aten.mm.default, (a, b), {}, val)
     assert isinstance(product, Stored)
     rank = len(bias.shape)
@@ -35,7 +37,27 @@ def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any
     return result
 
 
+@cache
+def linear_available() -> bool:
+    """Does oneDNN multiply bfloat16 here?"""
+    built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return built and hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _lower_linear(low: Lowering, val: Any, bias: Box, a: Box, b: Box) -> Any:
+    rows, columns = b.shape
+    dtypes = {box.dtype for box in (bias, a, b)}
+    if len(bias.shape) != 1 or bias.shape[0] != columns or b.strides != (1, rows) or a.strides != (rows, 1) or dtypes != {val.dtype}:
+        return None
+    if 0 in (*a.shape, columns) or 1 in (*a.shape, columns) or bias.strides != (1,):
+        return None
+    weight = View(b, lambda i: (i[1], i[0]), (columns, rows), (rows, 1))
+    return emit_call(low, torch.ops.mkldnn._linear_pointwise.default, (a, weight, bias, "none", (), ""), {}, val)
+
+
 def lower_clone(low: Lowering, val: Any, x: Box, *, memory_format: Any = None) -> Any:
+    if low.only_loops and x.reads and x.reads <= low.steady and not same_layout(x.shape, x.strides, val.strides):
+        return low.copy(x, tuple(val.strides))  # of weights only: laid out once for many calls, rather than read across in each
     return View(x, lambda i: i, tuple(val.shape), tuple(val.strides))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from magneto.inductor.loops.ir import Const, Scalar, Size, Value
+from magneto.inductor.loops.ir import Const, Scalar, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, merge_origins
 from magneto.inductor.lower.values import constant, make_masked
@@ -155,6 +155,8 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
     pieces = [x for x in xs if len(x.shape) == len(val.shape) and x.shape[dim] != 0]
     if not pieces or len(pieces) > MAX_CAT_PIECES or any(p.dtype is not val.dtype for p in pieces):
         return None
+    if len(pieces) == 2 and (rotated := _rotation(val, pieces[0], pieces[1], dim)) is not None:
+        return rotated
     starts: list[Size] = [0]
     for p in pieces:
         starts.append(starts[-1] + p.shape[dim])
@@ -182,6 +184,26 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
         ops, heavy, origins, reads = ops + o, heavy + h, merge_origins(more, origins), reads | p.reads
     box = Computed(fn, val.shape, val.strides, val.dtype, val.device, reads, origins, ops, heavy)
     return low.computed(box)
+
+
+def _rotation(val: Any, first: Box, second: Box, dim: int) -> Box | None:
+    """x[k:] before x[:k] (what torch.roll is) reads x at (i + k) mod n, without conditions. Along the innermost dimension two ranges are
+    better than an index that jumps."""
+    if not (isinstance(first, View) and isinstance(second, View)) or first.base is not second.base or val.strides[dim] == 1:
+        return None
+    n, k = val.shape[dim], second.shape[dim]
+    if not isinstance(n, int) or not isinstance(k, int):
+        return None
+    index = index_symbols(val.shape)
+
+    def moved(index: Index, position: Expr) -> Index:
+        return (*index[:dim], position, *index[dim + 1 :])
+
+    of_second = second.index_map
+    ahead = of_second(moved(index, add(index[dim], k)))
+    if len(ahead) != len(here := first.index_map(index)) or any(a is not b for a, b in zip(here, ahead, strict=True)):
+        return None
+    return View(second.base, lambda i: of_second(moved(i, mod(add(i[dim], k), n))), tuple(val.shape), tuple(val.strides))
 
 
 ROWS: dict[str, Callable[..., Any]] = {

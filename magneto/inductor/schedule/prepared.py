@@ -38,7 +38,7 @@ def keep_results(plan: Schedule, state: frozenset[str]) -> Schedule:
         if not all(name in sources for name in reads) or not forbidden.isdisjoint((*reads, *writes)) or not _repeatable(step):
             continue
         read = frozenset(source for name in reads for source in sources[name])
-        if not read or sum(map(_bytes(plan), read)) > WORTH * _moved(plan, step):
+        if (not read and not isinstance(step, FusedKernel)) or sum(map(_bytes(plan), read)) > WORTH * _moved(plan, step):
             continue
         chosen.add(position)
         sources.update(dict.fromkeys(writes, read))

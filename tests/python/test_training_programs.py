@@ -1217,9 +1217,8 @@ def transformer_layer() -> Any:
     return step, [n, o]
 
 
-_OPEN = """scheduler_plateau
-input_from_outside_requires_grad forward_outside_backward_inside averaged_model lstm
-lstm_two_layers_both_ways gru plain_rnn sparse_embedding reinforce variational contrastive_with_queue"""
+_OPEN = """scheduler_plateau forward_outside_backward_inside averaged_model lstm
+lstm_two_layers_both_ways gru sparse_embedding reinforce variational"""
 for _name in _OPEN.split():
     PROGRAMS[_name] = replace(PROGRAMS[_name], breaks=-1, fallbacks=-1)
 

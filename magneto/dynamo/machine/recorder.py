@@ -58,6 +58,7 @@ class Recorder:
         self.takes_unknown: bool = machine.unknown_sizes
         self.made_leaves: list[trackers.TensorTracker] = []  # tensors made here that gather gradients
         self.turned: set[fx.Node] = set()  # those of them that begin to do so behind the operation that made them
+        self.stand_ins: set[fx.Node] = set()  # of these, aliases of inputs
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
         self.hooked: list[trackers.Hooked] = []
         self.engine: tuple[int, int] | None = (
@@ -206,23 +207,27 @@ class Recorder:
         self.keep.add(node)
         return True
 
-    def leaf_node(self, tensor: trackers.TensorTracker) -> bool:
-        """From here on a tensor that the graph made gathers gradients; False where the graph cannot say so."""
-        if tensor.node is None or tensor.source is not None or LEAVES_LEFT in self.machine.forced:
-            return False
-        if self.transformed or self.inference_mode or hasattr(self, "around"):
+    def turns_leaves(self) -> bool:
+        """Whether tensors may begin to gather gradients in this graph."""
+        return not (LEAVES_LEFT in self.machine.forced or self.transformed or self.inference_mode or hasattr(self, "around"))
+
+    def leaf_node(self, tensor: trackers.TensorTracker, outside: bool = False) -> bool:
+        """From here on a tensor that the graph made gathers gradients (`outside`: in the stead of an input); False where the graph cannot say so."""
+        if tensor.node is None or (tensor.source is not None and not outside) or not self.turns_leaves():
             return False
         node = self.graph.call_method("requires_grad_", (tensor.node,))
         node.meta.update(val=tensor.meta.with_(requires_grad=True, is_leaf=True), stack=self.machine.user_stack())
         self.keep.add(node)
         self.made_leaves.append(tensor)
         self.turned.add(tensor.node)
+        if outside:
+            self.stand_ins.add(tensor.node)
         return True
 
     def check_history(self, outputs: Sequence[fx.Node]) -> None:
         """What leaves the region must not miss what autograd would know outside: a tensor that the graph has turned into a leaf may leave only when no gradient can
         flow to it any more, and no gradient may flow to a hooked tensor after the region. Else capture starts again without."""
-        leaving = self.turned.intersection(outputs)
+        leaving = self.turned.intersection(outputs) | self.stand_ins
         if not leaving and not self.hooked:
             return
         written = [

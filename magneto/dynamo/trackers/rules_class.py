@@ -9,7 +9,10 @@ import typing
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from torch.distributions.utils import _lazy_property_and_property
+
 from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.attributes import user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
@@ -41,6 +44,15 @@ def dir_of(m: Machine, v: Tracker) -> Any:
     attrs = v.attrs(m)
     names = [] if attrs is None else [key.try_const() for key in attrs.keys(m)]
     return m.const(sorted({*type.__dir__(v.cls), *(name.value for name in names if name is not None)}))
+
+
+@rule(_lazy_property_and_property, FunctionTracker)
+def read_from_class(m: Machine, wrapped: FunctionTracker) -> Any:
+    """What a lazy property of a distribution is when its class is asked: only a sign, which nobody keeps."""
+    if wrapped.obj is MISSING:
+        return NotImplemented
+    made = _lazy_property_and_property(wrapped.obj)  # type: ignore[no-untyped-call]
+    return m.wrap(made, Held("lazy_property", made))
 
 
 @rule(type.__subclasses__, ClassTracker)

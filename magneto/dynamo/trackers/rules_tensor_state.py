@@ -6,6 +6,7 @@ metadata (`rebind`). What autograd would record for a leaf made here is left to 
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +57,10 @@ def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
     if flag:
         if not (v.meta.dtype.is_floating_point or v.meta.dtype.is_complex):
             _refuse(m, v, "only floating-point tensors can require gradients")
-        v.new_leaf = not m.recorder.leaf_node(v)  # type: ignore[attr-defined]
+        outside = v.source is not None and v.cls is torch.Tensor and v.views is None and m.recorder.turns_leaves()  # type: ignore[attr-defined]
+        if outside:  # in the graph a detached alias of it becomes the leaf; gradients reach the tensor itself as effects
+            rebind(v, m.node("detach", [v], {}, method=True))
+        v.new_leaf = not m.recorder.leaf_node(v, outside)  # type: ignore[attr-defined]
         v.meta = v.meta.with_(requires_grad=True, is_leaf=True)
     elif not v.meta.is_leaf:
         _refuse(m, v, "requires_grad of a tensor that autograd computed")
@@ -125,16 +129,35 @@ def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
         _refuse(m, v, "its data becomes what is no plain tensor")
         return
     guard_leaf(m, v)
-    if not v.meta.is_leaf or v.views is not None or (value.meta.dtype, value.meta.device) != (v.meta.dtype, v.meta.device):
+    apart = v.views is None or (v.views[0] is v and all(one is v or _is_data(one) for one in v.views))
+    if not v.meta.is_leaf or not apart or (value.meta.dtype, value.meta.device) != (v.meta.dtype, v.meta.device):
         _refuse(m, v, "its data becomes a tensor of another dtype, or autograd has seen it")
     held = m.node(getattr, [value, "data"], {})
     if v.source is not None:
         m.effect("{0}({1}, {2})", _TAKE_MEMORY, v, held)
     requires_grad = v.meta.requires_grad
-    v.memory = None
+    _leave_memory(m, v)
     rebind(v, held)
     v.meta = v.meta.with_(requires_grad=requires_grad, is_leaf=True)
     v.new_leaf = requires_grad
+
+
+def _is_data(v: TensorTracker) -> bool:
+    """`.data` of another tensor, whose history is no concern of it."""
+    return v.node is not None and v.node.target is getattr and v.node.args[1] == "data"
+
+
+def _leave_memory(m: Machine, v: TensorTracker) -> None:
+    """`v` is given other memory: another tracker stands for what it was, for those that lie there, and among the graph's inputs."""
+    if v.views is not None:
+        before = copy.copy(v)
+        for group in (v.views, v.memory or ()):
+            group[:] = [before if one is v else one for one in group]  # type: ignore[index]
+        recorder: Any = m.recorder  # type: ignore[attr-defined]
+        recorder.inputs = [(node, before if one is v else one) for node, one in recorder.inputs]
+        if v in recorder.mutated:
+            recorder.mutated.add(before)
+    v.views = v.memory = None
 
 
 ATTR_SETTERS.update(requires_grad=_set_requires_grad, grad=set_grad, data=_set_data)

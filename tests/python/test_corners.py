@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
+import inspect
 import itertools
 import operator
 import sys
+import types
 import weakref
 from typing import Any
 
@@ -255,6 +258,69 @@ class Text(str):
 @programs.add(Text("a{b}c"), graphs=None)
 def text_of_a_derived_class(text: Any) -> Any:
     return text + "!", text.upper(), list(text), type(text).__name__
+
+
+class Meta(type):
+    @property
+    def __dict__(cls) -> Any:  # type: ignore[override]
+        raise AssertionError("the program did not ask for it")
+
+
+class OfMeta(metaclass=Meta):
+    def __init__(self) -> None:
+        self.spam = 42
+
+
+class Shadowed(dict):  # type: ignore[type-arg]
+    a = 3
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise AssertionError("the program did not ask for it")
+
+
+@programs.add(graphs=None)
+def dictionaries_behind_properties(x: Any) -> Any:
+    shadowed = Shadowed()
+    shadowed.a = 4
+    return x + 1, OfMeta().spam, inspect.getattr_static(OfMeta(), "spam"), inspect.getattr_static(shadowed, "a"), shadowed.a
+
+
+class Answering(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name == "eggs":
+            return "scrambled"
+        raise AttributeError(name)
+
+
+class Virtual(metaclass=Answering):
+    @types.DynamicClassAttribute
+    def eggs(self) -> str:
+        return "spam"
+
+
+@programs.add(graphs=None)
+def virtual_attributes(x: Any) -> Any:
+    return x + 1, Virtual.eggs, Virtual().eggs, hasattr(Virtual, "ham"), ("eggs", "scrambled") in inspect.getmembers(Virtual)
+
+
+@programs.add(graphs=None, again=False)
+def signatures_of_their_own(x: Any) -> Any:
+    def stated(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    def partly(a: int, b: int, /, c: int = 3) -> None:
+        pass
+
+    stated.__text_signature__ = "($self, a, b=1, *args, c, d=2, **kwargs)"  # type: ignore[attr-defined]
+    found = [str(inspect.signature(stated))]
+    stated.__text_signature__ = "(self, a=1,\nb=2)"  # type: ignore[attr-defined]
+    found.append(str(inspect.signature(stated)))
+
+    class Partial:
+        method = functools.partialmethod(partly, 1)
+
+    return x + 1, found, str(inspect.signature(Partial.method)), str(inspect.signature(partly))
 
 
 @pytest.mark.parametrize("program", programs, ids=programs.ids())

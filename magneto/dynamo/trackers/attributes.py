@@ -15,7 +15,7 @@ import torch
 
 from magneto import _C
 from magneto.dynamo.bytecode.decode import NO_DICT
-from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
+from magneto.dynamo.trackers.base import MISSING, Raised, Tracker, namespace_of
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.exception import ExceptionTracker
@@ -33,7 +33,12 @@ _BUILTIN_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
     """`v.name`; None: there is no such attribute (an AttributeError raised by user code propagates as Raised)."""
-    special = v.special_attr(m, name)
+    try:
+        special = v.special_attr(m, name)
+    except Raised as raised:  # by a descriptor
+        if not isinstance(v, ClassTracker) or not raised.matches(AttributeError) or not hasattr(type(v.obj), "__getattr__"):
+            raise
+        special = None
     if special is not None:
         return special
     if isinstance(v, ClassTracker):
@@ -75,7 +80,7 @@ def generic_get(m: Machine, v: Tracker, cls: type, name: str) -> Tracker | None:
     """object.__getattribute__(v, name) without __getattr__; None: absent."""
     if name == "__class__" and cls in _PROXIES:
         m.graph_break("B103", attribute=name, value=v.show())
-    if name == "__class__" and not any(name in vars(base) for base in cls.__mro__[:-1]):
+    if name == "__class__" and not any(name in namespace_of(base) for base in cls.__mro__[:-1]):
         return held(m, cls, cls.__name__)
     if name == "__dict__" and isinstance(v, ObjectTracker):
         return v.attrs(m)
@@ -324,7 +329,7 @@ def user_method(m: Machine, v: Tracker, name: str) -> Any:
         return MISSING
     cls = v.python_type()
     raw = find_in_type(m, cls, name)
-    if raw is None and any(name in vars(base) for base in cls.__mro__):
+    if raw is None and any(name in namespace_of(base) for base in cls.__mro__):
         return None  # `__add__ = None`: the class refuses the operation
     if raw is None or (isinstance(raw, _BUILTIN_METHODS) and _inherited(cls, name, raw)):
         return MISSING
@@ -333,7 +338,7 @@ def user_method(m: Machine, v: Tracker, name: str) -> Any:
 
 def _inherited(cls: type, name: str, raw: Any) -> bool:
     """Whether C code is that of the nearest C class among the bases, and not put into a class of the program by an assignment."""
-    own = (vars(base)[name] for base in cls.__mro__ if getattr(vars(base).get(name), "__objclass__", None) is base)
+    own = (namespace_of(base)[name] for base in cls.__mro__ if getattr(namespace_of(base).get(name), "__objclass__", None) is base)
     return raw is next(own, None)
 
 

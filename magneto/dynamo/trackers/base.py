@@ -27,6 +27,14 @@ class Const:
     value: Any
 
 
+_NAMESPACE: Any = vars(type)["__dict__"].__get__
+
+
+def namespace_of(cls: type) -> Mapping[str, Any]:
+    """`vars(cls)`, past a metaclass that has a `__dict__` of its own."""
+    return _NAMESPACE(cls)  # type: ignore[no-any-return]
+
+
 class Missing:
     """Type of MISSING: "there is no such object", where None is a possible value."""
 

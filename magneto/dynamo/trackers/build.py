@@ -20,7 +20,7 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Local, Source, Stack
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_array
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Tracker, namespace_of
 from magneto.dynamo.trackers.bytearray import BytearrayTracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SliceTracker, TupleTracker, is_bare_tuple, later_items
@@ -378,9 +378,9 @@ def _laid_out_by_c(cls: type) -> bool:
     """Whether a heap type holds more than what a class statement adds: a dictionary, weak references, its __slots__."""
     if cls.__base__ is None:
         return False
-    slots = cls.__dict__.get("__slots__", ())
+    slots = namespace_of(cls).get("__slots__", ())
     members = 1 if isinstance(slots, str) else len(tuple(slots))
-    members += sum(name in cls.__dict__ for name in ("__dict__", "__weakref__"))
+    members += sum(name in namespace_of(cls) for name in ("__dict__", "__weakref__"))
     return cls.__basicsize__ - cls.__base__.__basicsize__ > 8 * members
 
 

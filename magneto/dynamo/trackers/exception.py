@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Source
-from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Tracker
+from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Tracker, namespace_of
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.object import ObjectTracker
@@ -92,8 +92,8 @@ class ExceptionTracker(ObjectTracker):
     def _descriptor(self, name: str) -> Any:
         """The attribute that a built-in exception class keeps in C (`StopIteration.value`, `OSError.errno`), or None."""
         for base in self.cls.__mro__:
-            if name in base.__dict__:
-                raw = base.__dict__[name]
+            if name in namespace_of(base):
+                raw = namespace_of(base)[name]
                 return (
                     raw
                     if isinstance(raw, (types.MemberDescriptorType, types.GetSetDescriptorType)) and not base.__flags__ & 1 << 9

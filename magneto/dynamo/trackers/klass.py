@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Item, Source
-from magneto.dynamo.trackers.base import MISSING, Entry, Later, Tracker
+from magneto.dynamo.trackers.base import MISSING, Entry, Later, Tracker, namespace_of
 from magneto.dynamo.trackers.constant import ConstTracker, is_constant
 from magneto.dynamo.trackers.dispatch import TABLE
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
@@ -36,7 +36,10 @@ _DATA = Data()
 
 def contents(cls: type) -> list[Any]:
     """What a class holds beside its written attributes."""
-    return [(base, [(key, id(value)) for key, value in vars(base).items() if key not in WRITTEN.get(base, ())]) for base in heap_bases(cls)]
+    return [
+        (base, [(key, id(value)) for key, value in namespace_of(base).items() if key not in WRITTEN.get(base, ())])
+        for base in heap_bases(cls)
+    ]
 
 
 def heap_bases(cls: type) -> list[type]:
@@ -53,15 +56,15 @@ def written_attr(m: Machine, cls: type, name: str) -> Tracker | None:
 
 
 def _own_written(m: Machine, cls: type, name: str) -> Tracker | None:
-    """`vars(cls).get(name)` as the program now finds it, guarded."""
+    """`namespace_of(cls).get(name)` as the program now finds it, guarded."""
     overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
     if (id(cls), name) in overlay:
         return overlay[(id(cls), name)]
     source = Held(cls.__name__, cls)
-    if name in vars(cls):
-        if _binds(type(vars(cls)[name])):
+    if name in namespace_of(cls):
+        if _binds(type(namespace_of(cls)[name])):
             m.graph_break("B103", attribute=name, value=f"class {cls.__qualname__}")
-        return m.wrap(vars(cls)[name], Item(InstanceDict(source), name))
+        return m.wrap(namespace_of(cls)[name], Item(InstanceDict(source), name))
     if name in WRITTEN.get(cls, ()):
         m.guard(Kind.KEY_ABSENT, InstanceDict(source), name)
     return None
@@ -74,8 +77,8 @@ def find_in_type(m: Machine, cls: type, name: str) -> Any:
         if WRITTEN and any(name in WRITTEN.get(base, ()) for base in cls.__mro__):
             return MISSING if written_attr(m, cls, name) is None else _DATA
     for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
+        if name in namespace_of(base):
+            return namespace_of(base)[name]
     return MISSING
 
 
@@ -121,7 +124,7 @@ class ClassTracker(Tracker):
         if name in _NAMES:
             value = getattr(cls, name)
             return m.wrap(value, Attr(Held(cls.__name__, cls), name)) if self._changeable(m, name) else held(m, value, name)
-        if name == "__dict__":
+        if name == "__dict__" and find_in_type(m, type(cls), name) is vars(type)[name]:
             guard_class(m, cls)
             views = m.__dict__.setdefault("_class_views", {})
             if cls not in views:
@@ -168,7 +171,7 @@ class ClassTracker(Tracker):
         cls = self.obj
         meta: Any = type(cls)
         plain = meta.__setattr__ is type.__setattr__ and meta.__delattr__ is type.__delattr__
-        old = vars(cls).get(name)
+        old = namespace_of(cls).get(name)
         if id(cls) in m.made or not plain or name.startswith("__") or not name.isidentifier():  # type: ignore[attr-defined]
             return False
         if not cls.__flags__ & _HEAP_TYPE or _binds(type(old)) or (value is not None and _binds(value.python_type())):
@@ -178,7 +181,7 @@ class ClassTracker(Tracker):
         if name not in WRITTEN.get(cls, ()):
             WRITTEN.setdefault(cls, set()).add(name)
             m.restart_knowing()  # type: ignore[attr-defined]
-        if value is None and (self.obj.__dict__.get(name, MISSING) is MISSING and m.overlay.get((id(cls), name)) is None):  # type: ignore[attr-defined]
+        if value is None and (namespace_of(self.obj).get(name, MISSING) is MISSING and m.overlay.get((id(cls), name)) is None):  # type: ignore[attr-defined]
             return False
         m.overlay[(id(cls), name)] = value  # type: ignore[attr-defined]
         if (view := m.__dict__.get("_class_views", {}).get(cls)) is not None:
@@ -199,7 +202,7 @@ class ClassTracker(Tracker):
 
 def _contents_view(m: Machine, cls: type) -> DictTracker:
     """`cls.__dict__`; the class is guarded as a whole but for its written attributes, which are read one by one."""
-    contents = vars(cls)
+    contents = namespace_of(cls)
     entries: dict[Any, tuple[Entry, Entry]] = {
         key: (ConstTracker(key), Later(value, Held(f"[{key!r}]", value))) for key, value in contents.items()
     }

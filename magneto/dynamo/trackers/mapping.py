@@ -135,10 +135,26 @@ def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
     return list(dict.items(obj))
 
 
-class DictTracker(Tracker):
+class Contents(Tracker):
+    """A container, or what is `inside` an instance of a derived class. (No reference to itself: what it holds shall not wait for a collection of garbage.)"""
+
+    __slots__ = ()
+    inside: Tracker | None
+
+    @property
+    def owner(self) -> Tracker:
+        """What the program knows it by."""
+        return self if self.inside is None else self.inside
+
+    @owner.setter
+    def owner(self, instance: Tracker) -> None:
+        self.inside = instance
+
+
+class DictTracker(Contents):
     """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
 
-    __slots__ = ("_asks", "_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "obj", "owner", "removals")
+    __slots__ = ("_asks", "_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "inside", "obj", "removals")
 
     def __init__(
         self,
@@ -149,10 +165,10 @@ class DictTracker(Tracker):
         machine: Machine | None = None,
     ) -> None:
         super().__init__(source)
+        self.inside = None
         self.entries: dict[Hashable, tuple[Entry, Entry]] = entries if entries is not None else {}
         self.cls = cls
         self.obj = obj
-        self.owner: Tracker = self
         self.default_factory: Tracker | None = None
         self.attrs: DictTracker | None = None  # attributes of an OrderedDict
         self.removals = 0  # how often keys were removed or moved
@@ -468,13 +484,13 @@ class DictViewTracker(Tracker):
         return em.assign("view", f"{em.value(self.of.owner)}.{self.kind}()")
 
 
-class SetTracker(Tracker):
+class SetTracker(Contents):
     """set or frozenset (`cls`) of hashable values. An existing set is guarded as a whole, in its order of iteration.
 
     `real` is a set with the same hash table, made by the same operations in the same order: only it knows the order of iteration. None where an element hashes by its address.
     """
 
-    __slots__ = ("_machine", "cls", "entries", "obj", "owner", "real")
+    __slots__ = ("_machine", "cls", "entries", "inside", "obj", "real")
 
     def __init__(
         self,
@@ -485,10 +501,10 @@ class SetTracker(Tracker):
         machine: Machine | None = None,
     ) -> None:
         super().__init__(source)
+        self.inside = None
         self.entries: dict[Hashable, Tracker] = entries if entries is not None else {}
         self.cls = cls
         self.obj = obj
-        self.owner: Tracker = self
         self.real: set[Any] | frozenset[Any] | None = obj if obj is not MISSING else cls() if not self.entries else None
         self._machine = machine
 

@@ -10,7 +10,7 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held, InstanceDict, Item, Local, Source
-from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker
+from magneto.dynamo.trackers.base import MISSING, CannotEmit, Tracker, namespace_of
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
@@ -19,18 +19,29 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
 
+_DICTIONARY = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
 def instance_dict(obj: Any) -> dict[str, Any] | None:
-    """The instance dictionary, without running user code."""
-    try:
-        found = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return None
+    """The instance dictionary, without running user code (`__dict__` may be a property of the program)."""
+    found = None
+    for base in type(obj).__mro__:
+        raw = namespace_of(base).get("__dict__")
+        if isinstance(raw, _DICTIONARY):
+            found = raw.__get__(obj)
+            break
     return found if type(found) is dict else None
 
 
 def has_finaliser(obj: Any) -> bool:
     """Whether the object's death runs code of its class. (Generators have a way of their own to end.)"""
     return hasattr(type(obj), "__del__") and type(obj) is not types.GeneratorType
+
+
+def dict_descriptor(cls: type) -> Any:
+    """The descriptor through which instances show their dictionary; None where the program has put something else in its place."""
+    found = next((namespace_of(base)["__dict__"] for base in cls.__mro__ if "__dict__" in namespace_of(base)), None)
+    return found if isinstance(found, _DICTIONARY) else None
 
 
 class InstanceDictTracker(DictTracker):
@@ -175,7 +186,7 @@ def part_from_owner(v: Tracker) -> None:
     """The instance and the built-in container inside know each other; capture is over, and the object shall not wait for a collection of garbage."""
     payload = getattr(v, "payload", None)
     if isinstance(payload, (DictTracker, SetTracker)):
-        payload.owner = payload
+        payload.inside = None
 
 
 class IdTracker(Tracker):
@@ -218,6 +229,8 @@ class OpaqueTracker(Tracker):
 
     def instance_attr(self, m: Machine, name: str) -> Tracker | None:
         namespace = instance_dict(self.obj)
+        if namespace is None and type(self.obj).__dictoffset__ and dict_descriptor(type(self.obj)) is None:
+            m.graph_break("B103", attribute=name, value=self.show())  # there is one, behind a property
         if namespace is None or self.source is None:
             return None
         if name in namespace:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.attributes import bind_attr
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Tracker, namespace_of
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker, class_attr, guard_class
 
@@ -36,8 +36,8 @@ class SuperTracker(Tracker):
         guard_class(m, start)
         mro = start.__mro__
         for base in mro[mro.index(self.cls) + 1 :]:
-            if name in base.__dict__:
-                raw = base.__dict__[name]
+            if name in namespace_of(base):
+                raw = namespace_of(base)[name]
                 break
         else:
             return None

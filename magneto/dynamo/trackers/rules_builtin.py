@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.trackers.attributes import generic_get, generic_set, get_attr, no_attribute, set_attr
-from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
+from magneto.dynamo.trackers.base import MISSING, Raised, Tracker, namespace_of
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker
@@ -192,7 +192,7 @@ def _asked(m: Machine, info: Any, name: str, v: Tracker) -> bool | None:
 
 def _names_a_class(cls: type) -> bool:
     """Whether instances may have a `__class__` of their own, as proxies do."""
-    return cls.__getattribute__ is not object.__getattribute__ or any("__class__" in vars(base) for base in cls.__mro__[:-1])  # type: ignore[comparison-overlap]
+    return cls.__getattribute__ is not object.__getattribute__ or any("__class__" in namespace_of(base) for base in cls.__mro__[:-1])  # type: ignore[comparison-overlap]
 
 
 def _named_class(m: Machine, v: Tracker, info: type) -> bool:
@@ -206,7 +206,7 @@ def _has_members(m: Machine, v: ObjectTracker, protocol: type) -> bool | None:
     """Whether an instance has the members of a typing.Protocol that its class lacks; None: the class has them all, or inherits from the protocol."""
     cls = v.python_type()
     members = getattr(protocol, "__protocol_attrs__", None) or typing._get_protocol_attrs(protocol)  # type: ignore[attr-defined]
-    missing = sorted(name for name in members if not any(name in vars(base) for base in cls.__mro__))
+    missing = sorted(name for name in members if not any(name in namespace_of(base) for base in cls.__mro__))
     if not missing or protocol in cls.__mro__:
         return None
     hooked = hasattr(cls, "__getattr__") or cls.__getattribute__ is not object.__getattribute__  # type: ignore[comparison-overlap]
@@ -279,7 +279,7 @@ def type_instancecheck(m: Machine, cls: ClassTracker, v: Tracker) -> Tracker:
 
 @rule(callable, Tracker)
 def callable_(m: Machine, v: Tracker) -> Tracker:
-    return m.const(any("__call__" in base.__dict__ for base in v.python_type().__mro__))
+    return m.const(any("__call__" in namespace_of(base) for base in v.python_type().__mro__))
 
 
 @rule(id, Tracker)

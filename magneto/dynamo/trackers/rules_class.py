@@ -136,7 +136,7 @@ def real_function(m: Machine, v: Tracker) -> Any:
     values = plain_all(m, v.defaults, v.kwdefaults)
     annotations = v.attrs.get("__annotations__")
     notes = plain_all(m, [], {k.try_const().value: x for k, x in annotations.pairs(m)}) if annotations is not None else ([], {})  # type: ignore[attr-defined,union-attr]
-    if values is None or notes is None or "__wrapped__" in v.namespace.entries or "__signature__" in v.namespace.entries:
+    if values is None or notes is None or v.namespace.entries:  # `__wrapped__`, `__text_signature__`, a partialmethod ...
         return MISSING
     closure = tuple(types.CellType() for _ in v.code.co_freevars)
     made = types.FunctionType(v.code, v.globals, v.name, tuple(values[0]), closure)
@@ -148,7 +148,7 @@ def real_function(m: Machine, v: Tracker) -> Any:
 def signature(m: Machine, v: Tracker, /, **kwargs: Tracker) -> Any:
     """Of a callable known by identity or by its code: the real signature."""
     real = real_function(m, v)
-    if real is MISSING or kwargs or id(real) in m.made:  # type: ignore[attr-defined]
+    if real is MISSING or kwargs or id(real) in m.made or any(v in operands for _, operands in m.effects):  # type: ignore[attr-defined]
         return NotImplemented
     if isinstance(v, ClassTracker):
         guard_class(m, v.obj)

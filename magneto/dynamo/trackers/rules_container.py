@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from magneto.dynamo.trackers.attributes import find_special, user_method
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, Tracker, namespace_of
 from magneto.dynamo.trackers.basic_iterator import (
     DictIterator,
     ItemsIterator,
@@ -462,7 +462,7 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
 
 
 def _names(v: Tracker) -> set[str]:
-    return {name for base in v.python_type().__mro__ for name in base.__dict__}
+    return {name for base in v.python_type().__mro__ for name in namespace_of(base)}
 
 
 @rule(len, Tracker)

@@ -11,7 +11,7 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Tracker, namespace_of
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
@@ -94,7 +94,7 @@ def _class_of(m: Machine, v: Tracker) -> Tracker:
 
 def _state(m: Machine, v: Tracker) -> Tracker:
     """The instance dictionary of a subclass, None otherwise."""
-    if any(type(raw) is types.MemberDescriptorType for base in heap_bases(v.python_type()) for raw in vars(base).values()):
+    if any(type(raw) is types.MemberDescriptorType for base in heap_bases(v.python_type()) for raw in namespace_of(base).values()):
         m.graph_break("B104", operation="copy", value=f"{v.show()}, whose class has slots")
     attrs = v.attrs(m) if isinstance(v, ObjectTracker) else v.namespace() if isinstance(v, DictTracker) else None
     return attrs if attrs is not None and attrs.length() else m.const(None)

@@ -251,13 +251,11 @@ class FunctionTracker(Tracker):
 
     def _mapping(self, m: Machine, name: str) -> Tracker | None:
         """__annotations__, __dict__, __type_params__."""
-        if self.anew and name == "__dict__":
-            return m.wrap(self.obj.__dict__, InstanceDict(self.source))  # type: ignore[arg-type]
+        if name == "__dict__":
+            return self.namespace
         if self.obj is not MISSING:
             value = getattr(self.obj, name, MISSING)
             return None if value is MISSING else m.wrap(value, Held(f"{self.name}.{name}", value))
-        if name == "__dict__":
-            return self.namespace
         if name == "__annotations__":
             return self.attrs.setdefault(name, DictTracker())
         return TupleTracker([]) if hasattr(types.FunctionType, name) else None

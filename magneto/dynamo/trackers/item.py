@@ -60,7 +60,8 @@ def number_of(m: Machine, v: TensorTracker, operation: str, cls: type = object) 
     return ItemTracker(cls, "{}.item()" if cls is own else f"{cls.__name__}({{}}.item())", (now,), m.count, operation)  # type: ignore[attr-defined]
 
 
-def _operand(v: Tracker) -> bool:
+def is_operand(v: Tracker) -> bool:
+    """Whether arithmetic with the number can be left to the run."""
     return (isinstance(v, ItemTracker) and v.cls is not str) or (isinstance(v, ConstTracker) and type(v.value) in (int, float, bool))
 
 
@@ -71,7 +72,7 @@ def _binary(fn: Any, symbol: str, compares: bool) -> None:
         if texts and left.python_type() is right.python_type() is str:
             item = next(v for v in (left, right) if isinstance(v, ItemTracker))
             return ItemTracker(bool if compares else str, f"({{}} {symbol} {{}})", (left, right), item.born, item.operation)
-        if not (_operand(left) and _operand(right)):
+        if not (is_operand(left) and is_operand(right)):
             return NotImplemented
         kinds = {left.python_type(), right.python_type()}
         cls = bool if compares else float if float in kinds else int

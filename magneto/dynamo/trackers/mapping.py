@@ -138,7 +138,7 @@ def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
 class Contents(Tracker):
     """A container, or what is `inside` an instance of a derived class. (No reference to itself: what it holds shall not wait for a collection of garbage.)"""
 
-    __slots__ = ()
+    __slots__ = ("inside",)
     inside: Tracker | None
 
     @property
@@ -154,7 +154,7 @@ class Contents(Tracker):
 class DictTracker(Contents):
     """dict, OrderedDict, defaultdict, and the dictionary inside an instance of a subclass (`owner`: the instance, operand of its effects)."""
 
-    __slots__ = ("_asks", "_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "inside", "obj", "removals")
+    __slots__ = ("_asks", "_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "obj", "removals")
 
     def __init__(
         self,
@@ -490,7 +490,7 @@ class SetTracker(Contents):
     `real` is a set with the same hash table, made by the same operations in the same order: only it knows the order of iteration. None where an element hashes by its address.
     """
 
-    __slots__ = ("_machine", "cls", "entries", "inside", "obj", "real")
+    __slots__ = ("_machine", "cls", "entries", "obj", "real")
 
     def __init__(
         self,

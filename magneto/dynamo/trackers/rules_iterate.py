@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.dynamo.bytecode.decode import VERSION
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Const, Tracker
 from magneto.dynamo.trackers.basic_iterator import (
@@ -32,6 +33,7 @@ from magneto.dynamo.trackers.dispatch import fold, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import PartialTracker
 from magneto.dynamo.trackers.getter import GetterTracker
+from magneto.dynamo.trackers.item import ItemTracker, is_operand
 from magneto.dynamo.trackers.iterator import (
     ChainIterator,
     EnumerateIterator,
@@ -94,7 +96,25 @@ def sum_(m: Machine, items: Tracker, start: Tracker | None = None) -> Any:
     total = start if start is not None else m.const(0)
     if issubclass(total.python_type(), str | bytes | bytearray):
         return NotImplemented
-    for item in iterate(m, items):
+    found = iterate(m, items)
+    if VERSION >= (3, 12) and any(item.python_type() is float for item in (total, *found)):
+        return _compensated(m, found, total)
+    for item in found:
+        total = m.apply(operator.add, total, item)
+    return total
+
+
+def _compensated(m: Machine, items: list[Tracker], total: Tracker) -> Any:
+    """From 3.12 on sum() of floats keeps what rounding loses: it is more than additions."""
+    late = next((item for item in items if isinstance(item, ItemTracker)), None)
+    if late is not None and all(map(is_operand, (total, *items))):
+        return ItemTracker(float, f"sum([{', '.join(['{}'] * len(items))}], {{}})", (*items, total), late.born, late.operation)
+    known = list(itertools.takewhile(lambda item: isinstance(item, ConstTracker), items)) if isinstance(total, ConstTracker) else []
+    if any(item.python_type() is float for item in items[len(known) :]):
+        return NotImplemented
+    if known:
+        total = fold(m, lambda start, *values: sum(values, start), (total, *known), {})
+    for item in items[len(known) :]:
         total = m.apply(operator.add, total, item)
     return total
 

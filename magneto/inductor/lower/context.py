@@ -26,6 +26,7 @@ MAX_READS = 12
 WORTH_KEEPING = 3  # operations; with fewer, several consumers recompute (one load and arithmetic against a store and a load)
 TABLE = 8  # operations; a number made of the index alone by fewer is made anew for each element
 SAVED = 4  # elements computed per element of what does not change, at least, to put it into memory
+CHEAP_OPS = 6  # at most as many are done again where that reads no more memory than the result has
 
 UNSUPPORTED_DTYPES = frozenset(
     d
@@ -125,6 +126,7 @@ class Lowering:
         self.only_loops = False  # are all consumers of the FX node being lowered loops?
         self.uses = 0  # of the FX node being lowered: consumers, counted through views
         self.names: set[str] = set()
+        self.sizes: dict[str, Size] = {}  # of buffers, in bytes
         self._counter = 0
         self._made: dict[tuple[Any, ...], Stored] = {}
         self._by_body: list[tuple[Computed, frozenset[str]]] = []  # unrealised boxes, for mutation
@@ -140,7 +142,11 @@ class Lowering:
                 return name
 
     def new_buffer(self, shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype, device: torch.device) -> Buffer:
-        return Buffer(self.fresh_name(), tuple(shape), tuple(strides), dtype, device)
+        return self.known(Buffer(self.fresh_name(), tuple(shape), tuple(strides), dtype, device))
+
+    def known(self, buffer: Buffer) -> Buffer:
+        self.sizes[buffer.name] = buffer.nbytes
+        return buffer
 
     # ---- boxes ---------------------------------------------------------------------------------------------------------
 
@@ -199,7 +205,8 @@ class Lowering:
         if box.ops > MAX_OPS or reads > MAX_READS:
             self.realise(box)
         elif self.uses > 1 and reads:
-            if feeds_memory or box.heavy or box.ops >= WORTH_KEEPING or reads > 2 or (reads == 2 and self.uses > 2):
+            several = box.ops >= WORTH_KEEPING or reads > 2 or (reads == 2 and self.uses > 2)
+            if feeds_memory or box.heavy or (several and not self._reads_no_more(box)):
                 self.realise(box)
 
     def settle_steady(self, operands: Sequence[object], val: object) -> None:
@@ -215,6 +222,16 @@ class Lowering:
                 continue
             if root.ops >= (TABLE if not root.reads else WORTH_KEEPING) or root.heavy:
                 self.realise(root)
+
+    def _reads_no_more(self, box: Computed) -> bool:
+        """Is computing a result anew as cheap as reading it, and its memory saved? (What does not change is computed once for all calls.)"""
+        if box.reads <= self.steady:
+            return False
+        sizes = [self.sizes.get(name) for name in box.reads]
+        own = box.dtype.itemsize
+        for size in box.shape:
+            own = own * size if isinstance(size, int) else 0
+        return box.ops <= CHEAP_OPS and sum(s if isinstance(s, int) else own + 1 for s in sizes) <= own + own // 8
 
     # ---- strided views -------------------------------------------------------------------------------------------------
 

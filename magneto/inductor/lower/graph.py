@@ -112,7 +112,7 @@ class _GraphLowering:
             self.inputs.append(None)
             self.env[node] = None if val is None else _Unusable(node.name, val)
             return
-        buffer = Buffer(node.name, tuple(val.shape), tuple(val.strides), val.dtype, val.device)
+        buffer = self.low.known(Buffer(node.name, tuple(val.shape), tuple(val.strides), val.dtype, val.device))
         if len(self.inputs) in self.state:
             self.low.steady.add(node.name)
         self.inputs.append(buffer)
@@ -125,7 +125,7 @@ class _GraphLowering:
         if not isinstance(value, torch.Tensor):
             self.env[node] = value
             return
-        buffer = Buffer(node.name, tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+        buffer = self.low.known(Buffer(node.name, tuple(value.shape), tuple(value.stride()), value.dtype, value.device))
         self.low.constants.append(Constant(buffer, value.detach()))
         self.env[node] = Stored(buffer)
 

@@ -1,4 +1,4 @@
-"""Decompositions of look-ups. Scatters and lookups by several index tensors stay library calls."""
+"""Decompositions of look-ups. Scatters and lookups by several index tensors stay library calls; of the library's ways of adding rows the fastest is taken."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from magneto.prims.decompositions.rows import LIBRARY
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
+
+LONG_ROW = 64  # elements: shorter rows are added faster one element at a time
 
 
 @row("embedding.default")
@@ -44,3 +46,21 @@ def _index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Any:
     dim = used[0]
     wide = index.to(torch.int64)
     return b.emit("index_select", x, dim, (wide < 0).where(wide + x.shape[dim], wide))
+
+
+@row("index_put.default", "_unsafe_index_put.default")
+def _index_put(b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Any:
+    """Rows added up at places of the first dimension, in the same order by index_add, which does not compute an address per element."""
+    index = indices[0] if len(indices) == 1 else None
+    if (
+        not accumulate
+        or index is None
+        or index.dtype is not torch.int64
+        or index.ndim != 1
+        or x.dtype not in (torch.float32, torch.float64)
+    ):
+        return LIBRARY
+    if not x.numel() or x.numel() < LONG_ROW * x.shape[0] or values.dtype is not x.dtype or values.shape != (*index.shape, *x.shape[1:]):
+        return LIBRARY
+    wrapped = (index < 0).where(index + x.shape[0], index)
+    return Value(b, b.node(torch.ops.aten.index_add.default, (x.node, 0, wrapped.node, values.node), x.meta), x.meta)

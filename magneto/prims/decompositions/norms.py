@@ -110,25 +110,29 @@ def _group_norm_backward(
     group: int,
     mask: Sequence[bool],
 ) -> Any:
+    """Everything follows from two sums per image and channel, so that no normalised values are kept: the gradient is a linear form of `grad` and x."""
     if x.numel() == 0:
         return LIBRARY
     dtype = compute_type(x.dtype)
-    blocks = (n, group, c // group, hw)
-    g, source = grad.to(dtype).reshape(blocks), x.to(dtype).reshape(blocks)
-    mu, rs = mean.to(dtype).along(blocks, (0, 1)), rstd.to(dtype).along(blocks, (0, 1))
-    normal = (source - mu) * rs
+    per_channel, blocks = (n, group, c // group), (n, group, c // group, hw)
+    g = grad.to(dtype).reshape(blocks)
+    centred = x.to(dtype).reshape(blocks) - mean.to(dtype).along(blocks, (0, 1))
+    rs = rstd.to(dtype).reshape((n, group))
+    total, product = g.reduce("sum", (3,)), (g * centred).reduce("sum", (3,))
+    w = None if weight is None else weight.to(dtype).reshape((group, c // group)).along(per_channel, (1, 2))
+    spread = rs.along(per_channel, (0, 1))
     dx = dweight = dbias = None
     if mask[0]:
-        scaled = g if weight is None else g * weight.to(dtype).reshape((group, c // group)).along(blocks, (1, 2))
         count = float((c // group) * hw)
-        first = (scaled.reduce("sum", (2, 3)) / count).spread(blocks, (2, 3))
-        second = ((scaled * normal).reduce("sum", (2, 3)) / count).spread(blocks, (2, 3))
-        dx = ((scaled - first - normal * second) * rs).reshape(x.shape).to(x.dtype)
+        first, second = ((s if w is None else s * w).reduce("sum", (2,)) / count for s in (total, product))
+        scale, slope = spread if w is None else spread * w, second * rs * rs * rs
+        dx = g * scale.along(blocks, (0, 1, 2)) - centred * slope.along(blocks, (0, 1)) - (first * rs).along(blocks, (0, 1))
+        dx = dx.reshape(x.shape).to(x.dtype)
     parameter = x.dtype if weight is None else weight.dtype
     if mask[1]:
-        dweight = (g * normal).reduce("sum", (0, 3)).reshape((c,)).to(parameter)
+        dweight = (product * spread).reduce("sum", (0,)).reshape((c,)).to(parameter)
     if mask[2]:
-        dbias = g.reduce("sum", (0, 3)).reshape((c,)).to(parameter)
+        dbias = total.reduce("sum", (0,)).reshape((c,)).to(parameter)
     return dx, dweight, dbias
 
 

@@ -324,11 +324,21 @@ clone_code(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(arg))
 
 #endif
 
+static PyObject *
+type_name(PyObject *Py_UNUSED(module), PyObject *type)
+{
+    if (!PyType_Check(type)) {
+        return PyErr_Format(PyExc_TypeError, "type_name() takes a class, not %s", Py_TYPE(type)->tp_name);
+    }
+    return PyUnicode_FromString(((PyTypeObject *)type)->tp_name);
+}
+
 static PyMethodDef frame_functions[] = {
 #if MG_SUPPORTED
     {"suspend", suspend, METH_VARARGS, "suspend(generator, resume, delegates=False)\n\nA generator that does not run then stands where `resume` says."},
     {"finish", finish, METH_O, "finish(generator)\n\nA generator that does not run then stands as if it had returned."},
 #endif
+    {"type_name", type_name, METH_O, "type_name(cls): the name by which CPython's own messages call a class (`collections.deque`, but `Point` for a program's)."},
     {"clone_code", clone_code, METH_O, "clone_code(code)\n\nThe code without arguments (cached): materialise() runs functions over it."},
     {NULL, NULL, 0, NULL},
 };

@@ -177,6 +177,8 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if info.rule is None or info.inplace_view or counting is not None:
                 raise
             answer, known = answer_by_torch(func, metas, meta_kwargs, str(problem)), False
+        if info.writes:
+            _refuse_resized(info, args, kwargs, answer)
         if known and not info.random:
             check_types(func, info.name, metas, meta_kwargs)
         out = self._wrap(info, args, kwargs, answer)
@@ -293,6 +295,15 @@ def _answer_write(info: OpInfo, metas: list[Any], kwargs: dict[str, Any]) -> Any
         for target, item in zip(targets, answer, strict=False):
             _check_target(target, item)
     return targets[0] if len(info.returns) == 1 else tuple(targets)
+
+
+def _refuse_resized(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+    """torch has resized what `out=` names."""
+    for relation, item in zip(info.returns, [answer] if len(info.returns) == 1 else answer or (), strict=False):
+        if relation is not None and relation[0] == "self" and type(item) is TensorMeta:
+            owner = _argument(args, kwargs, relation[1])
+            if isinstance(owner, torch.Tensor) and _meta(owner).shape != item.shape:
+                raise UnsupportedFake(info.name, "it resizes its argument")
 
 
 def _check_target(target: TensorMeta, answer: TensorMeta) -> None:

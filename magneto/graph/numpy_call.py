@@ -164,7 +164,7 @@ def _sample(meta: TensorMeta, fill: int) -> Any:
         raise UnsupportedFake("numpy", "an array too large to try the call on")
     import numpy
 
-    dtype = torch.empty(0, dtype=meta.dtype).numpy().dtype
+    dtype = numpy.dtype(str(meta.dtype).removeprefix("torch."))
     memory = numpy.full(max(meta.storage_size() - meta.storage_offset, 1), min(fill, 1), dtype)
     strides = [stride * dtype.itemsize for stride in meta.strides]
     array: Any = numpy.ndarray(meta.shape, dtype, memory, strides=strides)

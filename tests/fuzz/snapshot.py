@@ -91,7 +91,7 @@ class Walker:
         if isinstance(obj, type):
             if obj.__module__ != "fuzzed":
                 return obj.__qualname__
-            hidden = {"__dict__", "__weakref__", "__doc__", "__module__", "__slotnames__"}
+            hidden = {"__dict__", "__weakref__", "__doc__", "__module__", "__slotnames__", "_value2member_map_"}  # (enum's cache of flags)
             return (
                 obj.__qualname__,
                 [(k, self.of(v)) for k, v in vars(obj).items() if k not in hidden and not isinstance(v, types.MemberDescriptorType)],
@@ -129,6 +129,8 @@ class Walker:
             facts += [version, node]
         fields = [(name, self.of(value)) for name, value in t.__dict__.items()]
         grad = self.of(t.grad) if leaf else None
+        if self.tolerance == 0.0 and grad is not None and isinstance(grad[1], tuple):
+            grad[1][0][8] = None  # its version: autograd's accumulation writes some gradients in place
         return facts, Values(t.detach().clone().as_subclass(torch.Tensor), self.tolerance), fields, grad
 
 

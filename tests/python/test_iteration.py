@@ -282,3 +282,53 @@ def test_derived_dictionaries_notice_changes(cls: type, view: str, backend_break
         magneto.reset()
         x = torch.ones(2)
         assert repr(magneto.optimize("eager")(walk)(x, how)) == repr(walk(x, how))
+
+
+CHANGING = {
+    "deque": (
+        lambda: collections.deque([1, 2, 3]),
+        [lambda d: d.append(1), lambda d: d.rotate(1), lambda d: d.reverse(), lambda d: d.clear()],
+    ),
+    "dict": (lambda: {"a": 1, "b": 2}, [lambda d: d.update(c=1), lambda d: d.update(a=3)]),
+    "items": (lambda: {"a": 1, "b": 2}, [lambda d: d.update(c=1)]),
+    "set": (lambda: {1, 2, 3}, [lambda d: d.add(7), lambda d: d.add(1), lambda d: d.clear()]),
+}
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+@pytest.mark.parametrize("start", [iter, reversed])
+@pytest.mark.parametrize("kind", CHANGING)
+def test_iterators_of_what_changed_leave_the_region(kind: str, start: Any, taken: int) -> None:
+    """An iterator that is stepped outside notices changes made inside before, and makes none of them twice."""
+    make, changes = CHANGING[kind]
+    if kind == "set" and start is reversed:
+        pytest.skip("sets have no order")
+
+    def walk(x: torch.Tensor, values: Any, change: Any) -> Any:
+        it = start(values.items() if kind == "items" else values)
+        for _ in range(taken):
+            next(it, None)
+        change(values)
+        return x + 1, next(it, "end"), next(it, "end")
+
+    def leave(x: torch.Tensor, values: Any, change: Any) -> Any:
+        it = start(values.items() if kind == "items" else values)
+        for _ in range(taken):
+            next(it, None)
+        change(values)
+        return it
+
+    def outcome(fn: Any, change: Any) -> Any:
+        values = make()
+        seen: list[Any] = []
+        try:
+            result = fn(torch.ones(2), values, change)
+            seen.append(result if isinstance(result, tuple) else [*map(str, result)])
+        except RuntimeError as error:
+            seen.append(str(error))
+        return repr((seen, list(values)))
+
+    for change in changes:
+        for fn in (walk, leave):
+            magneto.reset()
+            assert outcome(magneto.optimize("eager")(fn), change) == outcome(fn, change)

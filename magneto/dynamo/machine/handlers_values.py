@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from magneto import _C
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.guards.rows import Kind
@@ -18,6 +19,7 @@ from magneto.dynamo.machine.handlers_control import can_be_spread
 from magneto.dynamo.machine.lifetime import let_go
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.object import payload_of
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine as M
@@ -455,7 +457,7 @@ def map_add(m: M, f: SymFrame, i: Instruction) -> None:
 def list_extend(m: M, f: SymFrame, i: Instruction) -> None:
     iterable = f.pop()
     if not can_be_spread(iterable):
-        m.raise_exception(TypeError(f"Value after * must be an iterable, not {iterable.python_type().__name__}"))
+        m.raise_exception(TypeError(f"Value after * must be an iterable, not {_C.type_name(iterable.python_type())}"))
     m.apply(list.extend, f.stack[-i.arg], iterable)
 
 
@@ -465,9 +467,15 @@ def set_update(m: M, f: SymFrame, i: Instruction) -> None:
     m.apply(set.update, f.stack[-i.arg], iterable)
 
 
+def _is_mapping(v: Tracker) -> bool:
+    return isinstance(payload_of(v), trackers.DictTracker) or hasattr(v.python_type(), "keys")
+
+
 @opcode("DICT_UPDATE", "dict between* mapping -- dict between*")
 def dict_update(m: M, f: SymFrame, i: Instruction) -> None:
     mapping = f.pop()
+    if not _is_mapping(mapping):
+        m.raise_exception(TypeError(f"'{_C.type_name(mapping.python_type())}' object is not a mapping"))
     m.apply(dict.update, f.stack[-i.arg], mapping)
 
 
@@ -475,6 +483,8 @@ def dict_update(m: M, f: SymFrame, i: Instruction) -> None:
 def dict_merge(m: M, f: SymFrame, i: Instruction) -> None:
     mapping = f.pop()
     target = f.stack[-i.arg]
+    if not _is_mapping(mapping):
+        m.graph_break("B104", operation="**", value=mapping.show())
     for key in m.iterate(m.apply(iter, mapping)):
         if m.truth(m.apply(operator.contains, target, key)):
             const = key.try_const()
@@ -492,7 +502,7 @@ def list_to_tuple(m: M, f: SymFrame, i: Instruction) -> None:
 
 def _unpackable(m: M, v: Tracker) -> Tracker:
     if not can_be_spread(v):
-        m.raise_exception(TypeError(f"cannot unpack non-iterable {v.python_type().__name__} object"))
+        m.raise_exception(TypeError(f"cannot unpack non-iterable {_C.type_name(v.python_type())} object"))
     return v
 
 

@@ -180,7 +180,7 @@ def _delete_attr(c: FormContext) -> Outcome:
 
 @form("LIST_EXTEND")
 def _list_extend(c: FormContext) -> Outcome:
-    return c.then(c.active(list.extend, c.v(c.instruction.arg + 1), c.v(1)), 1)
+    return c.then(c.active(runtime.spread, c.v(c.instruction.arg + 1), c.v(1)), 1)
 
 
 @form("SET_UPDATE")
@@ -190,7 +190,7 @@ def _set_update(c: FormContext) -> Outcome:
 
 @form("DICT_UPDATE")
 def _dict_update(c: FormContext) -> Outcome:
-    return c.then(c.active(dict.update, c.v(c.instruction.arg + 1), c.v(1)), 1)
+    return c.then(c.active(runtime.merge, c.v(c.instruction.arg + 1), c.v(1)), 1)
 
 
 @form("LIST_TO_TUPLE")

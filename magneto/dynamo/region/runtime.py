@@ -44,6 +44,20 @@ def delegate(value: Any) -> Any:
     return value if type(value) is types.GeneratorType else iter(value)
 
 
+def spread(items: list[Any], value: Any) -> None:
+    """`[*value]` behind what the list has."""
+    if not hasattr(type(value), "__iter__") and not hasattr(type(value), "__getitem__"):
+        raise TypeError(f"Value after * must be an iterable, not {_C.type_name(type(value))}")
+    items.extend(value)
+
+
+def merge(table: dict[Any, Any], value: Any) -> None:
+    """`{**value}` behind what the dictionary has: pairs, which `dict.update` takes, are no mapping."""
+    if not hasattr(value, "keys"):
+        raise TypeError(f"'{_C.type_name(type(value))}' object is not a mapping")
+    table.update(value)
+
+
 def enter(manager: Any) -> tuple[Any, Any]:
     """(bound `__exit__`, result of `__enter__`), looked up as a with-statement does."""
     cls = type(manager)
@@ -51,7 +65,7 @@ def enter(manager: Any) -> tuple[Any, Any]:
         enter_method, exit_method = cls.__enter__, cls.__exit__
     except AttributeError as error:
         missing = "__enter__" if "__enter__" in str(error) else "__exit__"
-        text = f"'{cls.__name__}' object does not support the context manager protocol"
+        text = f"'{_C.type_name(cls)}' object does not support the context manager protocol"
         raise TypeError(text + (" (missed __exit__ method)" if missing == "__exit__" else "")) from None
     leave = exit_method.__get__(manager, cls)
     return leave, enter_method.__get__(manager, cls)()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held, Local, Source, Stack
 from magneto.dynamo.trackers.array_memory import MAX_BYTES, KnownMemory, owner_of, snapshot
@@ -154,7 +155,8 @@ class ArrayTracker(Tracker):
 
         shape = self.shape()
         if not shape:
-            m.raise_exception(TypeError("iteration over a 0-d array"))
+            name = _C.type_name(self.python_type())
+            m.raise_exception(TypeError(f"'{name}' object is not iterable" if self.number else "iteration over a 0-d array"))
         return [m.apply(operator.getitem, self, m.const(i)) for i in range(shape[0])]
 
     def emit(self, em: Emitter) -> str:

@@ -281,11 +281,11 @@ def generic_set(m: Machine, v: ObjectTracker, name: str, value: Tracker | None) 
         m.graph_break("B107", value=v.show(), reason=f"attribute {name!r} is a descriptor")
     if not is_slot and v.attrs(m) is None:
         why = f"has no attribute '{name}'{NO_DICT}" if raw is MISSING else f"attribute '{name}' is read-only"
-        m.raise_exception(AttributeError(f"'{cls.__name__}' object {why}"))
+        m.raise_exception(AttributeError(f"'{_C.type_name(cls)}' object {why}"))
     if value is None:
         present = v.slot_attr(m, name, raw) if is_slot else v.instance_attr(m, name)
         if present is None:
-            m.raise_exception(AttributeError(name if is_slot else f"'{cls.__name__}' object has no attribute '{name}'"))
+            m.raise_exception(AttributeError(name if is_slot else f"'{_C.type_name(cls)}' object has no attribute '{name}'"))
     v.set_instance_attr(m, name, value, is_slot)
 
 
@@ -308,7 +308,7 @@ def no_attribute(m: Machine, v: Tracker, name: str) -> AttributeError:
         return AttributeError(f"type object '{v.obj.__name__}' has no attribute '{name}'", name=name)
     if isinstance(v.obj, types.ModuleType):
         return AttributeError(f"module '{v.obj.__name__}' has no attribute '{name}'", name=name)
-    return AttributeError(f"'{v.python_type().__name__}' object has no attribute '{name}'", name=name)
+    return AttributeError(f"'{_C.type_name(v.python_type())}' object has no attribute '{name}'", name=name)
 
 
 def find_special(m: Machine, v: Tracker, name: str) -> Tracker | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.trackers.base import CannotEmit, Tracker, read
-from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.container import DequeTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 
 if TYPE_CHECKING:
@@ -28,26 +28,21 @@ class IteratorTracker(Tracker):
 
 
 class SequenceIterator(IteratorTracker):
-    """Iterator over a list, tuple or deque: sees changes made while it runs, as CPython's does."""
+    """Iterator over a list or tuple: sees changes made while it runs, as CPython's does."""
 
-    __slots__ = ("index", "of", "size")
+    __slots__ = ("index", "of")
 
     def __init__(self, of: SequenceTracker) -> None:
         super().__init__()
         self.of: SequenceTracker | None = of
         self.index = 0
-        self.size = of.length() if of.cls is collections.deque else -1
 
     def python_type(self) -> type:
-        if self.size >= 0:
-            return type(iter(collections.deque()))
         return type(iter([])) if self.of is None or self.of.cls is list else type(iter(()))
 
     def step(self, m: Machine) -> Tracker | None:
         if self.of is None:
             return None
-        if self.size >= 0 and self.size != self.of.length():
-            m.raise_exception(RuntimeError("deque mutated during iteration"))
         if self.index >= len(self.of.entries):
             self.of.sized()
             self.of = None
@@ -63,6 +58,48 @@ class SequenceIterator(IteratorTracker):
             em.line(f"{name}.__setstate__({self.index})")
         elif self.index:
             em.line(f"for _ in range({self.index}): next({name})")
+        return name
+
+
+class DequeIterator(IteratorTracker):
+    """Iterator over a deque: raises once the deque has been changed; the forward one at each further step, also behind its end."""
+
+    __slots__ = ("index", "of", "reverse", "size", "turns")
+
+    def __init__(self, of: DequeTracker, reverse: bool = False) -> None:
+        super().__init__()
+        self.of, self.reverse = of, reverse
+        self.index = 0
+        self.turns = of.turns
+        self.size = of.length()
+
+    def python_type(self) -> type:
+        queue: collections.deque[Any] = collections.deque()
+        return type(reversed(queue) if self.reverse else iter(queue))
+
+    def step(self, m: Machine) -> Tracker | None:
+        if self.reverse and self.index >= self.size:
+            return None
+        if self.of.turns != self.turns:
+            self.index = self.size
+            m.raise_exception(RuntimeError("deque mutated during iteration"))
+        if self.index >= self.size:
+            return None
+        self.index += 1
+        return self.of.item(m, self.size - self.index if self.reverse else self.index - 1)
+
+    def emit(self, em: Emitter) -> str:
+        start = "reversed" if self.reverse else "iter"
+        if self.of.turns == self.turns:
+            name = em.assign("it", f"{start}({em.value(self.of)})", self)
+            if self.index:
+                em.line(f"for _ in range({self.index}): next({name})")
+            return name
+        other = em.assign("queue", f"{em.const(collections.deque, 'deque')}((None,))")  # one whose iterator raises too
+        name = em.assign("it", f"{start}({other})", self)
+        if self.index >= self.size:
+            em.line(f"next({name})")
+        em.line(f"{other}.append(None)")
         return name
 
 
@@ -140,6 +177,11 @@ class DictIterator(IteratorTracker):
 
     def emit(self, em: Emitter) -> str:
         of = self.of
+        if of is not None and not self.ordered and len(of.entries) != len(self.tokens):
+            other = em.assign("changed", "{None: 0}")  # a dictionary whose iterator raises too
+            name = em.assign("it", f"{'reversed' if self.reverse else 'iter'}({other}.{self.kind}())", self)
+            em.line(f"{other}[0] = 0")
+            return name
         if of is not None and (of.removals != self.removals or len(of.entries) != len(self.tokens)):
             raise CannotEmit(self)
         empty = f"{em.const(collections.OrderedDict, 'OrderedDict')}()" if self.ordered else "{}"
@@ -178,6 +220,11 @@ class SetIterator(IteratorTracker):
     def emit(self, em: Emitter) -> str:
         if self.of is None:
             return em.assign("it", "iter(())", self)
+        if len(self.of.entries) != len(self.items):
+            other = em.assign("changed", "{None}")  # a set whose iterator raises too
+            name = em.assign("it", f"iter({other})", self)
+            em.line(f"{other}.add(0)")
+            return name
         if not self.index:
             return em.assign("it", f"iter({em.value(self.of)})", self)
         return em.assign("it", f"iter([{', '.join(em.value(item) for item in self.items[self.index :])}])", self)

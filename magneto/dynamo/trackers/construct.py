@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.trackers.array import numpy_module
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import MISSING, Tracker
@@ -92,7 +93,7 @@ def _initialise(m: Machine, klass: ClassTracker, new: Any, made: Tracker, args: 
         result = m.call(held(m, init, f"{cls.__name__}.__init__"), [made, *args], kwargs)
         const = result.try_const()
         if const is None or const.value is not None:
-            m.raise_exception(TypeError(f"__init__() should return None, not '{result.python_type().__name__}'"))
+            m.raise_exception(TypeError(f"__init__() should return None, not '{_C.type_name(result.python_type())}'"))
     elif init is not object.__init__:
         apply(m, init, [made, *args], kwargs)
     elif (args or kwargs) and new is object.__new__:
@@ -160,7 +161,7 @@ def _exception(m: Machine, cls: type[BaseException], args: Sequence[Tracker], kw
         m.graph_break("B101", callee=cls.__qualname__, reason="its constructor is C code")
     members = exception_members(cls)
     if kwargs and in_c and not members:
-        m.raise_exception(TypeError(f"{cls.__name__}() takes no keyword arguments"))
+        m.raise_exception(TypeError(f"{_C.type_name(cls)}() takes no keyword arguments"))
     made = ExceptionTracker(cls, args)
     made.slots.update((name, m.const(None)) for name in members)
     return made
@@ -232,7 +233,7 @@ def object_init(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
     if find_in_type(m, cls, "__init__") is not object.__init__:
         m.raise_exception(TypeError("object.__init__() takes exactly one argument (the instance to initialize)"))
     if _new_of(m, cls) is object.__new__:
-        m.raise_exception(TypeError(f"{cls.__name__}.__init__() takes exactly one argument (the instance to initialize)"))
+        m.raise_exception(TypeError(f"{_C.type_name(cls)}.__init__() takes exactly one argument (the instance to initialize)"))
 
 
 def _new_of(m: Machine, cls: type) -> Any:
@@ -311,7 +312,7 @@ def call_value(m: Machine, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping
         m.graph_break("B101", callee=fn.show(), reason="it is not Python code")
     method = find_special(m, fn, "__call__")
     if method is None:
-        m.raise_exception(TypeError(f"'{fn.python_type().__name__}' object is not callable"))
+        m.raise_exception(TypeError(f"'{_C.type_name(fn.python_type())}' object is not callable"))
     if isinstance(method, BuiltinTracker) and method.obj is fn:
         m.graph_break("B101", callee=fn.show(), reason="it is not Python code")
     return m.call(method, args, kwargs)

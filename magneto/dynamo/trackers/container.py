@@ -169,7 +169,7 @@ class ListTracker(SequenceTracker):
 class DequeTracker(SequenceTracker):
     """collections.deque without a maximal length, or with one that the operation does not reach."""
 
-    __slots__ = ("maxlen",)
+    __slots__ = ("maxlen", "turns")
 
     def __init__(
         self,
@@ -181,6 +181,11 @@ class DequeTracker(SequenceTracker):
     ) -> None:
         super().__init__(items, collections.deque, source, obj, machine)
         self.maxlen = maxlen
+        self.turns = 0  # changes that its iterators notice
+
+    def log(self, m: Machine, method: str, *operands: Tracker) -> None:
+        self.turns += method not in ("reverse", "__setitem__") and not (method == "rotate" and len(self.entries) < 2)
+        super().log(m, method, *operands)
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         return m.const(self.maxlen) if name == "maxlen" else None

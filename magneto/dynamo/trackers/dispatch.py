@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Raised, Tracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -95,6 +95,11 @@ def run_rule(m: Machine, fn: Any, body: Rule, args: Sequence[Tracker], kwargs: M
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise
+    except Raised:
+        for arg in (*args, *kwargs.values()):
+            if hasattr(arg, "needed"):  # a rule may have taken a number of the run for something that is no number
+                arg.needed(m)
+        raise
     name = getattr(fn, "__qualname__", None) or repr(fn)
     m.graph_break("B101", callee=name, reason="arguments that its rule does not describe")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
@@ -417,7 +418,7 @@ def next_or_none(m: Machine, it: Tracker) -> Tracker | None:
                     return None
                 raise
     if not hasattr(it.python_type(), "__next__"):
-        m.raise_exception(TypeError(f"'{it.python_type().__name__}' object is not an iterator"))
+        m.raise_exception(TypeError(f"'{_C.type_name(it.python_type())}' object is not an iterator"))
     m.graph_break("B110", value=it.show())
 
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from magneto import _C
 from magneto.dynamo.bytecode.decode import decode
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, InstanceDict, Item, KeyAt, Source
@@ -92,7 +93,7 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
     if isinstance(key, TupleTracker):
         return tuple(key_token(m, item) for item in key.items(m))
     if cls.__hash__ is None:
-        m.raise_exception(TypeError(f"unhashable type: '{cls.__name__}'"))
+        m.raise_exception(TypeError(f"unhashable type: '{_C.type_name(cls)}'"))
     if isinstance(cls.__hash__, types.FunctionType) and not hasattr(cls, "__torch_function__") and not issubclass(type(key.obj), type):
         return ByProgram(m, key)
     payload = getattr(key, "payload", None)

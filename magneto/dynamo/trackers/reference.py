@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Local, Stack
 from magneto.dynamo.trackers.base import Tracker
@@ -57,7 +58,7 @@ def make_ref(m: Machine, v: Tracker, callback: Tracker | None = None) -> Any:
     if callback is not None and not isinstance(callback, ConstTracker) and (owned or not RefTracker(v).alive(m)):
         m.graph_break("B101", callee="weakref.ref", reason="its callback runs when the object dies")
     if v.python_type().__weakrefoffset__ == 0:
-        m.raise_exception(TypeError(f"cannot create weak reference to '{v.python_type().__name__}' object"))
+        m.raise_exception(TypeError(f"cannot create weak reference to '{_C.type_name(v.python_type())}' object"))
     return m.references.setdefault(v, RefTracker(v)) if callback is None else RefTracker(v, callback)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.trackers.attributes import generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker, namespace_of
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def const_str(m: Machine, v: Tracker) -> str:
     const = v.try_const()
     if const is None or not isinstance(const.value, str):
-        m.raise_exception(TypeError(f"attribute name must be string, not '{v.python_type().__name__}'"))
+        m.raise_exception(TypeError(f"attribute name must be string, not '{_C.type_name(v.python_type())}'"))
     return str(const.value)
 
 

@@ -23,7 +23,8 @@ from magneto.dynamo.trackers.function import CODE_RULES, BoundMethodTracker, Fun
 from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.plain import plain_all
-from magneto.dynamo.trackers.rules_operator import ask, same
+from magneto.dynamo.trackers.rules_identity import same
+from magneto.dynamo.trackers.rules_operator import ask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker, namespace_of
 from magneto.dynamo.trackers.basic_iterator import (
+    DequeIterator,
     DictIterator,
     ItemsIterator,
     IteratorTracker,
@@ -29,8 +31,8 @@ from magneto.dynamo.trackers.iterator import CallableIterator, GetItemIterator, 
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, equal_keys
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
+from magneto.dynamo.trackers.rules_identity import same
 from magneto.dynamo.trackers.rules_length import expected
-from magneto.dynamo.trackers.rules_operator import same
 from magneto.dynamo.trackers.size import size_at
 from magneto.dynamo.trackers.tensor import TensorTracker
 
@@ -42,6 +44,13 @@ ODict = collections.OrderedDict
 
 def _is_none(v: Tracker | None) -> bool:
     return v is None or (isinstance(v, ConstTracker) and v.read() is None)
+
+
+def position_of(m: Machine, index: Tracker) -> int:
+    const = m.apply(operator.index, index).try_const()
+    if const is None:
+        m.graph_break("B102", operation="use as an index")
+    return const.value  # type: ignore[no-any-return]
 
 
 def raise_key_error(m: Machine, key: Tracker) -> NoReturn:
@@ -200,7 +209,7 @@ def appendleft(m: Machine, v: DequeTracker, item: Tracker) -> None:
 
 @rule((list.pop, collections.deque.pop), SequenceTracker)
 def pop(m: Machine, v: SequenceTracker, index: Tracker | None = None) -> Any:
-    position = -1 if index is None else m.apply(operator.index, index).try_const().value  # type: ignore[union-attr]
+    position = -1 if index is None else position_of(m, index)
     length = v.length()
     if not length:
         m.raise_exception(IndexError("pop from empty list" if isinstance(v, ListTracker) else "pop from an empty deque"))
@@ -224,18 +233,17 @@ def popleft(m: Machine, v: DequeTracker) -> Any:
 
 @rule(list.insert, ListTracker, Tracker, Tracker)
 def insert(m: Machine, v: ListTracker, index: Tracker, item: Tracker) -> None:
-    position = m.apply(operator.index, index)
-    assert isinstance(position, ConstTracker)
+    position = position_of(m, index)
     v.sized()
-    v.entries.insert(position.read(), item)
-    v.log(m, "insert", position, item)
+    v.entries.insert(position, item)
+    v.log(m, "insert", m.const(position), item)
 
 
 @rule((list.clear, collections.deque.clear), SequenceTracker)
 def list_clear(m: Machine, v: SequenceTracker) -> None:
-    v.sized()
-    v.entries.clear()
-    v.log(m, "clear")
+    if v.length():
+        v.entries.clear()
+        v.log(m, "clear")
 
 
 @rule(list.copy, ListTracker)
@@ -425,6 +433,8 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         return CallableIterator(v, sentinel[0])
     if isinstance(v, IteratorTracker) or hasattr(v, "next_or_none"):
         return v
+    if isinstance(v, DequeTracker):
+        return DequeIterator(v)
     if isinstance(v, SequenceTracker):
         return SequenceIterator(v)
     if isinstance(v, ConstTracker) and isinstance(v.read(), (range, str, bytes)):
@@ -449,7 +459,7 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         if method is not None and not _is_none(method):
             made = m.call(method, [], {})
             if not hasattr(made.python_type(), "__next__"):
-                m.raise_exception(TypeError(f"iter() returned non-iterator of type '{made.python_type().__name__}'"))
+                m.raise_exception(TypeError(f"iter() returned non-iterator of type '{_C.type_name(made.python_type())}'"))
             return made
         if method is None and find_special(m, v, "__getitem__") is not None and "__iter__" not in _names(v):
             return GetItemIterator(v)
@@ -457,7 +467,7 @@ def iter_(m: Machine, v: Tracker, *sentinel: Tracker) -> Any:
         return ItemsIterator([m.const(member) for member in v.read()])
     cls = v.python_type()
     if not hasattr(cls, "__iter__"):
-        m.raise_exception(TypeError(f"'{cls.__name__}' object is not iterable"))
+        m.raise_exception(TypeError(f"'{_C.type_name(cls)}' object is not iterable"))
     m.graph_break("B110", value=v.show())
 
 
@@ -485,9 +495,9 @@ def len_(m: Machine, v: Tracker) -> Any:
             if const is None or type(const.value) is not int or not 0 <= const.value <= sys.maxsize:
                 m.graph_break("B104", operation="len()", value=v.show())
             return result
-        m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()"))
+        m.raise_exception(TypeError(f"object of type '{_C.type_name(v.python_type())}' has no len()"))
     if not hasattr(v.python_type(), "__len__"):
-        m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()"))
+        m.raise_exception(TypeError(f"object of type '{_C.type_name(v.python_type())}' has no len()"))
     return NotImplemented
 
 

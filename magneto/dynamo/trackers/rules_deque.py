@@ -10,7 +10,7 @@ from magneto.dynamo.trackers.container import DequeTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.mapping import equal_keys
-from magneto.dynamo.trackers.rules_operator import same
+from magneto.dynamo.trackers.rules_identity import same
 from magneto.dynamo.trackers.rules_subscript import index_of
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from magneto import _C
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
@@ -119,7 +120,7 @@ def _derive(m: Machine, exc: ExceptionTracker, parts: list[Tracker]) -> Tracker 
 @rule(BaseException.add_note, ExceptionTracker, Tracker)
 def add_note(m: Machine, exc: ExceptionTracker, note: Tracker) -> Any:
     if not issubclass(note.python_type(), str):
-        m.raise_exception(TypeError(f"note must be a str, not '{note.python_type().__name__}'"))
+        m.raise_exception(TypeError(f"note must be a str, not '{_C.type_name(note.python_type())}'"))
     if not m.truth(m.apply(hasattr, exc, m.const("__notes__"))):
         m.apply(setattr, exc, m.const("__notes__"), ListTracker([]))
     m.apply(list.append, m.apply(getattr, exc, m.const("__notes__")), note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import math
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.bytecode.decode import VERSION
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Const, Tracker
 from magneto.dynamo.trackers.basic_iterator import (
     CountIterator,
     CycleIterator,
+    DequeIterator,
     DictIterator,
     ItemsIterator,
     IteratorTracker,
@@ -28,7 +29,7 @@ from magneto.dynamo.trackers.basic_iterator import (
     SequenceIterator,
 )
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.container import DequeTracker, ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker
 from magneto.dynamo.trackers.function import PartialTracker
@@ -145,7 +146,7 @@ rule(all, Tracker)(_search(False))
 @rule(round, Tracker)
 def round_(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if isinstance(v, TensorTracker):
-        m.raise_exception(TypeError(f"type {v.python_type().__name__} doesn't define __round__ method"))
+        m.raise_exception(TypeError(f"type {_C.type_name(v.python_type())} doesn't define __round__ method"))
     return fold(m, round, (v, *args), kwargs)
 
 
@@ -205,19 +206,12 @@ _filter(filter)
 _filter(itertools.filterfalse)
 
 
-class _ReversedDeque(SequenceIterator):
-    __slots__ = ()
-
-    def python_type(self) -> type:
-        return type(reversed(collections.deque()))
-
-
 @rule(reversed, Tracker)
 def reversed_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, TensorTracker):
         return m.apply(torch.flip, v, m.const((0,)))
     if isinstance(v, ObjectTracker) and find_in_type(m, v.python_type(), "__reversed__") is None:
-        m.raise_exception(TypeError(f"'{v.python_type().__name__}' object is not reversible"))
+        m.raise_exception(TypeError(f"'{_C.type_name(v.python_type())}' object is not reversible"))
     method = find_special(m, v, "__reversed__") if isinstance(v, ObjectTracker) else None
     if method is not None:
         return m.call(method, [], {})
@@ -229,13 +223,13 @@ def reversed_(m: Machine, v: Tracker) -> Any:
         return DictIterator(m, v.of, v.kind, True)
     if isinstance(v, ConstTracker) and isinstance(v.read(), range):
         return RangeIterator(v.read()[::-1])
-    if isinstance(v, SequenceTracker):
-        return _ReversedDeque(ListTracker(v.items(m)[::-1]))
+    if isinstance(v, DequeTracker):
+        return DequeIterator(v, True)
     cls = v.python_type()
     if hasattr(cls, "__reversed__"):
         return ItemsIterator(iterate(m, v)[::-1])
     if not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")):
-        m.raise_exception(TypeError(f"'{cls.__name__}' object is not reversible"))
+        m.raise_exception(TypeError(f"'{_C.type_name(cls)}' object is not reversible"))
     length = m.apply(len, v).try_const()
     if length is None:
         m.graph_break("B104", operation="reversed()", value=v.show())

@@ -6,6 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
+from magneto import _C
 from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -158,7 +159,7 @@ def hash_(m: Machine, v: Tracker) -> Any:
     if isinstance(v, TensorTracker):  # torch says so
         return IdTracker(v)
     if v.python_type().__hash__ is None:
-        m.raise_exception(TypeError(f"unhashable type: '{v.python_type().__name__}'"))
+        m.raise_exception(TypeError(f"unhashable type: '{_C.type_name(v.python_type())}'"))
     if user_method(m, v, "__hash__") is not MISSING:
         method = find_special(m, v, "__hash__")
         assert method is not None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayTracker, function_text, numpy_module, track
 from magneto.dynamo.trackers.array_memory import view_of
@@ -407,7 +408,9 @@ def setitem(m: Machine, v: ArrayTracker, key: Tracker, value: Tracker) -> Any:
 def length(m: Machine, v: ArrayTracker) -> Any:
     shape = v.shape()
     if not shape:
-        m.raise_exception(TypeError(f"object of type '{v.python_type().__name__}' has no len()" if v.number else "len() of unsized object"))
+        m.raise_exception(
+            TypeError(f"object of type '{_C.type_name(v.python_type())}' has no len()" if v.number else "len() of unsized object")
+        )
     return m.const(shape[0])
 
 

@@ -1,4 +1,4 @@
-"""Rows of the operators: arithmetic, comparison, identity, truth, membership, subscripts."""
+"""Rows of the operators: arithmetic, comparison, truth, membership. Identity: rules_identity.py."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Held
+from magneto import _C
 from magneto.dynamo.trackers.array import ArrayTracker
 from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
-from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar, same_constant
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.function import BoundMethodTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import each, iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type, held
 from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker, equal_keys
-from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker, payload_of
 from magneto.dynamo.trackers.plain import plain
 from magneto.dynamo.trackers.reference import RefTracker
+from magneto.dynamo.trackers.rules_identity import same
 from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
-from magneto.graph import UnknownMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -437,7 +435,7 @@ def _ordered(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tra
     if isinstance(a, OpaqueTracker) or isinstance(b, OpaqueTracker):
         m.graph_break("B104", operation=symbol, value=a.show())
     m.raise_exception(
-        TypeError(f"'{symbol}' not supported between instances of '{a.python_type().__name__}' and '{b.python_type().__name__}'")
+        TypeError(f"'{symbol}' not supported between instances of '{_C.type_name(a.python_type())}' and '{_C.type_name(b.python_type())}'")
     )
 
 
@@ -465,7 +463,7 @@ def _unary(fn: Callable[..., Any], dunder: str, symbol: str) -> Callable[..., An
             return folded
         if isinstance(v, OpaqueTracker):
             m.graph_break("B104", operation=symbol, value=v.show())
-        m.raise_exception(TypeError(f"bad operand type for {symbol}: '{v.python_type().__name__}'"))
+        m.raise_exception(TypeError(f"bad operand type for {symbol}: '{_C.type_name(v.python_type())}'"))
 
     return body
 
@@ -476,65 +474,7 @@ rule(operator.invert, Tracker)(_unary(operator.invert, "__invert__", "unary ~"))
 rule((operator.abs, abs), Tracker)(_unary(abs, "__abs__", "abs()"))
 
 
-# -- identity and truth
-
-
-def same(m: Machine, a: Tracker, b: Tracker) -> bool:
-    """`a is b`, guarded where it depends on what the program was given."""
-    if a is b:
-        return True
-    if isinstance(a, ConstTracker) or isinstance(b, ConstTracker):
-        if isinstance(a, ConstTracker) and isinstance(b, ConstTracker):
-            return _same_constants(m, a, b)
-        for v in (a, b):
-            v.python_type()
-        return False
-    if (
-        isinstance(a, TensorTracker)
-        and isinstance(b, TensorTracker)
-        and a.memory is b.memory is not None
-        and isinstance(a.meta, UnknownMeta)
-    ):
-        m.graph_break("B114", reason="whether an operation returned its argument")  # contiguous(), dropout of what may be empty
-    if isinstance(a, TupleTracker) and isinstance(b, TupleTracker) and a.cls is b.cls is tuple and not a.length() and not b.length():
-        return True
-    if isinstance(a, (FunctionTracker, BuiltinTracker, ClassTracker)) and a.obj is not MISSING:
-        return a.obj is b.obj
-    if a.obj is not MISSING and a.obj is b.obj:
-        return True
-    if a.source is not None and b.source is not None and (m.changing or not isinstance(a, ModuleTracker)):
-        if not (isinstance(a.source, Held) and isinstance(b.source, Held)):
-            m.guard(Kind.DISTINCT, a.source, (b.source,))
-    return False
-
-
-def _same_constants(m: Machine, a: ConstTracker, b: ConstTracker) -> bool:
-    """Identity of equal numbers and texts is that of the objects given; of those computed inside the region, that of what
-    capture computed as CPython does (of ints, equality: sizes are made anew each time)."""
-    x, y = a.read(), b.read()
-    if type(x) is not type(y) or type(x) not in (int, float, complex, str, bytes, range) or not same_constant(x, y):
-        return x is y
-    if type(x) is int and -5 <= x <= 256 or (a.source is None and b.source is None):
-        return x is y or type(x) is int
-    first, second = (a, b) if a.source is not None else (b, a)
-    assert first.source is not None
-    if second.source is not None:
-        m.guard(*((Kind.SAME, first.source, second.source) if x is y else (Kind.DISTINCT, first.source, (second.source,))))
-    elif x is y:
-        m.guard(Kind.ID_IS, first.source, x)
-    else:
-        m.guard(Kind.DISTINCT, first.source, (Held("constant", second.value),))
-    return x is y
-
-
-@rule(operator.is_, Tracker, Tracker)
-def is_(m: Machine, a: Tracker, b: Tracker) -> Tracker:
-    return m.const(same(m, a, b))
-
-
-@rule(operator.is_not, Tracker, Tracker)
-def is_not(m: Machine, a: Tracker, b: Tracker) -> Tracker:
-    return m.const(not same(m, a, b))
+# -- truth
 
 
 def try_truth(m: Machine, v: Tracker) -> bool | None:
@@ -565,7 +505,7 @@ def try_truth(m: Machine, v: Tracker) -> bool | None:
             assert method is not None
             result = m.call(method, [], {})
             if not issubclass(result.python_type(), bool):
-                m.raise_exception(TypeError(f"__bool__ should return bool, returned {result.python_type().__name__}"))
+                m.raise_exception(TypeError(f"__bool__ should return bool, returned {_C.type_name(result.python_type())}"))
             return try_truth(m, result)
     if isinstance(target, ConstTracker):
         return bool(target.read())
@@ -625,7 +565,7 @@ def contains(m: Machine, container: Tracker, item: Tracker) -> Any:
             return folded
         if isinstance(target.value, frozenset):
             return m.const(False)
-    if isinstance(target, TensorTracker):
+    if isinstance(target, TensorTracker) or (isinstance(target, ArrayTracker) and not target.number and not target.shape()):
         m.graph_break("B102", operation="in")
     if isinstance(target, ClassTracker) and isinstance(find_in_type(m, type(target.obj), "__contains__"), types.FunctionType):
         const = item.try_const()
@@ -633,6 +573,8 @@ def contains(m: Machine, container: Tracker, item: Tracker) -> Any:
             return m.const(const.value in target.obj)
     if isinstance(target, OpaqueTracker):
         m.graph_break("B104", operation="in", value=target.show())
+    if not any(hasattr(container.python_type(), name) for name in ("__iter__", "__getitem__", "__contains__")):
+        m.raise_exception(TypeError(f"argument of type '{_C.type_name(container.python_type())}' is not iterable"))
     for candidate in each(m, target):
         if same(m, candidate, item) or equal_keys(m, candidate, item):
             return m.const(True)

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto import _C
 from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
+from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
+from magneto.dynamo.trackers.rules_container import raise_key_error
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -40,6 +43,10 @@ def index_of(m: Machine, v: Tracker) -> int | None:
             return operator.index(value)
         except TypeError as error:
             m.raise_exception(error)
+    if v.unknown and hasattr(v.python_type(), "__index__"):
+        if isinstance(v, ItemTracker):
+            v.needed(m)
+        m.graph_break("B102", operation="use as an index")
     return None
 
 
@@ -76,7 +83,7 @@ def sequence_getitem(m: Machine, v: SequenceTracker, key: Tracker) -> Any:
     index = index_of(m, key)
     kind = "list" if isinstance(v, ListTracker) else "tuple" if isinstance(v, TupleTracker) else "deque"
     if index is None:
-        m.raise_exception(TypeError(f"{kind} indices must be integers or slices, not {key.python_type().__name__}"))
+        m.raise_exception(TypeError(f"{kind} indices must be integers or slices, not {_C.type_name(key.python_type())}"))
     if not 0 <= index < len(v.entries):
         length = v.length()
         if not -length <= index < length:
@@ -97,8 +104,7 @@ def dict_getitem(m: Machine, v: DictTracker, key: Tracker) -> Any:
         value = m.call(v.default_factory, [], {})
         v.put(m, key, value)
         return value
-    const = key.try_const()
-    m.raise_exception(KeyError(const.value if const is not None else (key.obj if key.obj is not MISSING else key.show())))
+    raise_key_error(m, key)
 
 
 @rule(operator.getitem, ConstTracker, Tracker)
@@ -142,13 +148,13 @@ def object_getitem(m: Machine, v: ObjectTracker, key: Tracker) -> Any:
         return m.call(method, [key], {})
     if v.payload is not None:
         return m.apply(operator.getitem, v.payload, key)
-    m.raise_exception(TypeError(f"'{v.cls.__name__}' object is not subscriptable"))
+    m.raise_exception(TypeError(f"'{_C.type_name(v.cls)}' object is not subscriptable"))
 
 
 @rule(operator.setitem, SequenceTracker, Tracker, Tracker)
 def list_setitem(m: Machine, v: SequenceTracker, key: Tracker, value: Tracker) -> None:
     if isinstance(v, TupleTracker):
-        m.raise_exception(TypeError(f"'{v.cls.__name__}' object does not support item assignment"))
+        m.raise_exception(TypeError(f"'{_C.type_name(v.cls)}' object does not support item assignment"))
     if is_slice(key):
         part = slice_of(m, key)  # type: ignore[arg-type]
         items = iterate(m, value)
@@ -168,7 +174,7 @@ def _checked_index(m: Machine, v: SequenceTracker, key: Tracker, what: str) -> i
     kind = "list" if isinstance(v, ListTracker) else "deque"
     index = index_of(m, key)
     if index is None:
-        m.raise_exception(TypeError(f"{kind} indices must be integers or slices, not {key.python_type().__name__}"))
+        m.raise_exception(TypeError(f"{kind} indices must be integers or slices, not {_C.type_name(key.python_type())}"))
     length = v.length()
     if not -length <= index < length:
         m.raise_exception(IndexError(f"{kind} {what} out of range"))
@@ -188,7 +194,7 @@ def object_setitem(m: Machine, v: ObjectTracker, key: Tracker, value: Tracker) -
 @rule(operator.delitem, SequenceTracker, Tracker)
 def list_delitem(m: Machine, v: SequenceTracker, key: Tracker) -> None:
     if isinstance(v, TupleTracker):
-        m.raise_exception(TypeError(f"'{v.cls.__name__}' object doesn't support item deletion"))
+        m.raise_exception(TypeError(f"'{_C.type_name(v.cls)}' object doesn't support item deletion"))
     v.sized()
     if is_slice(key):
         part = slice_of(m, key)  # type: ignore[arg-type]
@@ -203,8 +209,7 @@ def list_delitem(m: Machine, v: SequenceTracker, key: Tracker) -> None:
 @rule(operator.delitem, DictTracker, Tracker)
 def dict_delitem(m: Machine, v: DictTracker, key: Tracker) -> None:
     if not v.has(m, key):
-        const = key.try_const()
-        m.raise_exception(KeyError(const.value if const is not None else key.show()))
+        raise_key_error(m, key)
     v.remove(m, key)
 
 
@@ -222,12 +227,12 @@ def _item_method(m: Machine, v: ObjectTracker, name: str, fn: Callable[..., Any]
     if v.payload is not None:
         return m.apply(fn, v.payload, *args)
     text = "does not support item assignment" if name == "__setitem__" else "doesn't support item deletion"
-    m.raise_exception(TypeError(f"'{v.cls.__name__}' object {text}"))
+    m.raise_exception(TypeError(f"'{_C.type_name(v.cls)}' object {text}"))
 
 
 @rule(operator.index, Tracker)
 def index(m: Machine, v: Tracker) -> Any:
     value = index_of(m, v)
     if value is None:
-        m.raise_exception(TypeError(f"'{v.python_type().__name__}' object cannot be interpreted as an integer"))
+        m.raise_exception(TypeError(f"'{_C.type_name(v.python_type())}' object cannot be interpreted as an integer"))
     return m.const(value)

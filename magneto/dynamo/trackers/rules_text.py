@@ -7,6 +7,7 @@ import operator
 import types
 from typing import TYPE_CHECKING, Any
 
+from magneto import _C
 from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.bytearray import BytearrayTracker
@@ -150,7 +151,7 @@ def const_text(m: Machine, v: Tracker, name: str) -> str:
     if const is None:
         m.graph_break("B104", operation=f"{name}()", value=v.show())
     if not isinstance(const.value, str):
-        m.raise_exception(TypeError(f"{name} returned non-string (type {type(const.value).__name__})"))
+        m.raise_exception(TypeError(f"{name} returned non-string (type {_C.type_name(type(const.value))})"))
     return str(const.value)
 
 
@@ -215,7 +216,7 @@ def format_(m: Machine, v: Tracker, spec: Tracker | None = None) -> Any:
     if spec is None or (const is not None and const.value == ""):
         return m.apply(str, v)
     if v.python_type().__format__ is object.__format__ and const is not None:  # type: ignore[comparison-overlap]
-        m.raise_exception(TypeError(f"unsupported format string passed to {v.python_type().__name__}.__format__"))
+        m.raise_exception(TypeError(f"unsupported format string passed to {_C.type_name(v.python_type())}.__format__"))
     return NotImplemented
 
 
@@ -239,7 +240,7 @@ class _Shown:
     def _number(self, fn: Any) -> Any:
         cls = self._v.python_type()
         if fn is float and not hasattr(cls, "__float__") and not hasattr(cls, "__index__"):
-            raise TypeError(f"must be real number, not {cls.__name__}")
+            raise TypeError(f"must be real number, not {_C.type_name(cls)}")
         try:
             const = self._m.apply(fn, self._v).try_const()
         except Raised as raised:

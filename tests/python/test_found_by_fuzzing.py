@@ -1,0 +1,163 @@
+"""What the fuzzer of whole programs found, each as the smallest program that shows it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import magneto
+
+ARRAY = np.ones((3, 4), dtype=np.float32)
+KEPT = torch.zeros(4)
+
+
+class Counted(torch.Tensor):
+    asked = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked += 1
+        return super().__torch_function__(func, kinds, args, kwargs or {})
+
+
+def outcome(fn: Any, *args: Any) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return repr(fn(*args))
+        except Exception as error:
+            return repr(error)
+
+
+def twice(fn: Any, *args: Any) -> None:
+    magneto.reset()
+    optimised = magneto.optimize("eager")(fn)
+    for _ in range(2):
+        plain = [arg.clone() if type(arg) is torch.Tensor else arg for arg in args]
+        given = [arg.clone() if type(arg) is torch.Tensor else arg for arg in args]
+        assert outcome(optimised, *given) == outcome(fn, *plain)
+        assert repr(given) == repr(plain)
+
+
+def test_out_may_be_resized() -> None:
+    def one(x: torch.Tensor, out: torch.Tensor) -> Any:
+        torch.mul(x, 2, out=out)
+        return out.shape, out + 1, out.stride()
+
+    def global_one(x: torch.Tensor) -> Any:
+        global KEPT
+        KEPT = torch.zeros(4)
+        torch.add(x[:1], 1, out=KEPT)
+        torch.add(x[:2], 1, out=KEPT)
+        return KEPT.shape[0], KEPT
+
+    def several(x: torch.Tensor) -> Any:
+        values, places = torch.empty(0), torch.empty(0, dtype=torch.long)
+        torch.max(x, 1, out=(values, places))
+        return values.shape, values + 1, places
+
+    for start in (torch.empty(0), torch.ones(3, 4), torch.ones(5)):
+        twice(one, torch.ones(3, 4), start)
+        twice(one, torch.ones(4, 3).t(), start)
+    twice(global_one, torch.ones(3, 4))
+    twice(several, torch.ones(3, 4))
+
+
+def test_a_list_of_a_tensor_of_a_class_asks_its_length() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return [row.sum().item() for row in [*list(x), *x]], Counted.asked
+
+    def run(call: Any) -> Any:
+        Counted.asked = 0
+        return call(torch.arange(12.0).reshape(3, 4).as_subclass(Counted))  # type: ignore[arg-type]
+
+    expected = run(fn)
+    assert run(magneto.optimize("eager")(fn)) == expected
+
+
+def test_numpy_inside_a_transform() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return torch.func.grad(lambda z: ARRAY.sum())(x)
+
+    twice(fn, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("value", [5, [(1, 2)], "ab", (1, 2), {"a": 1}, np.float32(1), np.ones(2), torch.ones(())], ids=repr)
+def test_stars_take_what_they_take(value: Any, breaks: bool) -> None:
+    def table(x: torch.Tensor, given: Any) -> Any:
+        if breaks:
+            magneto.graph_break()
+        return {"first": 0, **given}, x + 1
+
+    def row(x: torch.Tensor, given: Any) -> Any:
+        if breaks:
+            magneto.graph_break()
+        return [0, *given], x + 1
+
+    def call(x: torch.Tensor, given: Any) -> Any:
+        return dict(**given), x + 1
+
+    if isinstance(value, np.generic):
+        twice(table, torch.ones(2), value)
+        return
+    for fn in (table, row, call):
+        twice(fn, torch.ones(2), value)
+
+
+def test_classes_have_their_names_in_errors() -> None:
+    import collections
+
+    def attribute(x: torch.Tensor, given: Any) -> Any:
+        return given.nothing, x + 1
+
+    def called(x: torch.Tensor, given: Any) -> Any:
+        return given(x)
+
+    def key(x: torch.Tensor, given: Any) -> Any:
+        return {given: x}
+
+    def missing(x: torch.Tensor) -> Any:
+        return {1: x}[x.argmax()]
+
+    for value in (collections.deque([1]), np.ones(2), collections.OrderedDict(), 3, torch.Size([1]), range(2)):
+        for fn in (attribute, called, key):
+            twice(fn, torch.ones(2), value)
+    twice(missing, torch.ones(2))
+
+
+def test_reversed_asks_when_it_is_stepped() -> None:
+    class Rows:
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> int:
+            self.asked.append(index)
+            if index == 0:
+                raise KeyError(index)
+            return index
+
+    def fn(x: torch.Tensor, steps: int, leave: bool) -> Any:
+        rows = Rows()
+        found: list[Any] = []
+        it = reversed(rows)  # type: ignore[call-overload]
+        try:
+            for _ in range(steps):
+                found.append(next(it))
+            if leave:
+                magneto.graph_break()
+                found.append(next(it, "end"))
+        except KeyError as error:
+            found.append(str(error))
+        return found, rows.asked, type(it), x + 1
+
+    for steps in range(4):
+        for leave in (False, True):
+            twice(fn, torch.ones(2), steps, leave)

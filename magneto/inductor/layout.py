@@ -37,6 +37,9 @@ class Costs:
     dense: float = 0.0007  # gained per multiply-add of a dense float32 convolution
     grouped: float = 0.5  # gained per output element of a grouped convolution
     narrow: float = 0.4  # gained per output element when there are few input channels, or windows that do not overlap
+    across: float = (
+        3.0  # gained per output element when what follows reads the channels one behind the other (patches of a vision transformer)
+    )
     group_norm: float = 6.0  # to walk a channels-last value by groups of few channels, per element
     heavy: float = 0.003  # gained per multiply-add by staying contiguous under heavy weights
 
@@ -45,6 +48,7 @@ COSTS = Costs()
 FEW_CHANNELS = 4
 HEAVY_WEIGHTS = 5  # weight elements per output element
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+TURNS = frozenset({aten.permute.default, aten.transpose.int})
 SEES_MEMORY = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten._reshape_alias.default, aten.view.dtype})
 
 
@@ -89,10 +93,15 @@ def wish(node: fx.Node) -> tuple[bool | None, float]:
     stride = node.args[3]
     apart = tuple(stride) == weight.shape[2:]  # type: ignore[arg-type]
     if weight.shape[1] <= FEW_CHANNELS or apart:
-        return True, COSTS.narrow * meta.numel
+        return True, (COSTS.narrow + (COSTS.across if apart and _turned(node) else 0.0)) * meta.numel
     if meta.dtype is torch.float32 and weight.numel > HEAVY_WEIGHTS * meta.numel:
         return False, COSTS.heavy * work
     return True, COSTS.dense * work
+
+
+def _turned(node: fx.Node) -> bool:
+    """Is every reader a permutation, views in between aside?"""
+    return bool(node.users) and all(user.target in TURNS or (user.target in VIEWS and _turned(user)) for user in node.users)
 
 
 class _Walk:

@@ -185,3 +185,18 @@ def test_compiled_networks(make: Callable[[], nn.Module], memory_format: torch.m
     for w, g in zip(*((t,) if isinstance(t, torch.Tensor) else t for t in (want, got)), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
         assert g.stride() == w.stride()
+
+
+def test_patches_are_laid_out_for_their_readers() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(32, 3, 4, 4), torch.randn(2, 3, 16, 16)
+
+    def patches(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, weight, stride=4).flatten(2).transpose(1, 2)
+        return F.layer_norm(torch.cat([y[:, :1] * 0, y], 1), (32,))
+
+    with torch.no_grad():
+        graph = trace(torch.fx.symbolic_trace(patches), [x, weight], False, "patches").graph
+        made = layout.lay_out(graph)
+        assert [n.meta["val"].is_channels_last() for n in made.nodes if n.target is torch.ops.aten.convolution.default] == [True]
+        torch.testing.assert_close(magneto.compile(patches)(x, weight), patches(x, weight), rtol=1e-4, atol=1e-4)

@@ -229,13 +229,42 @@ def hook_removed_later(seen: list[Any]) -> nn.Module:
     return n
 
 
+@program()
+def a_hook_that_raises(seen: list[Any]) -> nn.Module:
+    n = net()
+
+    def hook(m: nn.Module, gi: Any, go: Any) -> None:
+        raise ValueError(f"stop {gi[0].shape}")
+
+    n[1].register_full_backward_hook(hook)
+    return n
+
+
+@program(named=False)
+def a_wrong_number_of_gradients(seen: list[Any]) -> nn.Module:
+    n = net()
+    n[1].register_full_backward_hook(lambda m, gi, go: (gi[0], gi[0]))
+    return n
+
+
+@program()
+def gradients_kept_on_the_module(seen: list[Any]) -> nn.Module:
+    n = net()
+    n[1].register_full_backward_hook(lambda m, gi, go: seen.append(setattr(m, "last", go[0])))
+    n[2].register_full_backward_hook(lambda m, gi, go: print(tuple(gi[0].shape)))
+    return n
+
+
 def whole_step(n: nn.Module, backend: str | None) -> Callable[[torch.Tensor], Any]:
     o = torch.optim.SGD(n.parameters(), 0.1, momentum=0.9)
 
     def step(x: torch.Tensor) -> Any:
         o.zero_grad()
         loss = n(x).pow(2).sum()
-        loss.backward()
+        try:
+            loss.backward()
+        except (ValueError, RuntimeError) as error:
+            return torch.tensor(len(str(error)) + 0.5 * torch.is_grad_enabled())
         o.step()
         return loss
 
@@ -249,7 +278,10 @@ def only_forward(n: nn.Module, backend: str | None) -> Callable[[torch.Tensor], 
     def step(x: torch.Tensor) -> Any:
         o.zero_grad()
         loss = forward(x).pow(2).sum()
-        loss.backward()
+        try:
+            loss.backward()
+        except (ValueError, RuntimeError) as error:
+            return torch.tensor(len(str(error)) + 0.5 * torch.is_grad_enabled())
         o.step()
         return loss
 
@@ -325,3 +357,46 @@ def test_a_write_to_a_hooked_modules_input_raises_as_in_eager(backend: str) -> N
             fn(x)
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_hooks_of_all_modules_and_what_backward_does_besides(backend: str) -> None:
+    """A hook for all modules that the step registers and removes; two backwards through one hook; hooks past which torch.autograd.grad goes."""
+
+    def step(n: nn.Module, seen: list[Any], x: torch.Tensor) -> Any:
+        handle = nn.modules.module.register_module_full_backward_hook(note(seen, "every"))
+        try:
+            loss = n(x).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        finally:
+            handle.remove()
+        return loss.detach(), torch.autograd.grad(n(x).sum(), list(n.parameters()))
+
+    rows = []
+    for fn in (step, magneto.optimize(backend)(step)):
+        seen: list[Any] = []
+        n = a_hook(seen)
+        rows.append([fn(n, seen, torch.ones(2, 4)), list(seen), [p.grad for p in n.parameters()]])
+    same(rows[0], rows[1], 0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_hook_of_a_parameter_that_raises_leaves_gradients_on(backend: str) -> None:
+    n = net()
+
+    def hook(g: torch.Tensor) -> None:
+        raise ValueError("stop")
+
+    n[0].weight.register_hook(hook)
+
+    def step(x: torch.Tensor) -> bool:
+        try:
+            n(x).sum().backward()
+        except ValueError:
+            pass
+        return torch.is_grad_enabled()
+
+    assert magneto.optimize(backend)(step)(torch.ones(2, 4))
+    assert torch.is_grad_enabled()

@@ -106,14 +106,13 @@ class ModuleTracker(ObjectTracker):
         """Whether this region has put a hook on the module."""
         if self.obj is MISSING:
             return False
-        tables = (m.wrapped.get(id(self.obj.__dict__.get(name))) for name in HOOKS)
-        return any(isinstance(table, DictTracker) and table._whole and table.entries for table in tables)
+        return any(_given(m, self.obj.__dict__.get(name)) for name in HOOKS)
 
     def _hooked(self, m: Machine) -> bool:
         """Whether any hook concerns this module; that there is none is guarded."""
         for name in GLOBAL_HOOKS:
             table = getattr(torch_module, name)
-            if table:
+            if table or _given(m, table):
                 return True
             m.guard(Kind.LENGTH, Held(name, table), 0)
         attrs = self.attrs(m)
@@ -148,3 +147,9 @@ class ModuleTracker(ObjectTracker):
 
     def show(self) -> str:
         return f"{self.cls.__name__} {self.source.text() if self.source else ''}".rstrip()
+
+
+def _given(m: Machine, table: Any) -> bool:
+    """Whether this region has put a hook into a table."""
+    found = m.wrapped.get(id(table))
+    return isinstance(found, DictTracker) and found._whole and bool(found.entries)

@@ -21,7 +21,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import CODE_RULES, FunctionTracker
-from magneto.dynamo.trackers.rules_hook import HandleTracker, Hooked
+from magneto.dynamo.trackers.rules_hook import HandleTracker, Hooked, engine_mode
 from magneto.dynamo.trackers.tensor import GradFnTracker, TensorTracker
 from magneto.graph.meta import TensorMeta
 
@@ -82,13 +82,13 @@ class Identity:
 
     def run(self, m: Machine, gradients: Sequence[TensorTracker | None]) -> list[TensorTracker | None] | None:
         """The function's own gradients are zeros where it is given none. Other ones that the hooks give (None: no gradient), or None."""
-        enabled = m.grad_enabled()
-        m.set_grad_enabled(False)
         given: Any = TupleTracker([m.const(None) if one is None else one for one in gradients])
-        own: list[Any] = self.filled(m, gradients)
+        with engine_mode(m):
+            own: list[Any] = self.filled(m, gradients)
         before = list(own)
         for hooked in self.hooks:
-            found = m.call(hooked.hook, [TupleTracker(own), given], {})  # type: ignore[arg-type]
+            with engine_mode(m):
+                found = m.call(hooked.hook, [TupleTracker(own), given], {})  # type: ignore[arg-type]
             if any(isinstance(one, TensorTracker) and m.has_written(one) for one in own):
                 m.recorder.leave_hook(hooked)  # type: ignore[attr-defined]
             if (const := found.try_const()) is not None and const.value is None:
@@ -97,7 +97,6 @@ class Identity:
             if len(items) != len(own) or not all(_fits(item, meta) for item, meta in zip(items, self.metas, strict=True)):
                 m.recorder.leave_hook(hooked)  # type: ignore[attr-defined]
             own = list(items)
-        m.set_grad_enabled(enabled)
         if all(one is two or tensor is None for one, two, tensor in zip(own, before, self.tensors, strict=True)):
             return None
         return [one if isinstance(one, TensorTracker) else None for one in own]

@@ -21,7 +21,7 @@ from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import payload_of
 from magneto.dynamo.trackers.rules_function_hook import Identity, identities_among
-from magneto.dynamo.trackers.rules_hook import Hooked, hooked_among, run_hooks
+from magneto.dynamo.trackers.rules_hook import Hooked, engine_mode, hooked_among, run_hooks
 from magneto.dynamo.trackers.rules_tensor_state import set_grad
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker, guard_leaf, tensor_attr
 from magneto.graph import DataDependent, UnsupportedFake
@@ -290,10 +290,9 @@ def _arrive(
     m: Machine, name: str, leaf: TensorTracker, gradient: TensorTracker, before: Sequence[Tracker], behind: Sequence[Tracker]
 ) -> None:
     """A gradient reaches its leaf: hooks, `.grad`, hooks."""
-    enabled = m.grad_enabled()
-    m.set_grad_enabled(False)
     for hook in before:
-        found = m.call(hook, [gradient], {})
+        with engine_mode(m):
+            found = m.call(hook, [gradient], {})
         if _is_none(found):
             continue
         meta = gradient.meta
@@ -302,13 +301,12 @@ def _arrive(
             _refuse(m, name, f"a hook of {leaf.show()} gives {found.show()}")
         gradient = found  # type: ignore[assignment]
     if before or behind:
-        gradient = m.node(kept, [gradient, leaf], {})  # type: ignore[assignment]
-    m.set_grad_enabled(enabled)
+        with engine_mode(m):
+            gradient = m.node(kept, [gradient, leaf], {})  # type: ignore[assignment]
     _accumulate(m, leaf, gradient)
-    m.set_grad_enabled(False)
     for hook in behind:
-        m.call(hook, [leaf], {})
-    m.set_grad_enabled(enabled)
+        with engine_mode(m):
+            m.call(hook, [leaf], {})
 
 
 def _record(

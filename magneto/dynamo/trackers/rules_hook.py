@@ -6,6 +6,8 @@ later, makes capture start again: it then breaks at the registration.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -121,16 +123,27 @@ def hooked_among(m: Machine, nodes: set[fx.Node]) -> dict[TensorTracker, list[Ho
     return found
 
 
+@contextmanager
+def engine_mode(m: Machine) -> Iterator[None]:
+    """Hooks run without gradients, also those that raise."""
+    enabled = m.grad_enabled()
+    m.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        m.set_grad_enabled(enabled)
+
+
 def run_hooks(m: Machine, hooks: list[Hooked], gradient: TensorTracker) -> TensorTracker:
     """The engine has reached a tensor: the gradient with which it goes on."""
     recorder: Any = m.recorder  # type: ignore[attr-defined]
-    enabled = m.grad_enabled()
-    m.set_grad_enabled(False)
     for hooked in hooks:
         if hooked.hook is None:
-            _retain(m, hooked.tensor, gradient)
+            with engine_mode(m):
+                _retain(m, hooked.tensor, gradient)
             continue
-        found = m.call(hooked.hook, [gradient], {})
+        with engine_mode(m):
+            found = m.call(hooked.hook, [gradient], {})
         if m.has_written(gradient):
             recorder.leave_hook(hooked)
         if (const := found.try_const()) is not None and const.value is None:
@@ -139,7 +152,6 @@ def run_hooks(m: Machine, hooks: list[Hooked], gradient: TensorTracker) -> Tenso
         if not fits or (found.meta.shape, found.meta.dtype) != (gradient.meta.shape, gradient.meta.dtype):  # type: ignore[attr-defined]
             recorder.leave_hook(hooked)
         gradient = found  # type: ignore[assignment]
-    m.set_grad_enabled(enabled)
     return gradient
 
 

@@ -1,10 +1,11 @@
 """Training: loss curves, memory and compile time of whole steps (forward, backward, optimiser in one function), and what a tiny call costs.
 
-    python -m benchmarks.training [--parts curves,memory,compile,calls] [--models resnet18,bert] [--steps 100] [--rounds 3] [--out FILE]
+    python -m benchmarks.training [--parts curves,memory,forward_memory,compile,calls] [--models resnet18,bert] [--steps 100] [--rounds 3] [--out FILE]
 
 Each measurement is a process of its own; its row says what it took (`took_s`, processor seconds). FILE is written after each model, and other parts and models in it stay. *curves*: losses of Adam's steps under three backends beside a float64 run; a distance is the root mean square difference
 to it, relative to its first loss. *memory*: growth of the C heap during a step, counted (benchmarks/heap.py), gradients being None before it; beside it that of resident memory,
-with malloc giving everything back at once, and what is kept between steps (the optimiser's state, and what a compiler holds).
+with malloc giving everything back at once, and what is kept between steps (the optimiser's state, and what a compiler holds). *forward_memory*: the same where only the model is optimised,
+loss and backward stand outside, and there is no optimiser.
 *compile*: processor and wall seconds of the first three steps less three of eager's (the optimiser's state is made in the first), with empty caches and again in a second process;
 torch.compile gets the model and the optimiser's step, as its documents advise. *calls*: microseconds of a forward and backward of one small layer.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import ctypes
+import functools
 import gc
 import json
 import math
@@ -70,6 +72,25 @@ def prepare(compiler: str, name: str, small: bool) -> tuple[Callable[[int], torc
     return run, optimiser.zero_grad
 
 
+def prepare_forward(compiler: str, name: str) -> tuple[Callable[[int], torch.Tensor], Callable[[], None]]:
+    """As `prepare`, only the model being optimised."""
+    model, loss, batches = build(name, False)
+    run: Any = model
+    if compiler == "torch.compile":
+        run = torch.compile(model)
+    elif compiler == "magneto":
+        import magneto
+
+        run = magneto.optimize("inductor")(model)
+
+    def step(number: int) -> torch.Tensor:
+        value = loss(run, *batches[number % len(batches)])
+        value.backward()
+        return value.detach()
+
+    return step, model.zero_grad
+
+
 # -- one measurement, in a process of its own
 
 
@@ -90,8 +111,16 @@ def _graphs(compiler: str) -> dict[str, Any]:
 
 
 def memory(compiler: str, name: str, steps: int) -> dict[str, Any]:
+    return _growth(lambda: prepare(compiler, name, False), compiler, steps)
+
+
+def forward_memory(compiler: str, name: str, steps: int) -> dict[str, Any]:
+    return _growth(lambda: prepare_forward(compiler, name), compiler, steps)
+
+
+def _growth(prepared: Callable[[], tuple[Callable[[int], torch.Tensor], Callable[[], None]]], compiler: str, steps: int) -> dict[str, Any]:
     heap = Heap()
-    run, drop = prepare(compiler, name, False)
+    run, drop = prepared()
     made = heap.live()
     resident, counted = [], []
     for number in range(steps + 3):
@@ -167,7 +196,13 @@ def calls(compiler: str, name: str, steps: int) -> dict[str, Any]:
     return {name: statistics.median(found) / 200 * 1e6 for name, found in times.items()}
 
 
-PARTS: dict[str, Callable[[str, str, int], dict[str, Any]]] = {"curves": curve, "memory": memory, "compile": compile_time, "calls": calls}
+PARTS: dict[str, Callable[[str, str, int], dict[str, Any]]] = {
+    "curves": curve,
+    "memory": memory,
+    "forward_memory": forward_memory,
+    "compile": compile_time,
+    "calls": calls,
+}
 
 
 # -- all of them
@@ -205,10 +240,10 @@ def model_curves(name: str, steps: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def model_memory(name: str, steps: int, rounds: int) -> dict[str, Any]:
+def model_memory(name: str, steps: int, rounds: int, part: str = "memory") -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         env = {**MALLOC, "LD_PRELOAD": counter_library(Path(folder))}
-        row: dict[str, Any] = {c: measured("memory", c, name, min(steps, 4), env) for c in COMPILERS}
+        row: dict[str, Any] = {c: measured(part, c, name, min(steps, 4), env) for c in COMPILERS}
     _ratios(row, "step_mb")
     return row
 
@@ -256,8 +291,9 @@ def means(rows: dict[str, Any], path: tuple[str, ...]) -> float:
 
 def _summarise(results: dict[str, Any]) -> None:
     """Geometric means over the models measured so far."""
-    rows = results.get("memory", {})
-    results["memory_means"] = {c: means(rows, (f"step_mb_to_{c}",)) for c in ("eager", "torch.compile")}
+    for part in ("memory", "forward_memory"):
+        rows = results.get(part, {})
+        results[f"{part}_means"] = {c: means(rows, (f"step_mb_to_{c}",)) for c in ("eager", "torch.compile")}
     rows = results.get("compile", {})
     results["compile_means"] = {
         when: {key: means(rows, (when, f"{key}_to_torch.compile")) for key in ("cpu_s", "wall_s")} for when in ("cold", "second")
@@ -288,7 +324,13 @@ def main(argv: list[str] | None = None) -> int:
             results[part] = measured("calls", "all", "tiny", 0, {})
         for name in () if part == "calls" else CURVES if part == "curves" else LARGE:
             if not chosen or name in chosen:
-                row = {"curves": model_curves, "memory": model_memory, "compile": model_compile}[part](name, options.steps, options.rounds)
+                measure = {
+                    "curves": model_curves,
+                    "memory": model_memory,
+                    "forward_memory": functools.partial(model_memory, part=part),
+                    "compile": model_compile,
+                }[part]
+                row = measure(name, options.steps, options.rounds)
                 results.setdefault(part, {})[name] = row
                 _summarise(results)
                 options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -14,7 +14,9 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 
+import magneto
 from tests.python.programs import Program, Programs, check
 
 programs = Programs()
@@ -321,6 +323,50 @@ def signatures_of_their_own(x: Any) -> Any:
         method = functools.partialmethod(partly, 1)
 
     return x + 1, found, str(inspect.signature(Partial.method)), str(inspect.signature(partly))
+
+
+@programs.add()
+def sum_of_floats(x: Any) -> Any:
+    """From Python 3.12 on it keeps what rounding loses."""
+    return (
+        x + 1,
+        sum([0.1] * 10),
+        sum([1.0, 1e101, 1.0, -1e101]),
+        sum([0.1] * 10, 5),
+        sum([1, 0.1, 0.2, 0.3, True]),
+        sum([0.1, 0.2, 0.3, x, 1]),
+    )
+
+
+@programs.add(torch.full((10,), 0.1, dtype=torch.float64))
+def sum_of_numbers_of_the_run(x: Any) -> Any:
+    return sum([part.item() for part in x]), sum([part.item() for part in x], 1)
+
+
+@programs.add(graphs=None, again=False)
+def attributes_of_an_existing_function(x: Any) -> Any:
+    def stated(a: int) -> int:
+        return a
+
+    magneto.graph_break()
+    stated.attr = "text"  # type: ignore[attr-defined]
+
+    def wrapper(b: int) -> int:
+        return b
+
+    functools.update_wrapper(wrapper, stated)
+    return x + 1, wrapper.attr, list(stated.__dict__), list(wrapper.__dict__), wrapper.__name__  # type: ignore[attr-defined]
+
+
+class Bound:
+    def method(self) -> Any:
+        return self
+
+
+@programs.add()
+def method_bound_again(x: Any) -> Any:
+    one, two = Bound(), Bound()
+    return x + 1, one.method.__get__(two, Bound)() is one
 
 
 @pytest.mark.parametrize("program", programs, ids=programs.ids())

@@ -400,6 +400,9 @@ def annotations_of(m: Machine, flat: Tracker) -> DictTracker:
     return DictTracker.of(m, zip(items[::2], items[1::2], strict=True))
 
 
+_STAYS_BOUND = "__get__" in vars(types.MethodType)  # from 3.13 on
+
+
 class BoundMethodTracker(Tracker):
     """A function or builtin bound to its first argument."""
 
@@ -430,6 +433,8 @@ class BoundMethodTracker(Tracker):
             return self.owner
         if name == "__func__":
             return self.fn
+        if name == "__get__" and _STAYS_BOUND and self.python_type() is types.MethodType:
+            return BoundMethodTracker(BuiltinTracker(types.MethodType.__get__), self)
         return m.apply(getattr, self.fn, m.const(name))
 
     def emit(self, em: Emitter) -> str:

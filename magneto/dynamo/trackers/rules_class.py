@@ -84,6 +84,11 @@ def function_get(m: Machine, fn: FunctionTracker, obj: Tracker, owner: Tracker |
     return BoundMethodTracker(fn, obj)
 
 
+@rule((types.MethodType.__get__,) if "__get__" in vars(types.MethodType) else (), BoundMethodTracker, Tracker)
+def method_get(m: Machine, method: BoundMethodTracker, obj: Tracker, owner: Tracker | None = None) -> Tracker:
+    return method
+
+
 @rule(object.__eq__, Tracker, Tracker)
 def object_eq(m: Machine, v: Tracker, other: Tracker) -> Any:
     return m.const(True if same(m, v, other) else NotImplemented)

@@ -1,0 +1,149 @@
+"""Every optimiser of torch.optim in whole steps, with its options: results, parameters, gradients and state are eager's, bit for bit; parameter groups, closures, freezing, loading."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import magneto
+from tests.python.test_training_programs import _compare, _facts, _flat, net
+
+optim = torch.optim
+Make = Callable[[Any], optim.Optimizer]
+MAKES: dict[str, tuple[Make, int]] = {
+    "sgd": (lambda p: optim.SGD(p, 0.1, momentum=0.5, dampening=0.2, maximize=True, foreach=False), 0),
+    "adam": (lambda p: optim.Adam(p, 0.01, amsgrad=True, weight_decay=0.1, maximize=True, foreach=True), 0),
+    "adamw": (lambda p: optim.AdamW(p, 0.01, amsgrad=True, foreach=False), 0),
+    "nadam": (lambda p: optim.NAdam(p, 0.01, weight_decay=0.1, decoupled_weight_decay=True), 0),
+    "nadam_foreach": (lambda p: optim.NAdam(p, 0.01, maximize=True, foreach=True), 0),
+    "radam": (lambda p: optim.RAdam(p, 0.01, weight_decay=0.1, decoupled_weight_decay=True), 1),
+    "adagrad": (lambda p: optim.Adagrad(p, 0.1, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.1), 0),
+    "adadelta": (lambda p: optim.Adadelta(p, 1.0, rho=0.8, weight_decay=0.1, maximize=True, foreach=True), 0),
+    "adamax": (lambda p: optim.Adamax(p, 0.01, weight_decay=0.1), 0),
+    "adamax_foreach": (lambda p: optim.Adamax(p, 0.01, foreach=True), 0),
+    "asgd": (lambda p: optim.ASGD(p, 0.01, t0=1, weight_decay=0.1), 1),
+    "rmsprop": (lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.3, weight_decay=0.1, foreach=True), 0),
+    "rprop": (lambda p: optim.Rprop(p, 0.01, maximize=True), 0),
+    "adafactor": (lambda p: optim.Adafactor(p, 0.01), 2),
+}
+
+
+def groups(n: nn.Sequential) -> list[dict[str, Any]]:
+    return [{"params": list(n[0].parameters())}, {"params": list(n[2].parameters()), "lr": 0.003}]
+
+
+def run(make: Make, backend: str | None, between: Callable[..., None] | None = None) -> list[list[Any]]:
+    n = net()
+    o = make(groups(n))
+
+    def step(x: torch.Tensor) -> Any:
+        o.zero_grad()
+        loss = n(x).pow(2).mean()
+        loss.backward()
+        o.step()
+        return loss
+
+    call = magneto.optimize(backend)(step) if backend else step
+    rows, kept = [], {}
+    for number in range(7):
+        torch.manual_seed(number)
+        if between is not None:
+            between(number, n, o, kept)
+        value = call(torch.randn(5, 4))
+        rows.append([_facts(item) for item in _flat([value, n, o])])
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", list(MAKES))
+def test_optimiser(name: str) -> None:
+    make, breaks = MAKES[name]
+    for one, two in zip(run(make, None), run(make, "aot_eager"), strict=True):
+        _compare(one, two, 0)
+    stats = magneto.stats()
+    assert (stats["breaks"], stats["fallbacks"]) == (breaks, 0), stats["break_reasons"]
+
+
+def load(number: int, n: Any, o: Any, kept: dict[str, Any]) -> None:
+    if number == 2:
+        kept.update(o=copy.deepcopy(o.state_dict()), n=copy.deepcopy(n.state_dict()))
+    if number == 4:
+        o.load_state_dict(kept["o"])
+        n.load_state_dict(kept["n"])
+
+
+def freeze(number: int, n: Any, o: Any, kept: dict[str, Any]) -> None:
+    if number in (2, 5):
+        n[2].requires_grad_(number == 5)
+
+
+def grow(number: int, n: Any, o: Any, kept: dict[str, Any]) -> None:
+    if number == 2:
+        kept["new"] = nn.Parameter(torch.ones(3))
+        o.add_param_group({"params": [kept["new"]], "lr": 0.1})
+        n[2].register_forward_hook(lambda module, args, output: output * kept["new"])
+
+
+@pytest.mark.parametrize("between", [load, freeze, grow], ids=["load", "freeze", "grow"])
+def test_what_happens_between_the_steps(between: Any) -> None:
+    make = MAKES["adam"][0]
+    for one, two in zip(run(make, None, between), run(make, "aot_eager", between), strict=True):
+        _compare(one, two, 0)
+    assert magneto.stats()["breaks"] == 0
+
+
+def sharpness_aware(n: nn.Module, o: Any, x: torch.Tensor) -> Any:
+    loss = n(x).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        norm = torch.stack([p.grad.norm() for p in n.parameters()]).norm()  # type: ignore[union-attr]
+        moves = [p.grad * (0.05 / (norm + 1e-12)) for p in n.parameters()]
+        for p, move in zip(n.parameters(), moves, strict=True):
+            p.add_(move)
+    o.zero_grad()
+    n(x).pow(2).mean().backward()
+    with torch.no_grad():
+        for p, move in zip(n.parameters(), moves, strict=True):
+            p.sub_(move)
+    o.step()
+    o.zero_grad()
+    return loss
+
+
+def with_closure(n: nn.Module, o: Any, x: torch.Tensor) -> Any:
+    def closure() -> torch.Tensor:
+        o.zero_grad()
+        loss = n(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    return o.step(closure)
+
+
+STEPS = {
+    "sharpness_aware": (sharpness_aware, lambda p: optim.SGD(p, 0.1, momentum=0.9), 0),
+    "closure": (with_closure, lambda p: optim.SGD(p, 0.1, momentum=0.9), 0),
+    "lbfgs": (with_closure, lambda p: optim.LBFGS(p, 0.5, max_iter=3), -1),
+}
+
+
+@pytest.mark.parametrize("name", list(STEPS))
+def test_steps_of_two_backwards(name: str) -> None:
+    body, make, breaks = STEPS[name]
+    rows: list[list[Any]] = []
+    for backend in (None, "aot_eager"):
+        n = net()
+        o = make(n.parameters())
+        call = magneto.optimize(backend)(body) if backend else body
+        for number in range(4):
+            torch.manual_seed(number)
+            rows.append([_facts(item) for item in _flat([call(n, o, torch.randn(5, 4)), n])])
+    for one, two in zip(rows[:4], rows[4:], strict=True):
+        _compare(one, two, 0)
+    if breaks >= 0:
+        assert magneto.stats()["breaks"] == breaks

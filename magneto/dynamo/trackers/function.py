@@ -400,7 +400,8 @@ def annotations_of(m: Machine, flat: Tracker) -> DictTracker:
     return DictTracker.of(m, zip(items[::2], items[1::2], strict=True))
 
 
-_STAYS_BOUND = "__get__" in vars(types.MethodType)  # from 3.13 on
+METHOD_GET: Any = vars(types.MethodType).get("__get__")
+"""From 3.13 on a bound method stays bound; before, its function answers."""
 
 
 class BoundMethodTracker(Tracker):
@@ -433,8 +434,8 @@ class BoundMethodTracker(Tracker):
             return self.owner
         if name == "__func__":
             return self.fn
-        if name == "__get__" and _STAYS_BOUND and self.python_type() is types.MethodType:
-            return BoundMethodTracker(BuiltinTracker(types.MethodType.__get__), self)
+        if name == "__get__" and METHOD_GET is not None and self.python_type() is types.MethodType:
+            return BoundMethodTracker(BuiltinTracker(METHOD_GET), self)
         return m.apply(getattr, self.fn, m.const(name))
 
     def emit(self, em: Emitter) -> str:

@@ -19,7 +19,7 @@ from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, rule
-from magneto.dynamo.trackers.function import CODE_RULES, BoundMethodTracker, FunctionTracker
+from magneto.dynamo.trackers.function import CODE_RULES, METHOD_GET, BoundMethodTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.plain import plain_all
@@ -84,7 +84,7 @@ def function_get(m: Machine, fn: FunctionTracker, obj: Tracker, owner: Tracker |
     return BoundMethodTracker(fn, obj)
 
 
-@rule((types.MethodType.__get__,) if "__get__" in vars(types.MethodType) else (), BoundMethodTracker, Tracker)
+@rule((METHOD_GET,) if METHOD_GET is not None else (), BoundMethodTracker, Tracker)
 def method_get(m: Machine, method: BoundMethodTracker, obj: Tracker, owner: Tracker | None = None) -> Tracker:
     return method
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -161,3 +162,38 @@ def test_reversed_asks_when_it_is_stepped() -> None:
     for steps in range(4):
         for leave in (False, True):
             twice(fn, torch.ones(2), steps, leave)
+
+
+def test_reduce_steps_its_iterator_between_calls() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        log: list[str] = []
+
+        def items() -> Any:
+            for k in range(3):
+                log.append(f"item {k}")
+                yield k
+
+        def add(a: Any, b: Any) -> Any:
+            log.append(f"add {b}")
+            return a + b
+
+        return functools.reduce(add, items(), x), functools.reduce(add, items()), log
+
+    def refused(x: torch.Tensor, value: Any) -> Any:
+        return functools.reduce(lambda a, b: a, value), x + 1
+
+    def of_size(x: torch.Tensor) -> Any:
+        return torch.zeros_like(x.shape)  # type: ignore[arg-type]
+
+    def named(x: torch.Tensor, value: Any) -> Any:
+        return vars(value), x + 1
+
+    def history(x: torch.Tensor) -> Any:
+        return (x.clone().requires_grad_() * 2).grad_fn(x)  # type: ignore[misc]
+
+    twice(fn, torch.ones(2))
+    for value in (3, [], (), "abc", torch.float32):
+        twice(refused, torch.ones(2), value)
+        twice(named, torch.ones(2), value)
+    twice(of_size, torch.ones(2))
+    twice(history, torch.ones(2))

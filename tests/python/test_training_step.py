@@ -454,6 +454,11 @@ def test_unscaled_and_clipped_gradients(backend: str) -> None:
         scaler.update()
         return loss
 
+    def near(value: torch.Tensor, other: torch.Tensor) -> None:
+        """bfloat16 has eight bits; kernels and eager round at different places."""
+        tolerance = 1e-2 if backend == "inductor" else 0.0
+        torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance)
+
     torch.manual_seed(0)
     nets = [nn.Linear(4, 3) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
@@ -465,9 +470,9 @@ def test_unscaled_and_clipped_gradients(backend: str) -> None:
         if number == 2:
             x[0, 0] = float("inf")
         pair = fn(nets[0], optimisers[0], scalers[0], x), optimised(nets[1], optimisers[1], scalers[1], x)
-        same(pair[0].detach(), pair[1].detach(), backend == "inductor")
+        near(pair[0].detach(), pair[1].detach())
     for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        same(a.detach(), b.detach(), backend == "inductor")
+        near(a.detach(), b.detach())
     assert scalers[0].state_dict() == scalers[1].state_dict()
     assert magneto.stats()["fallbacks"] == 0
 

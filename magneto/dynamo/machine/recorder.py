@@ -159,7 +159,7 @@ class Recorder:
         except (UnsupportedFake, NotImplementedError) as problem:
             machine.graph_break("B013", name=_name(target), reason=str(problem))
         except Exception as error:
-            if "FakeTensor" in str(error):  # torch's own check of arguments: its text names the class
+            if any(name in str(error) for name in ("FakeTensor", "tuple")):  # torch's own check of arguments names their classes
                 machine.graph_break("B013", name=_name(target), reason="torch refuses its arguments")
             machine.raise_exception(error)
         if settled is not None:

@@ -99,7 +99,10 @@ def object_delattr(m: Machine, v: ObjectTracker, name: Tracker) -> None:
 
 @rule(vars, Tracker)
 def vars_(m: Machine, v: Tracker) -> Tracker:
-    return m.apply(getattr, v, m.const("__dict__"))
+    found = m.apply(getattr, v, m.const("__dict__"), m.const(None))
+    if isinstance(found, ConstTracker) and found.read() is None:
+        m.raise_exception(TypeError("vars() argument must have __dict__ attribute"))
+    return found
 
 
 def _frame_names(m: Machine) -> DictTracker:

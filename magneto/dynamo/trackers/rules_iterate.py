@@ -15,7 +15,7 @@ import torch
 from magneto import _C
 from magneto.dynamo.bytecode.decode import VERSION
 from magneto.dynamo.trackers.attributes import find_special
-from magneto.dynamo.trackers.base import Const, Tracker
+from magneto.dynamo.trackers.base import Const, Raised, Tracker
 from magneto.dynamo.trackers.basic_iterator import (
     CountIterator,
     CycleIterator,
@@ -465,11 +465,16 @@ def methodcaller(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
 
 @rule(functools.reduce, Tracker, Tracker)
 def reduce(m: Machine, fn: Tracker, items: Tracker, *initial: Tracker) -> Any:
-    found = [*initial, *iterate(m, items)]
-    if not found:
+    try:
+        it = m.apply(iter, items)
+    except Raised as raised:
+        if raised.matches(TypeError):
+            m.raise_exception(TypeError("reduce() arg 2 must support iteration"))
+        raise
+    total = initial[0] if initial else next_or_none(m, it)
+    if total is None:
         m.raise_exception(TypeError("reduce() of empty iterable with no initial value"))
-    total = found[0]
-    for item in found[1:]:
+    for item in remaining(m, it):
         total = m.call(fn, [total, item], {})
     return total
 

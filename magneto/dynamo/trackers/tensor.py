@@ -21,6 +21,8 @@ from magneto.graph.higher import Applied
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import fx
 
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -263,6 +265,9 @@ class GradFnTracker(Tracker):
 
     def python_type(self) -> type:
         return torch.autograd.graph.Node
+
+    def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
+        m.graph_break("B101", callee=self.show(), reason="it runs a step of autograd")
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         if name in ("name", "register_hook") and self.applied is not None and not m.has_written(self.of):

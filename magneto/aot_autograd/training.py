@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +59,7 @@ class TrainingPlan:
     tangent_metas: tuple[TensorMeta, ...]
     captured: Compiled
     replay_outputs: tuple[int, ...] | None  # positions of the differentiable results among the captured graph's outputs
-    weak_inputs: tuple[int, ...]  # inputs that a replay needs and nobody else keeps alive
+    unchecked: tuple[int, ...]  # tensors among the inputs of whose version autograd takes no note, as the backward does not read them
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
     backwards: dict[frozenset[int], Backward] = field(default_factory=dict)
@@ -111,15 +110,15 @@ def plan_training(
     forward: Compiled,
     compile_backward: Callable[[fx.Graph], Compiled],
     captured: Compiled,
-    parameters: Sequence[int] = (),
     replay: bool = True,
     holds: Callable[[], bool] | None = None,
     differentiable: Sequence[int] = (),
 ) -> TrainingPlan:
-    """`differentiable`: inputs that require grad. `captured` runs the captured graph in eager; `parameters`: inputs that live as long as their module; `replay`: whether a run of
-    `captured` during backward would be the same computation."""
+    """`differentiable`: inputs that require grad. `captured` runs the captured graph in eager; `replay`: whether a run of `captured` during backward would be the
+    same computation."""
     n = len(joint.results)
-    held = {k.index for k in cut.kept if k.kind == "input"} | set(parameters)
+    kept = {k.index for k in cut.kept if k.kind == "input"}
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
     cut_off = tuple(i for i in differentiable if cut.gradients[i] is None)
     return TrainingPlan(
         joint.name,
@@ -132,7 +131,7 @@ def plan_training(
         tuple(joint.results[i].meta["val"] for i in joint.differentiable),
         captured,
         _replay_outputs(joint) if replay else None,
-        tuple(i for i in range(len(cut.gradients)) if i not in held and i not in cut_off),
+        tuple(i for i, node in enumerate(inputs) if i not in kept and isinstance(node.meta["val"], TensorMeta)),
         holds,
         cut_off,
     )
@@ -177,7 +176,7 @@ class CompiledGraph(torch.autograd.Function):
         ctx.plan = plan
         ctx.written = _NOTHING
         if plan.replay_outputs is not None:
-            ctx.inputs = _held(inputs, plan.weak_inputs)
+            ctx.inputs, ctx.versions = inputs, _versions(inputs, plan.unchecked)
         results = out[: plan.n_results] if plan.shown is None else plan.shown(out)
         if plan.silent:
             ctx.mark_non_differentiable(*[results[i] for i in plan.silent])
@@ -189,7 +188,7 @@ class CompiledGraph(torch.autograd.Function):
         plan: TrainingPlan = ctx.plan
         if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
             ctx.saved_tensors  # noqa: B018 - raises what eager raises
-            return (None, *_replay(ctx.inputs if plan.replay_outputs is not None else None, plan, gradients))
+            return (None, *_C.call_inactive(functools.partial(_replay, ctx, plan, gradients)))
         backward = plan.backward_without(frozenset([k for k, index in enumerate(plan.differentiable) if gradients[index] is None]))
         values = _saved(ctx, plan, backward.kept)
         if not _keeps_graph():  # the list alone holds what was saved from here on
@@ -247,13 +246,11 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _held(inputs: tuple[Any, ...], weak: tuple[int, ...]) -> list[Any]:
-    """The inputs for a replay; those that eager would not keep alive, as weak references."""
-    held: list[Any] = list(inputs)
-    for i in weak:
-        if isinstance(held[i], torch.Tensor):
-            held[i] = weakref.ref(held[i])
-    return held
+def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
+    try:
+        return [inputs[i]._version for i in places]
+    except RuntimeError:  # tensors of inference mode count no versions
+        return [0 if inputs[i].is_inference() else inputs[i]._version for i in places]
 
 
 def _tangent(gradient: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
@@ -265,14 +262,16 @@ def _tangent(gradient: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     return gradient
 
 
-def _replay(held: Sequence[Any] | None, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
+def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
     """Backward with create_graph=True, or of functions that read other values by now: the captured graph runs again in eager."""
     again = torch.is_grad_enabled()
-    if held is None or plan.replay_outputs is None:
+    if plan.replay_outputs is None:
         raise _cannot_replay(plan, "which writes inputs, draws random numbers or returns views")
-    inputs = [x() if isinstance(x, weakref.ref) else x for x in held]
-    if any(x is None for x in inputs):
-        raise _cannot_replay(plan, "an input of which is gone")
+    inputs = ctx.inputs
+    if inputs is None:
+        raise _cannot_replay(plan, "whose backward has run already")
+    if ctx.versions != _versions(inputs, plan.unchecked):
+        raise _cannot_replay(plan, "an input of which has been written since")
     wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad}
     with torch.enable_grad():
         outputs = plan.captured(*inputs)

@@ -207,9 +207,9 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
             return compile_backward(graph, name, backward_passes)
 
     meta = unit.gm.meta.get("magneto", {})
-    parameters, holds = meta.get("parameter_inputs", ()), meta.get("backward_holds")
+    holds = meta.get("backward_holds")
     inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), parameters, not unit.autocast, holds, inputs)
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), not unit.autocast, holds, inputs)
     plan.hide(frozenset(m.source.index for m in unit.traced.signature.mutations if m.direct and isinstance(m.source, Result)))
     return replace(unit, compiled=training_function(plan))
 

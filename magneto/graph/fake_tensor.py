@@ -29,10 +29,11 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 
 
 class FakeTensor(torch.Tensor):
-    """A tensor without data. `meta` is its TensorMeta; `root` the FakeTensor whose storage it shares (itself, unless it is a view)."""
+    """A tensor without data. `meta` is its TensorMeta; `_root` stands for its storage, shared by its views: not one of the tensors, as autograd keeps a detached
+    view of a result in that result's own history, and nobody would find that cycle."""
 
     meta: TensorMeta
-    _root: torch.Tensor | None
+    _root: object
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -47,7 +48,7 @@ def _refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
 FakeTensor.__torch_dispatch__ = classmethod(_refuse)  # type: ignore[assignment]
 
 
-def make_fake(meta: TensorMeta, root: torch.Tensor | None = None) -> FakeTensor:
+def make_fake(meta: TensorMeta, root: object = None) -> FakeTensor:
     """A FakeTensor of this metadata that does not require grad."""
     fake: FakeTensor = _make_wrapper(
         FakeTensor,
@@ -58,7 +59,7 @@ def make_fake(meta: TensorMeta, root: torch.Tensor | None = None) -> FakeTensor:
         device=meta.device,
     )
     fake.meta = meta
-    fake._root = root
+    fake._root = object() if root is None else root
     if meta.lazy:
         torch._C._set_conj(fake, bool(meta.lazy & CONJ))  # type: ignore[attr-defined]
         torch._C._set_neg(fake, bool(meta.lazy & NEG))  # type: ignore[attr-defined]
@@ -70,8 +71,8 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     return TensorMeta.of(tensor)
 
 
-def root_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that owns the storage: views and their base have the same root."""
+def root_of(tensor: torch.Tensor) -> object:
+    """What stands for the storage: views and their base have the same root."""
     root = tensor.__dict__.get("_root") if type(tensor) is FakeTensor else None
     return tensor if root is None else root
 
@@ -103,7 +104,7 @@ class Counts:
         self.made: list[tuple[int, ...]] = []
         self.probe = self.asked = 0
         self.fakes: list[torch.Tensor] = []
-        self.written: dict[int, torch.Tensor] = {}
+        self.written: dict[int, object] = {}
 
     def begin(self, probe: int) -> None:
         self.probe, self.asked = probe, 0
@@ -132,13 +133,13 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     `on_op(func, args, kwargs, out)` is called after every operation, with the tensors as torch passed them.
     `random` is set by operations that draw random numbers.
-    `written` maps id -> root tensor of every storage written so far (in-place, out=, running statistics).
+    `written` maps id -> root of every storage written so far (in-place, out=, running statistics).
     """
 
     def __init__(self, on_op: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.on_op = on_op
-        self.written: dict[int, torch.Tensor] = {}
+        self.written: dict[int, object] = {}
         self.random = False
         self.counts: Counts | None = None  # None: a size that depends on data raises DataDependent
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import functools
 import inspect
 import itertools
 import operator
 import sys
 import types
+import typing
 import weakref
 from typing import Any
 
@@ -367,6 +369,80 @@ class Bound:
 def method_bound_again(x: Any) -> Any:
     one, two = Bound(), Bound()
     return x + 1, one.method.__get__(two, Bound)() is one
+
+
+NAMES = typing.TypeVarTuple("NAMES")
+
+
+@programs.add(graphs=None, again=False)
+def generic_types_of_changed_lists(x: Any) -> Any:
+    """The list that a break hands on has got another item when a generic type is made of it."""
+    kinds = [int]
+    magneto.graph_break()
+    kinds.append(str)  # type: ignore[arg-type]
+    return x + 1, typing.Callable[kinds, float].__args__, typing.Callable[[int, *NAMES, str], float].__args__  # type: ignore
+
+
+@programs.add(graphs=None, again=False)
+def modules_of_functional_classes(x: Any) -> Any:
+    """They look at their caller."""
+    made = [collections.namedtuple("made", "a"), typing.NamedTuple("typed", [("a", int)]), dataclasses.make_dataclass("data", [])]  # noqa
+    return x + 1, [cls.__module__ for cls in made]
+
+
+@typing.final
+@typing.runtime_checkable
+class NothingAsked(typing.Protocol):
+    pass
+
+
+@typing.runtime_checkable
+class NumberAsked(typing.Protocol):
+    number = 1
+
+
+class Registered:
+    pass
+
+
+class Numbered:
+    number = None
+
+
+class Answers:
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+
+
+NumberAsked.register(Registered)  # type: ignore[attr-defined]
+
+
+@programs.add()
+def instances_of_protocols(x: Any) -> Any:
+    asked = [Registered(), Numbered(), Answers(1), Bound()]
+    return x + 1, [isinstance(value, NumberAsked) for value in asked], isinstance(Bound(), NothingAsked)
+
+
+class Asked(type):
+    def __contains__(cls, item: object) -> bool:
+        LOG.append(item)
+        return item in cls.items  # type: ignore[attr-defined]
+
+    def __iter__(cls) -> Any:
+        return iter([])
+
+
+class Holds(metaclass=Asked):
+    items: typing.ClassVar[list[Any]] = [{}, 3]
+
+
+LOG: list[Any] = []
+
+
+@programs.add()
+def classes_that_contain(x: Any) -> Any:
+    LOG.clear()
+    return x + 1, {} in Holds, 3 in Holds, 4 in Holds, list(LOG)
 
 
 @pytest.mark.parametrize("program", programs, ids=programs.ids())

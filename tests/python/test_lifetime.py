@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import gc
 import sys
 import weakref
@@ -248,6 +250,22 @@ def a_profile_function_sees_the_programs_calls():
     return events
 
 
+@program
+def finalisers_of_nested_objects_run_from_outside_to_inside():
+    deleted = []
+
+    class Nested(collections.OrderedDict):
+        def __del__(self):
+            deleted.append(self.i)
+
+    obj = None
+    for i in range(6):
+        obj = Nested([(None, obj)])
+        obj.i = i
+    del obj
+    return list(deleted)
+
+
 @pytest.mark.parametrize("fn", FOUND, ids=lambda fn: fn.__name__)
 def test_as_in_plain_python(fn: Callable[[], Any]) -> None:
     traced = magneto.optimize("eager")(fn)
@@ -487,3 +505,73 @@ def test_a_monitoring_tool_is_told_of_the_program_alone(fn: Callable[..., Any], 
         sys.monitoring.set_local_events(tool, _twice.__code__, 0)
         sys.monitoring.set_events(tool, 0)
         sys.monitoring.free_tool_id(tool)
+
+
+class Held:
+    """What capture is given to hold."""
+
+    value = 1
+
+
+class Mortal(Held):
+    def __del__(self) -> None:
+        pass
+
+
+def _in_a_cycle(obj):
+    items = [obj]
+    items.append(items)
+    return items[1][0].value
+
+
+def _in_an_object_that_knows_itself(obj):
+    made = Held()
+    made.obj = obj
+    made.me = made
+    return made.me.obj.value
+
+
+def _in_a_generator_of_a_closure(obj):
+    @contextlib.contextmanager
+    def manager():
+        yield obj
+
+    with manager() as found:
+        return found.value
+
+
+def _in_a_recursive_function(obj):
+    def down(n):
+        return down(n - 1) if n else obj.value
+
+    return down(3)
+
+
+def _on_the_stack_at_a_break(obj):
+    return [obj, magneto.graph_break()][0].value
+
+
+@pytest.mark.parametrize("kind", [Held, Mortal])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        _in_a_cycle,
+        _in_an_object_that_knows_itself,
+        _in_a_generator_of_a_closure,
+        _in_a_recursive_function,
+        _on_the_stack_at_a_break,
+    ],
+)
+def test_a_capture_lets_go_of_the_objects_of_its_call(fn: Callable[..., Any], kind: type) -> None:
+    """At once, not at the next collection of garbage."""
+    obj = kind()
+    gc.collect()
+    gc.disable()
+    try:
+        compiled = magneto.optimize("eager")(fn)
+        reference = weakref.ref(obj)
+        assert compiled(obj) == 1
+        del obj
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -131,11 +131,14 @@ class SymbolicMachine:
         self._handled_outside = None
         trackers.forget_prototypes(self.stand_ins)
         for tracker in self.wrapped.values():
-            trackers.part_from_owner(tracker)
+            trackers.forget_object(tracker)
+        for frame in [*self.frames, *(run.frame for run in self.generators.values())]:
+            frame.locals, frame.stack, frame.entry, frame.before, frame.function = [], [], [], [], None
         for held in (self.wrapped, self.overlay, self.references, self.made, self.generators, self.memories, self.streams):
             held.clear()
-        for kept in (self.stand_ins, self.entry_stack, self.frames, self.effects, self.contexts, self.recorder.inputs, self.draws):
+        for kept in (self.stand_ins, self.entry_stack, self.mortal, self.frames, self.effects, self.contexts, self.recorder.inputs):
             kept.clear()  # type: ignore[attr-defined]
+        self.draws.clear()
         self.ending = None
 
     def _entry_frame(self) -> SymFrame:

@@ -23,6 +23,7 @@ _CALLABLES: frozenset[Any] = frozenset(
         *(getattr(builtins, name) for name in _NAMES),
         sys._getframe,
         sys._current_frames,
+        getattr(sys, "_getframemodulename", None),
         sys.settrace,
         sys.setprofile,
         *(getattr(getattr(sys, "monitoring", None), name, None) for name in ("set_events", "set_local_events", "free_tool_id")),

@@ -69,7 +69,7 @@ from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTra
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.membership import ObjectSet
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, has_finaliser, part_from_owner
+from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, forget_object, has_finaliser
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.reference import can_be_watched
 from magneto.dynamo.trackers.rules_exception import catches, match_group
@@ -180,6 +180,7 @@ __all__ = [
     "placed",
     "each",
     "element",
+    "forget_object",
     "forget_prototypes",
     "from_value",
     "graph_argument",
@@ -190,7 +191,6 @@ __all__ = [
     "lower",
     "catches",
     "match_group",
-    "part_from_owner",
     "put_back",
     "next_or_none",
     "number_of",

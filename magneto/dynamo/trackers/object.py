@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -182,11 +183,15 @@ def payload_of(v: Tracker) -> Tracker:
     return v.payload if isinstance(v, ObjectTracker) and v.payload is not None else v
 
 
-def part_from_owner(v: Tracker) -> None:
-    """The instance and the built-in container inside know each other; capture is over, and the object shall not wait for a collection of garbage."""
-    payload = getattr(v, "payload", None)
-    if isinstance(payload, (DictTracker, SetTracker)):
-        payload.inside = None
+def forget_object(v: Tracker) -> None:
+    """Capture is over: the trackers stand in reference cycles, and the program's object shall not wait for a collection of garbage."""
+    for name in _HOLD:
+        if getattr(v, name, MISSING) is not MISSING:
+            with contextlib.suppress(AttributeError):  # computed
+                setattr(v, name, MISSING)
+
+
+_HOLD = ("obj", "entries", "payload")
 
 
 class IdTracker(Tracker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import sys
 import types
@@ -206,13 +207,29 @@ def _named_class(m: Machine, v: Tracker, info: type) -> bool:
     return isinstance(named, ClassTracker) and issubclass(named.obj, info)
 
 
-def _has_members(m: Machine, v: ObjectTracker, protocol: type) -> bool | None:
-    """Whether an instance has the members of a typing.Protocol that its class lacks; None: the class has them all, or inherits from the protocol."""
+def _inherits(cls: type, protocol: Any) -> bool:
+    """Whether the class is registered with the protocol, or has all of its methods."""
+    try:
+        return abc.ABCMeta.__subclasscheck__(protocol, cls)
+    except TypeError:  # in Python 3.11, of one with members that are no methods
+        registered = (reference() for reference in abc._get_dump(protocol)[0])  # type: ignore[attr-defined]
+        return protocol in cls.__mro__ or any(known is not None and issubclass(cls, known) for known in registered)
+
+
+def _has_members(m: Machine, v: ObjectTracker, protocol: type) -> bool:
+    """Whether an instance has the members of a typing.Protocol."""
     cls = v.python_type()
-    members = getattr(protocol, "__protocol_attrs__", None) or typing._get_protocol_attrs(protocol)  # type: ignore[attr-defined]
+    if _inherits(cls, protocol):
+        return True
+    members = getattr(protocol, "__protocol_attrs__", None)
+    if members is None:
+        members = typing._get_protocol_attrs(protocol)  # type: ignore[attr-defined]
+    data = getattr(protocol, "__non_callable_proto_members__", None)
+    if data is None:
+        data = {name for name in members if not callable(getattr(protocol, name, None))}
     missing = sorted(name for name in members if not any(name in namespace_of(base) for base in cls.__mro__))
-    if not missing or protocol in cls.__mro__:
-        return None
+    if any(getattr(cls, name) is None and name not in data for name in members - set(missing)):  # None refuses a method
+        return False
     hooked = hasattr(cls, "__getattr__") or cls.__getattribute__ is not object.__getattribute__  # type: ignore[comparison-overlap]
     if not hooked and not all(m.truth(m.apply(hasattr, v, m.const(name))) for name in missing):
         return False
@@ -248,9 +265,7 @@ def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
     if const is not None:
         return isinstance(const.value, info)
     if isinstance(v, ObjectTracker) and getattr(info, "_is_protocol", False) and getattr(info, "_is_runtime_protocol", False):
-        answer = _has_members(m, v, info)
-        if answer is not None:
-            return answer
+        return _has_members(m, v, info)
     if v.obj is not MISSING and not isinstance(v, TensorTracker):
         return isinstance(v.obj, info)
     try:

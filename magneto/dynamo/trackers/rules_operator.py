@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import operator
 import types
 from collections.abc import Callable
@@ -567,10 +568,11 @@ def contains(m: Machine, container: Tracker, item: Tracker) -> Any:
             return m.const(False)
     if isinstance(target, TensorTracker) or (isinstance(target, ArrayTracker) and not target.number and not target.shape()):
         m.graph_break("B102", operation="in")
-    if isinstance(target, ClassTracker) and isinstance(find_in_type(m, type(target.obj), "__contains__"), types.FunctionType):
+    if isinstance(target, ClassTracker) and isinstance(asked := find_in_type(m, type(target.obj), "__contains__"), types.FunctionType):
         const = item.try_const()
-        if const is not None and not isinstance(item, TensorTracker):
+        if const is not None and not isinstance(item, TensorTracker) and asked is enum.EnumType.__contains__:
             return m.const(const.value in target.obj)
+        return m.const(m.truth(m.call(held(m, asked, "__contains__"), [target, item], {})))
     if isinstance(target, OpaqueTracker):
         m.graph_break("B104", operation="in", value=target.show())
     if not any(hasattr(container.python_type(), name) for name in ("__iter__", "__getitem__", "__contains__")):

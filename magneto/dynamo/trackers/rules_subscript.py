@@ -18,7 +18,7 @@ from magneto.dynamo.trackers.dispatch import fold, rule
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
-from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker, payload_of
 from magneto.dynamo.trackers.rules_container import raise_key_error
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -117,19 +117,21 @@ def const_getitem(m: Machine, v: ConstTracker, key: Tracker) -> Any:
     return fold(m, operator.getitem, (v, m.const(slice_of(m, key)) if isinstance(key, SliceTracker) else key), {})
 
 
-def _real(v: Tracker) -> Any:
-    """A constant, an existing object, or a tuple of such."""
+def _real(m: Machine, v: Tracker) -> Any:
+    """A constant, an existing object, or a tuple or list of such (as it is now)."""
     const = v.try_const()
-    if const is None and isinstance(v, TupleTracker):
-        parts = [_real(entry) for entry in v.entries if isinstance(entry, Tracker)]
-        return MISSING if any(part is MISSING for part in parts) or len(parts) < len(v.entries) else tuple(parts)
+    if const is None and isinstance(v, TupleTracker | ListTracker):
+        parts = [_real(m, entry) for entry in v.items(m)]
+        return MISSING if any(part is MISSING for part in parts) else list(parts) if isinstance(v, ListTracker) else tuple(parts)
+    if const is None and isinstance(v, SequenceTracker | DictTracker | SetTracker):
+        return MISSING
     return const.value if const is not None else v.obj
 
 
 @rule(operator.getitem, ClassTracker, Tracker)
 def class_getitem(m: Machine, v: ClassTracker | ObjectTracker, key: Tracker) -> Any:
     """Generic aliases and enumerations by name."""
-    value = _real(key)
+    value = _real(m, key)
     if value is MISSING:
         return NotImplemented
     try:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import contextlib
 import gc
 import types
@@ -549,3 +550,32 @@ def test_a_generator_that_is_over() -> None:
     over = count(0)
     assert list(over) == []
     assert magneto.optimize("eager")(read)(torch.ones(1), over) == read(torch.ones(1), over) == "StopIteration()"
+
+
+def _keeps_what_it_has_read(x: Any) -> Any:
+    first = x + 1
+    dropped = [first]
+    total = first.sum()
+    del dropped
+    yield total
+    later = x * 2
+    yield later
+
+
+def test_a_suspended_generator_has_all_its_variables() -> None:
+    """Those too that its code does not read again."""
+
+    def begin(x: Any) -> Any:
+        generator = _keeps_what_it_has_read(x)
+        next(generator)
+        return generator
+
+    x = torch.ones(2)
+    step = magneto.optimize("eager", nopython=True)(next)
+    generators = [begin(x), magneto.optimize("eager", nopython=True)(begin)(x)]
+    for advance in (lambda _: None, lambda generator: next(generator) if generator is generators[0] else step(generator)):
+        for generator in generators:
+            advance(generator)
+        plain, traced = (inspect.getgeneratorlocals(generator) for generator in generators)
+        assert list(plain) == list(traced)
+        assert all(torch.equal(plain[name], traced[name]) for name in plain)

@@ -7,7 +7,6 @@ from types import CodeType
 from typing import Any
 
 from magneto.dynamo.bytecode.decode import Decoded, Instruction, decode
-from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.machine.protocol import Emitter
 from magneto.dynamo.trackers.base import Tracker
@@ -85,15 +84,14 @@ class SymFrame:
         self.decoded = decode(self.code)
 
     def suspension(self) -> tuple[int, list[Tracker | None], list[Tracker], bool] | None:
-        """Of a generator's frame that stands at a yield: where it goes on, its slots (None: empty, or not read any more), its stack, whether the yield is that of
-        a `yield from`. None: it handles an exception."""
+        """Of a generator's frame that stands at a yield: where it goes on, its slots (None: empty; what is not read any more shows in `gi_frame.f_locals`),
+        its stack, whether the yield is that of a `yield from`. None: it handles an exception."""
         handled = self.handling.value
         if handled is not None and ((const := handled.try_const()) is None or const.value is not None):
             return None
         following = self.decoded.instructions[self.pc]
         offset, delegates = following.offset, following.op == "RESUME" and following.arg & 3 == 2
-        live = live_slots(self.code, offset)
-        return offset, [value if slot in live else None for slot, value in enumerate(self.locals)], self.stack, delegates
+        return offset, self.locals, self.stack, delegates
 
     @property
     def yields(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from magneto.graph.layout import laid_out
 from magneto.graph.rules_recurrent import call_of
 
 
-def as_function(graph: fx.Graph, name: str = "graph") -> Callable[..., tuple[Any, ...]]:
-    """`graph` as generated source; a value is dropped after its last use."""
-    text, namespace = source_of(graph)
+def as_function(graph: fx.Graph, name: str = "graph", any_layout: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """`graph` as generated source; a value is dropped after its last use. `any_layout`: its inputs may be laid out otherwise than it says."""
+    text, namespace = source_of(graph, _RESHAPES if any_layout else {})
     function: Callable[..., tuple[Any, ...]] = compile_source(f"{name} in eager", text, namespace)["run"]
     return function
 
@@ -40,7 +41,27 @@ def result_strides(graph: fx.Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(result.meta["val"].strides for result in graph.output_node().args[0])  # type: ignore[union-attr]
 
 
-def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
+_RESHAPES = dict.fromkeys((torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default), torch.ops.aten.reshape.default)
+"""What PyTorch's formulas call: for the layouts at hand it became one of these while it was traced."""
+
+
+_ANY_LAYOUT = frozenset(
+    """view _unsafe_view t transpose permute expand squeeze unsqueeze select clone alias detach add sub mul div neg pow exp sum mean mm bmm addmm where full zeros zeros_like
+    full_like ones_like convolution_backward native_batch_norm_backward native_layer_norm_backward _softmax_backward_data _log_softmax_backward_data tanh_backward sigmoid_backward
+    gelu_backward silu_backward threshold_backward embedding_dense_backward getitem""".split()
+)
+"""Operations whose kernels look at strides. Others may rely on a `contiguous()` in PyTorch's formula that the layout traced made nothing of (group norm reads past the memory)."""
+
+
+def takes_any_layout(graph: fx.Graph) -> bool:
+    """Whether the operations that PyTorch's formulas recorded for one layout of the gradients are right for every other."""
+    names = (
+        getattr(node.target, "_schema", None) for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem
+    )
+    return all(schema is not None and schema.name.removeprefix("aten::") in _ANY_LAYOUT for schema in names)
+
+
+def source_of(graph: fx.Graph, replaced: Mapping[Any, Any] = MappingProxyType({})) -> tuple[str, dict[str, Any]]:
     namespace: dict[str, Any] = {}
     nodes = list(graph.nodes)
     last_use = {used: node for node in nodes for used in node.all_input_nodes}
@@ -72,7 +93,7 @@ def source_of(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
             if node.target is operator.getitem:
                 expression = f"{text(node.args[0])}[{node.args[1]}]"
             else:
-                target = call_of(node.target, node.meta.get("val"))
+                target = call_of(replaced.get(node.target, node.target), node.meta.get("val"))
                 if target not in names:
                     names[target] = f"f{len(names)}_{getattr(target, '__name__', 'op').replace('.', '_')}"
                     namespace[names[target]] = target

@@ -35,13 +35,14 @@ _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_gra
 @dataclass(frozen=True, slots=True)
 class Backward:
     """The compiled backward for one choice of results that have gradients. `run` takes its inputs out of a list: the values `kept`, then the `tangents`;
-    `answer(found, tangents)` gives one gradient per input."""
+    `answer(found, tangents)` gives one gradient per input. `any_layout`: it takes the tangents as they come."""
 
     run: Compiled
     kept: tuple[int, ...]
     tangents: tuple[tuple[int, TensorMeta], ...]
     passes_tangents: bool
     answer: Compiled
+    any_layout: bool
 
 
 @dataclass(slots=True)
@@ -101,6 +102,7 @@ class TrainingPlan:
             tuple((self.differentiable[k], self.tangent_metas[k]) for k in there),
             any(isinstance(g, tuple) for g in part.gradients),
             eval(f"lambda f, t: (None, {''.join(f'{g}, ' for g in given)})"),
+            getattr(compiled, "any_layout", False),
         )
 
 
@@ -194,7 +196,7 @@ class CompiledGraph(torch.autograd.Function):
         if not _keeps_graph():  # the list alone holds what was saved from here on
             ctx.maybe_clear_saved_tensors()
             ctx.inputs = None
-        tangents = [_tangent(gradients[index], meta) for index, meta in backward.tangents]
+        tangents = [_tangent(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
         values += tangents
         if not backward.passes_tangents:
             tangents = []
@@ -253,11 +255,11 @@ def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
         return [0 if inputs[i].is_inference() else inputs[i]._version for i in places]
 
 
-def _tangent(gradient: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+def _tangent(gradient: torch.Tensor, meta: TensorMeta, any_layout: bool) -> torch.Tensor:
     """The gradient laid out as the backward graph expects it."""
     if gradient.layout is not torch.strided:
         gradient = gradient.to_dense()
-    if gradient.stride() != meta.strides or gradient.is_conj() or gradient.is_neg():
+    if (gradient.stride() != meta.strides and not any_layout) or gradient.is_conj() or gradient.is_neg():
         return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device).copy_(gradient)
     return gradient
 

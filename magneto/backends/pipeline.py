@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.aot_autograd.call import as_function, own_memory, result_strides, without_autocast, without_grad
+from magneto.aot_autograd.call import as_function, own_memory, result_strides, takes_any_layout, without_autocast, without_grad
 from magneto.aot_autograd.decomposed import decomposable, decompose_joint
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
@@ -171,7 +171,13 @@ def _with_kernels(unit: Unit, compiled: Compiled, done: frozenset[int]) -> Unit:
 
 def call_eagerly(unit: Unit) -> Unit:
     """The functional graph as a Python function that calls its operations one by one (aot_eager)."""
-    return replace(unit, compiled=without_autocast(without_grad(as_function(unit.traced.graph, unit.name)), unit.autocast))
+    graph = unit.traced.graph
+    any_layout = (
+        unit.training and unit.joint is None and takes_any_layout(graph)
+    )  # a backward: eager's formulas see the gradient as it comes
+    compiled = without_autocast(without_grad(as_function(graph, unit.name, any_layout)), unit.autocast)
+    compiled.any_layout = any_layout  # type: ignore[attr-defined]
+    return replace(unit, compiled=compiled)
 
 
 def call_numpy(unit: Unit) -> Unit:

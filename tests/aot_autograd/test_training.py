@@ -403,6 +403,22 @@ def test_strided_and_expanded_gradients() -> None:
     torch.testing.assert_close(x.grad, 2 * x.detach())
 
 
+@pytest.mark.parametrize(
+    "last", [lambda: torch.nn.BatchNorm2d(8), lambda: torch.nn.GroupNorm(2, 8), torch.nn.Flatten, lambda: torch.nn.LayerNorm(11)]
+)
+def test_expanded_gradients_give_the_bits_of_eager(last) -> None:
+    """Sums over an expanded gradient run in another order than over a dense one; group norm's kernel wants it dense."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), last())
+    x = torch.randn(5, 3, 11, 13)
+    found = []
+    for call in (net, magneto.optimize("aot_eager")(lambda x: net(x))):
+        net.zero_grad()
+        call(x).sum().backward()
+        found.append([p.grad for p in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_less_is_kept_than_eager_keeps() -> None:
     from magneto.aot_autograd.joint import trace_joint
     from magneto.aot_autograd.partition import partition

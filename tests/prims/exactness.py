@@ -406,7 +406,8 @@ def main() -> None:
         found.seconds = time.process_time() - start
         print(name, vars(found), flush=True)
         if options.record:
-            record(options.record, f"{name}, forward and backward" if options.grad else name, found)
+            what = "forward and backward" if options.grad else "sizes only" if options.few else ""
+            record(options.record, f"{name}, {what}" if what else name, found)
 
 
 if __name__ == "__main__":

@@ -371,6 +371,11 @@ def method_bound_again(x: Any) -> Any:
     return x + 1, one.method.__get__(two, Bound)() is one
 
 
+@programs.add(graphs=None, again=False)
+def module_of_a_made_dataclass(x: Any) -> Any:
+    return x + 1, dataclasses.make_dataclass("data", []).__module__
+
+
 NAMES = typing.TypeVarTuple("NAMES")
 
 
@@ -401,6 +406,14 @@ class NumberAsked(typing.Protocol):
     number = 1
 
 
+T = typing.TypeVar("T")
+
+
+@typing.runtime_checkable
+class Parametrised(typing.Protocol[T]):
+    number = 1
+
+
 class Registered:
     pass
 
@@ -421,6 +434,14 @@ NumberAsked.register(Registered)  # type: ignore[attr-defined]
 def instances_of_protocols(x: Any) -> Any:
     asked = [Registered(), Numbered(), Answers(1), Bound()]
     return x + 1, [isinstance(value, NumberAsked) for value in asked], isinstance(Bound(), NothingAsked)
+
+
+@programs.add(graphs=None, again=False)
+def instances_of_subscripted_protocols(x: Any) -> Any:
+    try:
+        return x + 1, isinstance(Numbered(), Parametrised[int])  # type: ignore[misc]
+    except TypeError as error:
+        return x + 2, str(error)
 
 
 class Asked(type):

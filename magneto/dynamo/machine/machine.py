@@ -31,7 +31,7 @@ from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
 from magneto.dynamo.machine.lifetime import lose_temporaries, sole_holders
 from magneto.dynamo.machine.recorder import Recorder
-from magneto.dynamo.machine.reflective import calls_reflective
+from magneto.dynamo.machine.reflective import asks_for_the_callers_module, calls_reflective
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
 from magneto.dynamo.machine.speculate import Speculation
 from magneto.dynamo.trackers.base import Signal, Tracker
@@ -408,6 +408,8 @@ class SymbolicMachine:
         code: CodeType = fn.code
         if code.co_flags & _COROUTINE:
             self.graph_break("B023", name=code.co_name)
+        if asks_for_the_callers_module(code):
+            self.graph_break("B101", callee=code.co_name, reason="it looks at its caller")
         slots = fn.bind(self, args, kwargs)
         if fn.closure:
             slots[-len(fn.closure) :] = fn.closure

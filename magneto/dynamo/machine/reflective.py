@@ -36,6 +36,11 @@ _CALLABLES: frozenset[Any] = frozenset(
 )
 
 
+def asks_for_the_callers_module(code: types.CodeType) -> bool:
+    """Whether a function looks at the functions it was called by, as `dataclasses.make_dataclass` does. Behind a break inside it they would not be there."""
+    return "_getframemodulename" in code.co_names
+
+
 def _real(tracker: Tracker) -> Any:
     obj = getattr(tracker, "obj", MISSING)
     if obj is MISSING:
@@ -67,6 +72,7 @@ def _is_reflective(obj: Any) -> bool:
         return (
             (obj is not None and obj in _CALLABLES)
             or mark_of(obj) == FRAME
+            or (isinstance(obj, types.FunctionType) and asks_for_the_callers_module(obj.__code__))
             or getattr(obj, "__module__", None) in ("_testcapi", "_testinternalcapi")
         )
     except TypeError:

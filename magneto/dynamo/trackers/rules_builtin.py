@@ -264,7 +264,8 @@ def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
     const = v.try_const()
     if const is not None:
         return isinstance(const.value, info)
-    if isinstance(v, ObjectTracker) and getattr(info, "_is_protocol", False) and getattr(info, "_is_runtime_protocol", False):
+    protocol = isinstance(info, type) and getattr(info, "_is_protocol", False) and getattr(info, "_is_runtime_protocol", False)
+    if isinstance(v, ObjectTracker) and protocol:
         return _has_members(m, v, info)
     if v.obj is not MISSING and not isinstance(v, TensorTracker):
         return isinstance(v.obj, info)

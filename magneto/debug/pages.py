@@ -129,7 +129,7 @@ def _complete_run() -> str | None:
     slices: dict[str, dict[str, Any]] = json.loads(path.read_text())["slices"]
     rows = [(name, row["date"], row["commit"], *(str(row[key]) for key in _COUNTED), row.get("since", "")) for name, row in slices.items()]
     table = markdown_table(rows, ["dtype", "date", "commit", *_COUNTED, "since then"])
-    return f"Runs over every operator and layout (`python -m tests.prims.exactness`); dtypes that are not here have been sampled only:\n\n{table}"
+    return f"Runs over every operator and layout (`python -m tests.prims.exactness`; `--few`, sizes only: contiguous tensors of four sizes); dtypes that are not here have been sampled only:\n\n{table}"
 
 
 _COUNTED = ("operators", "calls", "refused", "fallback", "problems")

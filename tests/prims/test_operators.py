@@ -25,7 +25,7 @@ CALLS = 6
 def wrong_of(row: Operator, chosen: list[Kind], limit: int, grad: bool = False, interpreted: bool = False) -> Iterator[str]:
     """What differs in at most `limit` calls of each kind."""
     for kind in chosen:
-        calls = list(calls_of(row.op, special_for(row, kind)))
+        calls = list(calls_of(row.op, special_for(row, kind, grad)))
         step = max(len(calls) // limit, 1)
         for call in calls[::step][:limit]:
             terms = numpy_terms(row) if interpreted else (bound_of(row), pipeline.CALL_HALF_DECOMPOSED)

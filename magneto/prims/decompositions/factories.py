@@ -41,6 +41,12 @@ def _zeros(b: Builder, size: Sequence[int], *stride: Any, **options: Any) -> Any
     return _filled(b, size, 0, options, None, CPU)
 
 
+@row("_efficientzerotensor.default")
+def _zero_tensor(b: Builder, size: Sequence[int], **options: Any) -> Any:
+    """torch's zeros without memory, which derivatives of constants are: kernels read memory."""
+    return _filled(b, size, 0, options, None, CPU)
+
+
 @row("ones.default")
 def _ones(b: Builder, size: Sequence[int], **options: Any) -> Any:
     return _filled(b, size, 1, options, None, CPU)

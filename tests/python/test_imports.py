@@ -1,0 +1,50 @@
+"""Imports inside regions: the module's body, and what its decorators call, runs as CPython runs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import magneto
+
+BODY = """
+def decorate(k):
+    def inner(fn):
+        return fn
+    return inner
+
+def row(i):
+    return [i * j for j in range(3)]
+
+TABLE = [row(i) for i in range(20)]
+for i in range(20):
+    @decorate(i)
+    def last(x):
+        return x * 2
+"""
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_import_is_not_captured(nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"magneto_test_imported_{nested}"
+    (tmp_path / f"{name}.py").write_text(BODY, encoding="utf-8")
+    (tmp_path / f"{name}_outer.py").write_text(
+        f"from {name} import *\nfrom {name} import row\nROWS = [row(i) for i in range(20)]\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = f"{name}_outer" if nested else name
+    namespace: dict[str, object] = {}
+    exec(f"def fn(x):\n    import {module} as made\n    return made.last(x) + len(made.TABLE)", namespace)
+    magneto.reset()
+    optimised = magneto.optimize("eager")(namespace["fn"])
+    try:
+        for _ in range(2):
+            torch.testing.assert_close(optimised(torch.ones(2)), torch.full((2,), 22.0))
+    finally:
+        sys.modules.pop(name, None)
+        sys.modules.pop(f"{name}_outer", None)
+    assert magneto.stats()["recompiles"] == 0
+    assert magneto.stats()["graphs"] == 1

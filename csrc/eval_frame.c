@@ -482,21 +482,6 @@ handled_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     return Py_NewRef(exc ? exc : Py_None);
 }
 
-/* Whether the frame is the body of a module that is being imported. */
-static MG_COLD int
-is_import(mg_frame *f)
-{
-    PyObject *spec = PyDict_GetItemString(f->f_globals, "__spec__"), *flag = NULL;
-    if (spec == NULL || f->f_locals != f->f_globals) {
-        return 0;
-    }
-    flag = PyObject_GetAttrString(spec, "_initializing");
-    int initializing = flag == Py_True;
-    PyErr_Clear();
-    Py_XDECREF(flag);
-    return initializing;
-}
-
 MG_HOT PyObject *
 mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
 {
@@ -514,13 +499,7 @@ mg_eval_frame(PyThreadState *ts, mg_frame *f, int throwflag)
     const int kinds = CO_OPTIMIZED | CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
     if (policy == NULL || throwflag || is_followed(ts, code) || (code->co_flags & kinds) != CO_OPTIMIZED || f->owner != FRAME_OWNED_BY_THREAD) {
         const int generator = f->owner == FRAME_OWNED_BY_GENERATOR && (code->co_flags & kinds) == (CO_OPTIMIZED | CO_GENERATOR);
-        if (policy != NULL && !throwflag && !is_followed(ts, code) && generator) {
-            return resume_generator(ts, t, f, policy);
-        }
-        if (policy != NULL && !throwflag && !(code->co_flags & CO_OPTIMIZED) && is_import(f)) {
-            return run_disabled(ts, t, f); /* nothing in it runs twice, nor what its decorators call */
-        }
-        return pass_on(ts, t, f, throwflag);
+        return policy != NULL && !throwflag && !is_followed(ts, code) && generator ? resume_generator(ts, t, f, policy) : pass_on(ts, t, f, throwflag);
     }
     mg_entry *entry = entry_for(code, policy, 0);
     if (entry == NULL || entry->state == ENTRY_SKIP_CODE || (entry->state == ENTRY_SKIP && entry->n == 0)) {

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import functools
 import gc
+import importlib
 import sys
 import time
 import traceback
@@ -118,6 +119,9 @@ def _on_rerun(region: Any, error: BaseException) -> bool:
     return False
 
 
+_IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+
+
 def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     """The hook's callback: a Region, None (interpret this time), SKIP_ENTRY or SKIP_CODE."""
     context: Context = policy.payload
@@ -127,6 +131,8 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
         return None  # what capture calls may import it
     mark = marks.mark_of(state.func) if state.offset == 0 else None
     if mark == marks.DISABLE:
+        return _C.DISABLE_CODE
+    if state.code is _IMPORT:  # a module's body does not run twice, nor what finders do and its decorators call
         return _C.DISABLE_CODE
     if mark == marks.SKIP or skip_reason(state.code, state.globals) is not None:
         return _C.SKIP_CODE

@@ -94,7 +94,10 @@ def _class_of(m: Machine, v: Tracker) -> Tracker:
 
 def _state(m: Machine, v: Tracker) -> Tracker:
     """The instance dictionary of a subclass, None otherwise."""
-    if any(type(raw) is types.MemberDescriptorType for base in heap_bases(v.python_type()) for raw in namespace_of(base).values()):
+    spaces = [
+        space for base in heap_bases(v.python_type()) if "__slots__" in (space := namespace_of(base))
+    ]  # (defaultdict itself: no slots)
+    if any(type(raw) is types.MemberDescriptorType for space in spaces for raw in space.values()):
         m.graph_break("B104", operation="copy", value=f"{v.show()}, whose class has slots")
     attrs = v.attrs(m) if isinstance(v, ObjectTracker) else v.namespace() if isinstance(v, DictTracker) else None
     return attrs if attrs is not None and attrs.length() else m.const(None)

@@ -159,10 +159,14 @@ def training_function(plan: TrainingPlan) -> Compiled:
     if not plan.cut_off:
         return functools.partial(apply, plan)
 
+    alone = all(
+        gradient is None for gradient in plan.cut.gradients
+    )  # no gradient at all, as of `norm(x, 0)`: the result requires grad, in eager too
+
     def run(*inputs: Any) -> Any:
         passed = list(inputs)
         for index in plan.cut_off:  # the engine would go on into a history that eager's backward does not reach
-            passed[index] = passed[index].detach()
+            passed[index] = passed[index].detach().requires_grad_(alone)
         return apply(plan, *passed)  # type: ignore[no-untyped-call]
 
     return run

@@ -539,3 +539,27 @@ def test_gradients_of_activations_are_eagers_bit_for_bit(name: str) -> None:
         fn(leaf).backward()
         gradients.append(leaf.grad)
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_result_without_any_gradient_requires_grad(backend: str, inside: bool) -> None:
+    """How many elements differ from zero: eager records it, and gives no gradient."""
+
+    def count(x: torch.Tensor) -> torch.Tensor:
+        y = torch.linalg.vector_norm(x * 2, 0) if inside else torch.norm(x, 0)
+        if inside:
+            y.backward()
+        return y
+
+    x, other = (torch.tensor([1.0, 0.0, 2.0], requires_grad=True) for _ in range(2))
+    optimised = magneto.optimize(backend)(count)
+    for _ in range(2):
+        expected, found = count(x), optimised(other)
+        assert (found.requires_grad, found.item()) == (expected.requires_grad, expected.item()) == (True, 2.0)
+        if not inside:
+            expected.backward()
+            found.backward()
+        assert (x.grad is None) == (other.grad is None)
+        if x.grad is not None and other.grad is not None:
+            torch.testing.assert_close(x.grad, other.grad)

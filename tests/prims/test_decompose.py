@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx
 
+import magneto
 from magneto.base.flags import config
 from magneto.graph import GraphFault, show, verify
 from magneto.prims import Prim, decompose, prims
@@ -226,3 +227,19 @@ def _call(graph: fx.Graph) -> fx.Node:
 def test_broken_graphs_are_noticed(change: Callable[[fx.Graph], None], reason: str) -> None:
     with pytest.raises(GraphFault, match=reason):
         verify(broken(change))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+@pytest.mark.parametrize("bound", [300, -1, 2**40])
+def test_bounds_that_a_type_does_not_hold(dtype: torch.dtype, bound: int) -> None:
+    """Eager refuses them, or wraps them round."""
+
+    def outcome(fn: Any) -> str:
+        try:
+            return repr(fn(torch.tensor([1, 100], dtype=dtype)))
+        except RuntimeError as error:
+            return repr(error)
+
+    for fn in (lambda x: x.clamp(max=bound), lambda x: x.clamp(0, bound), lambda x: torch.clamp_min(x, bound)):
+        magneto.reset()
+        assert outcome(magneto.optimize("inductor")(fn)) == outcome(fn)

@@ -377,7 +377,16 @@ def _clamp(b: Builder, x: Value, low: Any = None, high: Any = None, **named: Any
     low, high = named.get("min", low), named.get("max", high)
     if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
         return LIBRARY
+    if x.dtype is torch.bool:
+        return LIBRARY
+    if category(x.dtype) == INTEGER and any(type(bound) is int and not _fits(bound, x.dtype) for bound in (low, high)):
+        return LIBRARY  # which raises
     return _clamped(b, x, low, high)
+
+
+def _fits(bound: int, dtype: torch.dtype) -> bool:
+    limits = torch.iinfo(dtype)
+    return limits.min <= bound <= limits.max
 
 
 @row("clamp_max.default", "clamp_max.Tensor")

@@ -51,7 +51,8 @@ def partition(joint: JointGraph) -> Partition:
     wanted = [node for node in dict.fromkeys(n for n in joint.gradients if n is not None) if node not in joint.tangents]
     written = {mutation.index for mutation in joint.signature.mutations}
     roots = checked_by_autograd(joint)
-    kept_nodes = min_cut(sorted(read_by_backward(wanted)), _cost(joint, roots), _recomputable)
+    itself = {node for node in wanted if node.meta["stage"] == "forward"}  # gradients that are a value of the forward
+    kept_nodes = min_cut(sorted(read_by_backward(wanted) | itself), _cost(joint, roots), _recomputable)
     forward = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:

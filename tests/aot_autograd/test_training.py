@@ -563,3 +563,11 @@ def test_a_result_without_any_gradient_requires_grad(backend: str, inside: bool)
         assert (x.grad is None) == (other.grad is None)
         if x.grad is not None and other.grad is not None:
             torch.testing.assert_close(x.grad, other.grad)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_gradient_that_is_the_input(backend: str) -> None:
+    """Of nothing: autograd's formula gives the input back."""
+    x = torch.zeros(0, 3, requires_grad=True)
+    magneto.optimize(backend)(lambda z: torch.cummax(z, 0).values)(x).sum().backward()
+    assert x.grad is not None and x.grad.shape == (0, 3) and x.grad.data_ptr() == 0

@@ -159,9 +159,8 @@ def training_function(plan: TrainingPlan) -> Compiled:
     if not plan.cut_off:
         return functools.partial(apply, plan)
 
-    alone = all(
-        gradient is None for gradient in plan.cut.gradients
-    )  # no gradient at all, as of `norm(x, 0)`: the result requires grad, in eager too
+    # Without any gradient, as of `norm(x, 0)`, the result still requires grad, as in eager.
+    alone = all(gradient is None for gradient in plan.cut.gradients)
 
     def run(*inputs: Any) -> Any:
         passed = list(inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import warnings
 from typing import Any
@@ -197,3 +198,61 @@ def test_reduce_steps_its_iterator_between_calls() -> None:
         twice(named, torch.ones(2), value)
     twice(of_size, torch.ones(2))
     twice(history, torch.ones(2))
+
+
+def test_deque_repeated_in_place() -> None:
+    class Queue(collections.deque):  # type: ignore[type-arg]
+        pass
+
+    def fn(x: torch.Tensor, queue: Any, times: Any) -> Any:
+        alias, steps = queue, iter(queue)
+        log: list[Any] = [next(steps)]
+        try:
+            queue *= times
+            log.append(alias is queue)
+            log.append(next(steps))
+        except Exception as error:
+            log.append(repr(error))
+        return list(alias), list(queue), log, x + 1
+
+    def made(x: torch.Tensor, times: Any) -> Any:
+        return fn(x, collections.deque([x, 2, 3], 4), times)
+
+    for times in (0, 1, 2, 3, -1, True, "a", 1.5):
+        twice(made, torch.ones(2), times)
+        for kind in (collections.deque, Queue):
+            for bound in (None, 2, 4):
+                magneto.reset()
+                ours = kind([1, 2, 3], bound)
+                expected = fn(torch.ones(2), kind([1, 2, 3], bound), times)
+                found = magneto.optimize("eager")(fn)(torch.ones(2), ours, times)
+                assert repr(found) == repr(expected)
+                assert list(ours) == expected[0] and type(ours) is kind
+
+
+def test_mapping_whose_keys_are_its_own() -> None:
+    class Passed:
+        def __init__(self, inner: dict[str, Any]) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def __getitem__(self, key: str) -> Any:
+            return self.inner[key]
+
+    class Own:
+        def __init__(self) -> None:
+            self.keys = lambda: ["a"]
+
+        def __getitem__(self, key: str) -> Any:
+            return key + "!"
+
+    def fn(x: torch.Tensor, value: Any) -> Any:
+        try:
+            return {"z": 1, **value}, dict(**value), x + 1
+        except TypeError as error:
+            return str(error), x - 1
+
+    for value in (Passed({"a": 1}), Own(), {"b": 2}, collections.ChainMap({"c": 3}), 3, [("a", 1)], object):
+        twice(fn, torch.ones(2), value)

@@ -475,6 +475,8 @@ def _is_mapping(v: Tracker) -> bool:
 def dict_update(m: M, f: SymFrame, i: Instruction) -> None:
     mapping = f.pop()
     if not _is_mapping(mapping):
+        if m.truth(m.apply(hasattr, mapping, m.const("keys"))):  # of the object itself, or through `__getattr__`
+            m.graph_break("B104", operation="**", value=mapping.show())
         m.raise_exception(TypeError(f"'{_C.type_name(mapping.python_type())}' object is not a mapping"))
     m.apply(dict.update, f.stack[-i.arg], mapping)
 

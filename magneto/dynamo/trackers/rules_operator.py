@@ -303,7 +303,7 @@ def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any], symbol:
         method: Any = None
         if isinstance(target, (ListTracker, DequeTracker)) and name == "add":
             method = target.cls.extend  # type: ignore[attr-defined]
-        elif isinstance(target, ListTracker) and name == "mul":
+        elif isinstance(target, (ListTracker, DequeTracker)) and name == "mul":
             return _repeat(m, a, target, b)
         elif isinstance(target, DictTracker) and name == "or":
             method = dict.update
@@ -317,9 +317,20 @@ def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any], symbol:
     return body
 
 
-def _repeat(m: Machine, a: Tracker, target: ListTracker, times: Tracker) -> Tracker:
-    """`a *= n` of a list."""
-    target.entries = list(m.apply(operator.mul, target, times).entries)  # type: ignore[attr-defined]
+def _repeat(m: Machine, a: Tracker, target: ListTracker | DequeTracker, times: Tracker) -> Tracker:
+    """`a *= n` of a list or a deque."""
+    entries = list(m.apply(operator.mul, target, times).entries)  # type: ignore[attr-defined]
+    if isinstance(target, DequeTracker):
+        real = collections.deque(range(len(target.entries)), target.maxlen)
+        steps = iter(real)
+        real *= times.try_const().value  # type: ignore[union-attr]
+        try:
+            next(steps, None)
+        except RuntimeError:  # CPython counts it as a change, which iterators notice: not `*= 1`, nor of a full one
+            target.log(m, "__imul__", times)
+        target.entries = entries
+        return a
+    target.entries = entries
     if a.source is not None:
         m.effect("list.__imul__({0}, {1})", a, times)
     return a

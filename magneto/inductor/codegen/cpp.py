@@ -67,6 +67,8 @@ class Writer:
         self.arrays: dict[str, str] = {}  # member -> row-local array
         self.heavy_memo: dict[str, bool] = {}
         self.streaming: set[str] = set()
+        self.walked: set[Load] = set()  # long loads of earlier passes, and those of them whose next row has been fetched
+        self.fetched: set[Load] = set()
         self.turned: dict[Load, str] = {}  # loads read through squares: the array of each
         self.dtypes = {b: load.dtype for m in self.kernel.members for load in member_loads(m.body) for b in (load.buffer,)}
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})

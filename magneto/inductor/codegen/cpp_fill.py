@@ -23,12 +23,15 @@ from magneto.symbolic import to_c
 if TYPE_CHECKING:
     from magneto.inductor.codegen.cpp import Writer
 
-SUM_BLOCK = 1024  # elements added up in single precision, and elements of a piece that is written past the caches
+SUM_BLOCK = 1024  # elements added up in single precision
+PIECE = 256  # elements of a piece that is written past the caches: computing one and moving the lines of others go on side by side
+AHEAD = 4096  # bytes between what is computed and what is fetched
 LANES = 64
 LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
 FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
 STREAM_RUN = 512  # bytes that are written one after the other at least
+FETCHED_ROW = 512 << 10  # bytes of a row that is fetched while the one before is walked again, at most
 CONVERT_FROM = 64  # elements: shorter loops convert float16 one by one
 CONVERTED = 6  # arrays of converted elements, at most
 
@@ -54,7 +57,9 @@ class Fill:
             Load, str
         ] = {}  # float16: array of the piece in float32, which the machine converts as a whole (gcc vectorises no such conversion)
         self.narrowed: dict[str, str] = {}  # float16 member -> array of the piece before it is converted
-        self.ahead: list[Load] = []  # what the next piece reads: the processor does not look ahead while a piece is written
+        self.ahead: dict[
+            Load, int
+        ] = {}  # what is fetched meanwhile, and how many elements further on: the processor does not look that far
 
     def inside(self) -> None:
         """Emit everything into the innermost scope."""
@@ -90,13 +95,27 @@ class Fill:
             writer.store(m, f"{arrays[m.name]}[{emitter.variables[vector]} - b]" if m.name in arrays else "") for m in self.stores
         ]  # all loads stand before the first store: an output may take an input's memory
         scope.lines.extend(texts)
-        if self.streamed:
-            bodies = [*points, *(m.body for m in self.stores), *(f.member.body for f in self.folds)]
-            self.ahead = list(dict.fromkeys(load for body in bodies for load in loads(body) if writer.is_long(load)))
+        if not self.across and writer.nest.mode != "split":
+            self._look_ahead([*points, *(m.body for m in self.stores), *(f.member.body for f in self.folds)])
         writer.answers = outside
         for load in self.widened:
             del emitter.local[load]
         emitter._depth_memo.clear()
+
+    def _look_ahead(self, bodies: Sequence[Value]) -> None:
+        """A row that is walked again is in the cache: meanwhile the next one is fetched. What is walked once is fetched before it is written past the caches."""
+        writer = self.writer
+        for load in dict.fromkeys(load for body in bodies for load in loads(body)):
+            if not writer.is_long(load) or len(self.ahead) == 8:
+                continue
+            if load in writer.walked:
+                row = stride_along(load.index, writer.nest.outer[-1].sym) if writer.nest.outer else None
+                if row and load not in writer.fetched and row * load.dtype.itemsize <= FETCHED_ROW:
+                    self.ahead[load] = row
+                    writer.fetched.add(load)
+            elif self.streamed:
+                self.ahead[load] = AHEAD // load.dtype.itemsize
+            writer.walked.add(load)
 
     def _convert_whole(self, points: Sequence[Value], variable: str) -> None:
         """Chooses the float16 memory, read or written one element after the other, that is converted in whole pieces."""
@@ -128,7 +147,8 @@ class Fill:
     def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
         """The innermost loop itself."""
         pieces = bool(self.streamed or self.widened or self.narrowed)
-        blocked = size > SUM_BLOCK and not self.across and (bool(self.folds) or pieces)
+        block = SUM_BLOCK if self.folds else PIECE
+        blocked = size > block and not self.across and (bool(self.folds) or pieces)
         first, last = ("b", "e") if blocked else (start, stop)
         if self.across or not self.folds:
             checks = " reduction(|:status)" if scope.checks else ""
@@ -137,10 +157,10 @@ class Fill:
         else:
             lines = self._folding(name, first, last, size, scope)
         if pieces:
-            lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, min(size, SUM_BLOCK))]
+            lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, min(size, block))]
         if blocked:
-            head = [f"const i64 e = mg_min(b + {SUM_BLOCK}, {stop});"]
-            return [f"for (i64 b = {start}; b < {stop}; b += {SUM_BLOCK}) {{", *indent([*head, *lines]), "}"]
+            head = [f"const i64 e = mg_min(b + {block}, {stop});"]
+            return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]
         return ["{", *indent(lines), "}"] if not self.across and (self.folds or pieces) else lines
 
     def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
@@ -162,10 +182,16 @@ class Fill:
                 continue
             before.append(f"{kind} {array}[{size}] __attribute__((aligned(64)));")
             after.append(f"mg_stream({pointer} + {place}, {array}, ({last} - b) * sizeof({kind}), {pointer}_past);")
-        for load in self.ahead[:8]:
-            text = f"{writer.pointers[load.buffer]} + {to_c(load.index, lambda s: names[s])} + {size}"
-            after.append(f"mg_ahead({text}, {size} * sizeof({memory_type(load.dtype)}));")
-        return [*before, *loop, *after]
+        return [*before, *loop, *after, *([] if self.folds else self._fetches("b", size))]
+
+    def _fetches(self, position: str, count: int) -> list[str]:
+        """Statements that fetch what lies ahead of `count` elements at a position of the vector loop."""
+        names = {**self.writer.emitter.variables, self.writer.nest.inner[-1].sym: position}
+        lines = []
+        for load, distance in self.ahead.items():
+            place = f"{self.writer.pointers[load.buffer]} + {to_c(load.index, lambda s: names[s])} + {distance}"
+            lines.append(f"mg_ahead({place}, {count} * sizeof({memory_type(load.dtype)}));")
+        return lines
 
     def _folding(self, name: str, first: str, last: str, size: int, scope: Scope) -> list[str]:
         simd = all(fold.vectorised for fold in self.folds)
@@ -182,7 +208,7 @@ class Fill:
         if simd:
             lines.append(f"#pragma omp simd{clauses}")
         lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
-        return lines + [fold.join() for fold in self.folds]
+        return [*self._fetches(first, min(SUM_BLOCK, self.writer.nest.inner[-1].size)), *lines, *(fold.join() for fold in self.folds)]
 
     def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int) -> list[str]:
         """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
@@ -197,7 +223,12 @@ class Fill:
         lines.append(f"for (i64 l = 0; l < {width}; l++) {{ {start} }}")
         checks = " reduction(|:status)" if scope.checks else ""
         inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
-        lines += [f"i64 g = {first};", f"for (; g + {width} <= {last}; g += {width}) {{", *indent(inner), "}"]
+        lines += [
+            f"i64 g = {first};",
+            f"for (; g + {width} <= {last}; g += {width}) {{",
+            *indent([*self._fetches("g", width), *inner]),
+            "}",
+        ]
         lines += [fold.declare_lane() for fold in self.folds]
         for fold in self.folds:
             if isinstance(fold, ArgFold):

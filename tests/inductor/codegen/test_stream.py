@@ -80,3 +80,14 @@ def test_small_results_stay_in_the_caches() -> None:
     g = Graph()
     g.output(g.exp(g.input(torch.randn(1000, 300))))
     assert "mg_stream" not in texts(g)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("width", [40, 300, 3001])
+def test_the_next_row_is_fetched_while_one_is_walked_again(width: int) -> None:
+    g = Graph()
+    x = g.input(torch.randn(400, width))
+    g.output(layer_norm(g, x))
+    assert texts(g).count("mg_ahead(") == 1
+    assert f" + {width}, " in texts(g)
+    check_compiled(g, 1e-5)

@@ -17,6 +17,7 @@ from magneto.base.errors import UserError, warn_once
 from magneto.base.flags import config
 from magneto.dynamo.region import policy
 from magneto.dynamo.region.policy import Context
+from magneto.dynamo.region.skip import TORCH_CODE, skip_reason
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "no-cudagraphs")
 _policies: list[Any] = []
@@ -117,11 +118,13 @@ def _call(fn: Any, *args: Any) -> Any:
 
 
 def _as_python(target: Any) -> Any:
-    """A callable without Python code of its own is called from a frame that can be captured."""
+    """A callable without Python code of its own, or with torch's, whose frames are left to CPython, is called from a frame that can be captured."""
     inner = target
     while isinstance(inner, (_C.Optimized, functools.partial)):
         inner = inner.__wrapped__ if isinstance(inner, _C.Optimized) else inner.func
-    if inspect.isfunction(target) or inspect.ismethod(target):
+    if inspect.isfunction(target):
+        return _trampoline(target) if skip_reason(target.__code__, {}) == TORCH_CODE else target
+    if inspect.ismethod(target):
         return target
     if isinstance(target, _C.Optimized):
         return inner

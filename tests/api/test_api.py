@@ -125,6 +125,20 @@ def test_methods_builtins_partials_and_callable_objects() -> None:
         same(target, magneto.optimize("eager")(target), X)
 
 
+def test_a_function_of_torch_itself_is_captured() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    fn = magneto.optimize(backend, nopython=True)(torch.nn.functional.cross_entropy)
+    assert fn.__name__ == "cross_entropy"
+    x, target = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([0, 1])
+    assert torch.equal(fn(x, target, reduction="sum"), torch.nn.functional.cross_entropy(x, target, reduction="sum"))
+    assert len(graphs) == 1
+
+
 def test_a_decorated_method() -> None:
     class Thing:
         k = 2

@@ -23,6 +23,7 @@ _NO_ENTRY = os.path.join("nn", "modules", "_functions.py")  # custom functions o
 _MODULE_MACHINERY = {"_call_impl", "_wrapped_call_impl", "__setattr__", "__getattr__", "__delattr__"}
 _SIZES = {"getsizeof", "getrefcount", "get_objects", "get_referrers"}
 _DEATHS = ({"collect", "gc_collect"}, {"ref", "proxy", "finalize", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"})
+TORCH_CODE = "torch's own code"
 _TORCH_USER = ("torch/optim/", "torch/distributions/")
 
 
@@ -41,7 +42,7 @@ def skip_reason(code: CodeType, globals: dict[str, Any]) -> str | None:
         inside = file[len(_TORCH) :]
         if inside.startswith(_TORCH_ENTRY) and inside != _NO_ENTRY and code.co_name not in _MODULE_MACHINERY:
             return None
-        return "torch's own code"
+        return TORCH_CODE
     for mark in _SITE:
         if mark in file:
             package = file.split(mark, 1)[1].split(os.sep, 1)[0]

@@ -18,6 +18,7 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.results import Collector
 from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, steady_state
+from magneto.aot_autograd.views import base_of
 from magneto.graph.meta import TensorMeta
 
 _PACK = (
@@ -169,6 +170,9 @@ def _backward(
     gradients: list[fx.Node | None] = [None] * n
     if not differentiable or not leaves:
         return (), tuple(gradients)
+    mode.forget(
+        [base_of(node) for node in results]
+    )  # a formula that computes such a value again does not read the tensor that the caller may write
     mode.stage, mode.stack = "backward", ()
     tangents, seeds = [], []
     for k, index in enumerate(differentiable):

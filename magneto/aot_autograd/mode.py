@@ -9,7 +9,7 @@ a new hollow tensor is returned. In-place operations become functional ones plus
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from magneto.aot_autograd.overloads import (
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.special import SPECIAL
 from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_order, overlap_in_part
-from magneto.aot_autograd.views import ViewStep, normalised, write_through
+from magneto.aot_autograd.views import ViewStep, normalised, strided, write_through
 from magneto.graph.append import append_call
 from magneto.graph.higher import checkpoint
 from magneto.graph.meta import TensorMeta
@@ -75,6 +75,11 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key is not None:
             self._seen[key] = node
         return node
+
+    def forget(self, nodes: Sequence[fx.Node]) -> None:
+        """From here on operations equal to these are recorded again."""
+        gone = {node for node in nodes if node.op == "call_function" and node.target is not operator.getitem}
+        self._seen = {key: node for key, node in self._seen.items() if node not in gone}
 
     def _node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> fx.Node:
         node = append_call(self.graph, "call_function", op, args, kwargs)
@@ -193,7 +198,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert view.parent is not None and step is not None
         value = self.read(view.parent)
         if step.op is aten.as_strided.default and (view.parent.input_index < 0 or value.op != "placeholder"):
-            view.node = self.emit(step.op, (self.flatten(value), *step.args))
+            view.node = strided(self, self.flatten(value), step)
         elif step.op is aten.as_strided.default:
             view.node = self.emit(step.op, (value, *step.args[:2]))  # from where the input begins in its storage
         else:

@@ -19,6 +19,7 @@ from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.recompute import computed_again
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
+from magneto.aot_autograd.views import VIEWS, packet_of
 from magneto.graph.meta import TensorMeta
 
 Gradient = int | tuple[str, int] | None
@@ -174,12 +175,6 @@ CHEAP = frozenset(
 )
 
 
-def packet_of(node: fx.Node) -> str:
-    if node.target is operator.getitem:
-        return "getitem"
-    return str(getattr(node.target, "_schema", None) and node.target._schema.name.split("::")[1])  # type: ignore[union-attr]
-
-
 def cheap(node: fx.Node) -> bool:
     return node.op == "call_function" and not is_random(node) and packet_of(node) in CHEAP
 
@@ -200,13 +195,6 @@ def read_by_backward(wanted: Sequence[fx.Node]) -> set[fx.Node]:
             else:
                 stack.append(source)
     return direct
-
-
-# Their results share memory, and so the version counter, with their argument.
-VIEWS = frozenset(
-    """view t transpose permute expand squeeze unsqueeze select slice alias detach diagonal unfold split split_with_sizes unbind
-    as_strided view_as_real view_as_complex _reshape_alias getitem""".split()
-)
 
 
 def checked_by_autograd(joint: JointGraph) -> frozenset[fx.Node]:

@@ -65,6 +65,7 @@ class TrainingPlan:
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
     backwards: dict[frozenset[int], Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
+    views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
 
@@ -177,6 +178,11 @@ class CompiledGraph(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: TrainingPlan, *inputs: Any) -> Any:
         out = tuple(plan.forward(*inputs))
+        if plan.views is None:
+            shown = out[: plan.n_results] if plan.shown is None else plan.shown(out)
+            plan.views = tuple(i for i, value in enumerate(shown) if isinstance(value, torch.Tensor) and value._is_view())
+        if plan.views:  # autograd forbids writing a view that a custom function returns; each result is in memory of its own
+            out = tuple(value.data if i in plan.views else value for i, value in enumerate(out))
         ctx.save_for_backward(*plan.keep(inputs + out))
         ctx.plan = plan
         ctx.written = _NOTHING
@@ -222,23 +228,41 @@ def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:
 
 def _unchecked(ctx: Any, plan: TrainingPlan, rest: Sequence[int]) -> Any:
     """The tensors kept, whatever has been written of `rest`: a saved tensor with hooks is not checked by autograd."""
-    raw = ctx._raw_saved_tensors
-    results = {plan.cut.kept[i].index: i for i in rest if plan.cut.kept[i].kind == "result"}
+    raw, kept = ctx._raw_saved_tensors, plan.cut.kept
+    results: dict[int, int] = {}
+    restored = []
     for i in rest:
-        if i not in results.values():
+        if kept[i].kind == "result":
+            results[kept[i].index] = i
+        elif not hasattr(raw[i], "unpack"):  # torch 2.11 does not say which one has been written
+            _let_go(ctx, plan, i)
+        else:
             try:
                 raw[i].unpack()
-            except RuntimeError:
-                _let_go(ctx, plan, i)
-    while True:
-        try:
-            return ctx.saved_tensors
-        except RuntimeError as error:  # only the message tells which result it is
-            named = re.search(r"output (\d+) of CompiledGraph", str(error))
-            found = results.pop(int(named[1]), None) if named is not None else None
-            if found is None:
-                raise
-            _let_go(ctx, plan, found)
+            except RuntimeError as error:
+                try:
+                    _let_go(ctx, plan, i)
+                except RuntimeError:  # a leaf when it was kept, with a history since: it takes no hooks
+                    tensor = raw[i].data
+                    restored.append((tensor, tensor._version))
+                    _set_version(tensor, int(re.search(r"expected version (\d+)", str(error))[1]))  # type: ignore[index]
+    try:
+        while True:
+            try:
+                return ctx.saved_tensors
+            except RuntimeError as error:  # only the message tells which result it is
+                named = re.search(r"output (\d+) of CompiledGraph", str(error))
+                found = results.pop(int(named[1]), None) if named is not None else None
+                if found is None:
+                    raise
+                _let_go(ctx, plan, found)
+    finally:
+        for tensor, version in restored:
+            _set_version(tensor, version)
+
+
+def _set_version(tensor: torch.Tensor, version: int) -> None:
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def _let_go(ctx: Any, plan: TrainingPlan, i: int) -> None:

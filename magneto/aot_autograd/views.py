@@ -6,6 +6,7 @@ A view is described by a `ViewStep` applied to its parent. Writing a new value `
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -77,8 +78,21 @@ def _as_strided(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta
         if length > 1 and step_length <= reach:
             raise Refusal("a write through a view that overlaps itself")
         reach += (length - 1) * step_length
-    flat = e.emit(aten.as_strided_scatter.default, (e.flatten(present()), value, *step.args))
-    return e.unflatten(flat, meta)
+    flat = e.flatten(present())
+    tail = e.emit(aten.as_strided_scatter.default, (_tail(e, flat, step), value, size, stride))
+    first = step.args[2]
+    return e.unflatten(e.emit(aten.slice_scatter.default, (flat, tail, 0, first, meta.numel)) if first else tail, meta)
+
+
+def _tail(e: Emitter, flat: fx.Node, step: ViewStep) -> fx.Node:
+    """The elements from the step's offset on. An explicit offset would count from where the storage begins, which `flat` may share with others."""
+    numel = flat.meta["val"].numel
+    return e.emit(aten.slice.Tensor, (flat, 0, step.args[2], numel)) if step.args[2] else flat
+
+
+def strided(e: Emitter, flat: fx.Node, step: ViewStep) -> fx.Node:
+    """`as_strided` of a value's elements in the order of its memory."""
+    return e.emit(step.op, (_tail(e, flat, step), *step.args[:2]))
 
 
 def _retype(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: TensorMeta, value: fx.Node) -> fx.Node:
@@ -157,3 +171,26 @@ def normalised(op: Any, args: tuple[Any, ...], result_index: int | None, parent:
         start = result_index * sizes if isinstance(sizes, int) else sum(sizes[:result_index])
         return ViewStep(aten.slice.Tensor, (dim, start, start + result.shape[dim]), (op, args, result_index))
     raise Refusal(f"a view operation with several results, {op}")
+
+
+# Their results share memory, and so the version counter, with their argument.
+VIEWS = frozenset(
+    """view t transpose permute expand squeeze unsqueeze select slice alias detach diagonal unfold split split_with_sizes unbind
+    as_strided view_as_real view_as_complex _reshape_alias getitem""".split()
+)
+
+
+def packet_of(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return "getitem"
+    return str(getattr(node.target, "_schema", None) and node.target._schema.name.split("::")[1])  # type: ignore[union-attr]
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """The node whose memory a view is."""
+    while node.op == "call_function" and packet_of(node) in VIEWS:
+        source = node.all_input_nodes[0]
+        if node.target is operator.getitem and packet_of(source) not in VIEWS:
+            break
+        node = source
+    return node

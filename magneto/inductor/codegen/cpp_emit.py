@@ -141,8 +141,8 @@ class Emitter:
             return f"mg_erf1_f32({self.emit(argument, mask)})"
         args = [self.emit(a, mask) for a in value.args]
         operand = value.args[-1].dtype
-        if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth):
-            return f"mg_div_by({args[0]}, {', '.join(self._inverse(value.args[1], args[1]))})"
+        if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
+            return f"mg_div_by({args[0]}, {', '.join(self._inverse(value.args[1], args[1], mask))})"
         if value.name in DIVIDING and not is_float(operand):
             self._check(depth, f"{args[1]} == 0", ZERO_DIVISION, mask)
             args[1] = f"({args[1]} == 0 ? 1 : {args[1]})"
@@ -158,22 +158,27 @@ class Emitter:
                     return other.args[0]
         return None
 
-    def _worth_inverting(self, value: Op, depth: int) -> bool:
+    def _depth_under(self, value: Value, mask: str) -> int:
+        """The scope in which `emit` computes a value."""
+        depth = self.depth(value)
+        return max(depth, self._mask_depths[mask]) if mask and _reads_memory(value) else depth
+
+    def _worth_inverting(self, value: Op, depth: int, mask: str) -> bool:
         """Is the divisor known outside of the vector loop that divides by it?"""
         divisor = value.args[1]
         if isinstance(divisor, Const):
             exact = divisor.value == 0 or math.frexp(abs(float(divisor.value.real)))[0] == 0.5  # a power of two: gcc multiplies
             return not exact and depth > 0
-        return self.depth(divisor) < depth == len(self.scopes) - 1
+        return self._depth_under(divisor, mask) < depth == len(self.scopes) - 1
 
-    def _inverse(self, divisor: Value, text: str) -> tuple[str, str, str]:
+    def _inverse(self, divisor: Value, text: str, mask: str) -> tuple[str, str, str]:
         """(scaled divisor, its reciprocal, the scale), computed in the divisor's scope."""
-        key = (divisor, "inverse")
+        key = (divisor, f"inverse {text}")
         for scope in self.scopes:
             if (found := scope.memo.get(key)) is not None:
                 return f"{found}s", f"{found}r", f"{found}k"
         name = self.fresh("d")
-        scope = self.scopes[self.depth(divisor)]
+        scope = self.scopes[self._depth_under(divisor, mask)]
         scope.lines.append(f"f32 {name}k = mg_div_scale({text}), {name}s = {text} * {name}k, {name}r = 1.0f / {name}s;")
         scope.memo[key] = name
         return f"{name}s", f"{name}r", f"{name}k"

@@ -1,0 +1,167 @@
+"""Results that are views, `as_strided` into shared storages, and what the caller writes between forward and backward."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magneto
+
+COMPILERS = ("aot_eager", "inductor")
+WEIGHT = torch.linspace(-1, 1, 16).view(4, 4).requires_grad_()
+
+
+def with_offset(t: torch.Tensor) -> torch.Tensor:
+    base = torch.zeros(t.numel() + 3)
+    base[3:] = t.reshape(-1)
+    return base[3:].view(t.shape)
+
+
+def diagonal_of_a_slice(a: torch.Tensor) -> Any:
+    a[..., ::2].fill_diagonal_(0.5)
+    return a + 0
+
+
+def strided_write(a: torch.Tensor) -> Any:
+    a.as_strided((4,), (9,)).mul_(2)
+    return a + 0
+
+
+def strided_with_offset(a: torch.Tensor) -> Any:
+    v = torch.empty(3, 4)
+    v.copy_(a.view(-1)[5:17].view(3, 4))
+    w = v.as_strided((2,), (3,), 1)
+    w.mul_(3)
+    return v, v.as_strided((3,), (2,), 4) * 1
+
+
+def strided_of_a_copy(a: torch.Tensor) -> Any:
+    v = a.view(-1)[5:17].view(3, 4).clone()
+    w = v.t().as_strided((2, 2), (3, 1), 2)
+    w.add_(3)
+    return v, w * 2
+
+
+def diagonal_of_a_copy(a: torch.Tensor) -> Any:
+    v = torch.zeros(12).view(3, 4)
+    v[:] = a.view(-1)[5:17].view(3, 4)
+    v.fill_diagonal_(3)
+    return v.as_strided((2, 3), (1, 1), 3) + 1
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("fn", [diagonal_of_a_slice, strided_write, strided_with_offset, strided_of_a_copy, diagonal_of_a_copy])
+@pytest.mark.parametrize("place", ["front", "offset", "slice"])
+def test_strided_memory(fn: Callable[..., Any], backend: str, place: str) -> None:
+    def sample() -> torch.Tensor:
+        values = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(0))
+        return {"front": values[:4].clone(), "offset": with_offset(values[:4]), "slice": values[1:5]}[place]
+
+    expected_input, found_input = sample(), sample()
+    expected = fn(expected_input)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # compiled, not left to eager
+        found = magneto.optimize(backend)(fn)(found_input)
+    for one, other in zip(*(value if isinstance(value, tuple) else (value,) for value in (expected, found)), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(expected_input, found_input)
+
+
+def turned(x: torch.Tensor) -> Any:
+    return (x @ WEIGHT).T
+
+
+def linear_of_three_dimensions(x: torch.Tensor) -> Any:
+    return F.linear(x.view(1, 3, 4), WEIGHT)
+
+
+def squeezed(x: torch.Tensor) -> Any:
+    return F.conv1d(x.view(1, 3, 4), torch.ones(2, 3, 2)).squeeze(0)
+
+
+def turned_and_read(x: torch.Tensor) -> Any:
+    y = x @ WEIGHT
+    return y.T, torch.relu(y)
+
+
+def divided(x: torch.Tensor) -> Any:
+    return x / (x * x + 1)
+
+
+def divided_and_turned(x: torch.Tensor) -> Any:
+    y = x / (x * x + 1)
+    return y.T, y.relu()
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("fn", [turned, linear_of_three_dimensions, squeezed, turned_and_read, divided, divided_and_turned])
+@pytest.mark.parametrize("write", ["mul_", "t_", "unsqueeze_"])
+def test_results_may_be_written(fn: Callable[..., Any], backend: str, write: str) -> None:
+    """As eager allows, and with eager's gradients: a result that is a view inside the graph is none to autograd, and a formula that computes the
+    result again has not saved it."""
+
+    def run(call: Callable[..., Any]) -> Any:
+        WEIGHT.grad = None
+        x = torch.arange(12.0).view(3, 4).requires_grad_()
+        results = call(x)
+        results = list(results) if isinstance(results, tuple) else [results]
+        if write == "mul_":
+            results[0].mul_(3)
+        elif write == "unsqueeze_":
+            results[0].unsqueeze_(0)
+        elif results[0].dim() == 2:
+            results[0].t_()
+        sum((result * result).sum() for result in results).backward()
+        return [*(result.detach() for result in results), x.grad, WEIGHT.grad]
+
+    expected = run(fn)
+    optimised = magneto.optimize(backend)(fn)
+    for _ in range(2):
+        for one, other in zip(expected, run(optimised), strict=True):
+            assert one is other is None or torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_a_leaf_that_was_kept_may_get_a_history(backend: str) -> None:
+    """What the missing part of backward would read has been written since, by another region, and is no leaf any more."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> Any:
+        largest = b.max()
+        loss = F.binary_cross_entropy_with_logits(a, b.sigmoid())
+        magneto.graph_break()
+        a.select(0, 5).div_(largest.abs() + 1)
+        return largest, torch.where(largest > b, largest, b), loss
+
+    def run(call: Callable[..., Any]) -> Any:
+        a, b = torch.arange(8.0), torch.linspace(-1, 1, 8).requires_grad_()
+        largest, chosen, loss = call(a, b)
+        (largest + chosen.sum()).backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        return b.grad, a.detach()
+
+    for one, other in zip(run(fn), run(magneto.optimize(backend)(fn)), strict=True):
+        assert torch.allclose(one, other)
+
+
+def test_a_divisor_under_a_mask() -> None:
+    """A divisor that is known outside of the loop, used where memory is read under a condition."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> Any:
+        largest = b.max()
+        a.select(0, 5).div_(largest.abs() + 1)
+        return largest, torch.where(largest > b, largest, b)
+
+    a, b = torch.arange(8.0), torch.linspace(-1, 1, 8)
+    expected_a = a.clone()
+    expected = fn(expected_a, b)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = magneto.optimize("inductor")(fn)(a, b)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert torch.equal(a, expected_a)

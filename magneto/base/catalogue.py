@@ -223,6 +223,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "MAGNETO_DUMP=dir keeps the source of the kernel; please report it.",
     ),
     ErrorEntry(
+        "W004",
+        "no kernels on this GPU, its graphs run operation by operation: {reason}",
+        "Kernels for CUDA devices are compiled by Triton; without it, or where it refuses one, results are the same.",
+        "Install the triton that your torch names among its requirements.",
+    ),
+    ErrorEntry(
         "W010",
         "internal error while capturing {code} ({file}:{line}), it runs in eager: {error}",
         "",

@@ -25,7 +25,8 @@ from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.codegen.cpp_table import table_text
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.plan import PlanCode, plan_code, show_plan
-from magneto.inductor.loops.ir import LibraryCall, Origin, Program, ViewOf
+from magneto.inductor.describe import describe
+from magneto.inductor.loops.ir import LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.runtime.build import KernelText, build
@@ -66,9 +67,7 @@ def compile_writing(
     nothing: frozenset[int] = frozenset()
     foreign = foreign_device(graph)
     if foreign is not None:
-        emit("fallback", graph=name, reason=f"no kernels for {foreign} yet")
-        log(LOOPS, f"{name} runs in eager: no kernels for {foreign} yet")
-        return without_grad(as_function(graph, name)), nothing
+        return compile_foreign(graph, name, written, foreign)
     try:
         unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
@@ -87,11 +86,29 @@ def compile_writing(
     return without_grad(as_function(graph, name)), nothing
 
 
+def compile_foreign(graph: fx.Graph, name: str, written: Mapping[int, int], kind: str) -> tuple[Compiled, frozenset[int]]:
+    """A graph with tensors that are not the CPU's: Triton kernels on a CUDA device, operation by operation elsewhere and where those cannot be had."""
+    reason = f"no kernels for {kind} yet"
+    if kind == "cuda":
+        from magneto.inductor.cuda import NoKernels, compile_on_cuda
+
+        try:
+            return compile_on_cuda(graph, name, written, compile_graph)
+        except (CannotLower, CannotSchedule, CannotEmit) as error:
+            reason = f"{type(error).__name__}: {error}"
+        except NoKernels as error:
+            warn_once("W004", reason=str(error))
+            reason = str(error)
+    emit("fallback", graph=name, reason=reason)
+    log(LOOPS, f"{name} runs in eager: {reason}")
+    return without_grad(as_function(graph, name)), frozenset()
+
+
 def kept_graph(
     graph: fx.Graph, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False
 ) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
     """(the key of a graph that has not been decomposed yet, what compile_writing made of an equal one before)."""
-    key = key_of_graph(graph, written, state, training)
+    key = key_of_graph(graph, written, state, training) if foreign_device(graph) is None else None
     finished = recall(key) if key is not None else None
     if finished is None:
         return key, None
@@ -182,19 +199,6 @@ def _text_of(step: Kernel, name: str) -> KernelText:
     if logging(KERNELS):
         log(KERNELS, f"{name}: {kernel.symbol} computes {', '.join(step.stored)}")
     return kernel
-
-
-def describe(step: Kernel) -> str:
-    """What a kernel computes and why it is one, as a C comment: operations, the user's lines, fusion decisions."""
-    lines = [f"/* {' '.join(dict.fromkeys(o.target for o in step.origins)) or 'loop'}"]
-    lines += [f"   {file}:{line} in {function}" for file, line, function in user_lines(step.origins)]
-    lines += [f"   fused {reason}" for reason in step.why.split("; ") if reason]
-    return "\n".join(lines) + " */"
-
-
-def user_lines(origins: Sequence[Origin]) -> list[tuple[str, int, str]]:
-    """Innermost user frames of the operations, each once."""
-    return list(dict.fromkeys(o.stack[-1] for o in origins if o.stack))
 
 
 def _built(kernels: list[KernelText]) -> dict[str, int]:

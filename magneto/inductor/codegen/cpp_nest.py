@@ -242,3 +242,18 @@ def _mergeable(outer: Dim, inner: Dim, terms: Sequence[tuple[dict[Sym, int], fro
         if linear.get(outer.sym, 0) != linear.get(inner.sym, 0) * inner.size:
             return False
     return True
+
+
+def normal_form(kernel: FusedKernel) -> FusedKernel:
+    """The kernel with its dimensions sorted by stride, merged where that changes no index, and named by position."""
+    return _canonical(_merged(_ordered(kernel)))
+
+
+def other_contiguous(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
+    """The dimension, not the last one, along which some memory is contiguous; None if there is none worth tiles."""
+    return _other_contiguous(kernel, dims)
+
+
+def contiguous_row(kernel: FusedKernel) -> Dim | None:
+    """The row dimension along which a reduction's memory is contiguous; None where that is a dimension it reduces."""
+    return _vector_row(kernel)

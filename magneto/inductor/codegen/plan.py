@@ -77,7 +77,7 @@ def laid_out(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, .
 
 
 @dataclass(slots=True)
-class _Builder:
+class Builder:
     plan: Schedule
     memory: Memory
     n_inputs: int
@@ -187,7 +187,7 @@ class _Builder:
         self.views = {view: register for view, register in self.views.items() if register in self.kept}
         self.preparing = False
 
-    def kernel(self, step: FusedKernel, address: int | str) -> None:
+    def kernel(self, step: FusedKernel, address: Any) -> None:
         registers = tuple(self.buffer(name) for name in parameters(step))
         moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type,misc]
         self.instructions.append(("KERNEL", address, registers, moved >= RELEASE_GIL))
@@ -288,10 +288,10 @@ def _constant_key(value: Any) -> Any:
     return type(value), repr(value) if isinstance(value, float) else value
 
 
-def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], int | str]) -> PlanCode:
-    """The instructions of a schedule. `address_of`: the function of each kernel, or its name."""
+def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], Any], builder: type[Builder] | None = None) -> PlanCode:
+    """The instructions of a schedule. `address_of`: the function of each kernel, or its name. `builder`: what writes them."""
     program = plan.program
-    build = _Builder(plan, memory, len(program.inputs), count=len(program.inputs))
+    build = (builder or Builder)(plan, memory, len(program.inputs), count=len(program.inputs))
     for i, buffer in enumerate(program.inputs):
         if buffer is not None:
             build.registers[buffer.name] = i

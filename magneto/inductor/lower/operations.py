@@ -27,7 +27,8 @@ def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any
     if beta != 1 or alpha != 1 or val.dtype not in (torch.float32, torch.float64, torch.bfloat16) or len(bias.shape) > 2:
         return None
     if not low.only_loops:
-        return _lower_linear(low, val, bias, a, b) if val.dtype is torch.bfloat16 and linear_available() else None
+        on_cpu = val.device.type == "cpu"
+        return _lower_linear(low, val, bias, a, b) if on_cpu and val.dtype is torch.bfloat16 and linear_available() else None
     product = emit_call(low, aten.mm.default, (a, b), {}, val)
     assert isinstance(product, Stored)
     rank = len(bias.shape)

@@ -43,8 +43,8 @@ class Memory:
     in_place: Mapping[str, str]
 
 
-def plan_memory(plan: Schedule, apart: bool = False) -> Memory:
-    """Memory of a schedule."""
+def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE) -> Memory:
+    """Memory of a schedule. `large`: bytes from which on buffers stay out of the arena, when they are to."""
     steps = plan.steps
     last = _last_uses(plan)
     made_here = {name for step in steps for name in _allocated(step)}
@@ -58,7 +58,7 @@ def plan_memory(plan: Schedule, apart: bool = False) -> Memory:
     for position, step in enumerate(steps):
         for name in _allocated(step):
             size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]
-            single = name in leaving or (apart and size >= LARGE)
+            single = name in leaving or (apart and size >= large)
             if name in plan.kept or (single and (not apart or name in plan.into)):
                 continue
             candidates: Collection[str] = alone if single else arena.keys()

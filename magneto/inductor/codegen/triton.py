@@ -1,0 +1,179 @@
+"""FusedKernel -> the text of one Triton kernel.
+
+The text depends on nothing but the computation, so that equal layers give equal text. Parameters are the pointers of `cpp.parameters`, in that order.
+Reductions are exact about NaN (maxima let it through, the first one wins a search) and add in float32 or wider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from magneto.inductor.codegen.cpp import parameters
+from magneto.inductor.codegen.cpp_emit import indent
+from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
+from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of
+from magneto.inductor.codegen.triton_reduce import Fold
+from magneto.inductor.codegen.triton_types import POINTERS, compute_type
+from magneto.inductor.loops.ir import Buffer, Load, Value
+from magneto.inductor.schedule.fuse import member_stages
+from magneto.inductor.schedule.kernel import FusedKernel, Member, member_loads
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """`body`: the function, called `kernel`. `pointers`: types of its parameters. The rest says how it is launched."""
+
+    body: str
+    pointers: tuple[str, ...]
+    constants: tuple[tuple[str, int], ...]
+    grid: tuple[int, ...]
+    warps: int
+    asserts: bool
+
+
+def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
+    """The kernel's text. CannotEmit for what Triton has no type or operation for."""
+    blocks = blocks_of(kernel)
+    writer = _Writer(blocks, parameters(kernel), buffers)
+    return writer.run()
+
+
+class _Writer:
+    def __init__(self, blocks: Blocks, names: tuple[str, ...], buffers: Mapping[str, Buffer]) -> None:
+        self.blocks, self.kernel, self.names = blocks, blocks.kernel, names
+        self.members = {m.name: m for m in self.kernel.members}
+        self.stages = member_stages(self.kernel.members)
+        self.pointers = {name: f"p{i}" for i, name in enumerate(names)}
+        self.dtypes = {load.buffer: load.dtype for m in self.kernel.members for load in member_loads(m.body)}
+        self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
+        reach = [int(buffers[n].storage_numel) for n in names if n in buffers]  # type: ignore[arg-type]
+        masks = {a.name: f"{a.name}mask" for a in blocks.axes if a.masked}
+        self.wide = max([*reach, *(a.size + a.block for a in blocks.axes)]) >= NARROW
+        self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve)
+        self.answers: dict[str, Name] = {}
+        self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory
+        self.every = frozenset(a.name for a in blocks.axes)
+
+    def _resolve(self, load: Load) -> Name | Value | None:
+        member = self.members.get(load.buffer)
+        if member is None:
+            return None
+        return self.answers.get(load.buffer) or member.body
+
+    def run(self) -> TritonKernel:
+        for axis in self.blocks.axes:
+            self._name_symbols(axis)
+        if self.blocks.looped:
+            self._passes()
+        else:
+            self._once()
+        lines = [line for axis in self.blocks.axes if axis.name != "r" or not self.blocks.looped for line in self._axis_lines(axis)]
+        lines += self.emitter.scopes[0].lines
+        constants = [(f"{a.name.upper()}BLOCK", a.block) for a in self.blocks.axes]
+        arguments = [*self.pointers.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
+        text = "\n".join([f"def kernel({', '.join(arguments)}):", *indent(lines)]) + "\n"
+        asserts = "tl.device_assert(" in text
+        pointers = tuple(POINTERS[self.dtypes[name]] for name in self.names)
+        return TritonKernel(text, pointers, tuple(constants), self.blocks.grid, self.blocks.warps, asserts)
+
+    # ---- axes ------------------------------------------------------------------------------------------------------------
+
+    def _name_symbols(self, axis: Axis) -> None:
+        for n, dim in enumerate(axis.dims):
+            text = axis.name if len(axis.dims) == 1 else f"{axis.name}_{n}"
+            self.emitter.symbols[dim.sym] = Name(text, frozenset(axis.name))
+
+    def _axis_lines(self, axis: Axis) -> list[str]:
+        """The statements that define an axis: where the block begins, its mask, the indices of its dimensions."""
+        name, size = axis.name, f"{axis.name.upper()}BLOCK"
+        position = ", ".join(":" if a.name == name else "None" for a in self.blocks.axes)
+        within = f"tl.arange(0, {size})" + (f"[{position}]" if len(self.blocks.axes) > 1 else "")
+        if name == "r":
+            start = "offset + " if self.blocks.looped else ""
+        else:
+            program = [a.name for a in reversed(self.blocks.axes) if a.name != "r"].index(name)
+            start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * {size} + "
+        lines = [f"{name} = {start}{within}"]
+        if axis.masked:
+            lines.append(f"{name}mask = {name} < {axis.size}")
+        step = axis.size
+        for n, dim in enumerate(axis.dims):
+            step //= dim.size
+            if len(axis.dims) > 1 and dim.sym in self.emitter.used:
+                part = name if step == 1 else f"{name} // {step}"
+                lines.append(
+                    f"{name}_{n} = {part}"
+                    if n == 0
+                    else f"{name}_{n} = {part} % {dim.size}"
+                    if step == 1
+                    else f"{name}_{n} = ({part}) % {dim.size}"
+                )
+        return lines
+
+    # ---- members ---------------------------------------------------------------------------------------------------------
+
+    def _once(self) -> None:
+        """Every member in order, each value computed once."""
+        for member in self.kernel.members:
+            if member.is_reduction:
+                fold = Fold(member, self.emitter, self.every)
+                self._folded(member, fold.whole(self._value(member), self._flat(member)))
+            elif member.name in self.kernel.stored:
+                self._store(member, self._value(member))
+        self._flush(True)
+        self._flush(False)
+
+    def _passes(self) -> None:
+        """One loop over `r` per stage; what is needed in several is computed in each."""
+        axis = self.blocks.axes[-1]
+        for stage in range(max(self.stages.values()) + 1):
+            here = [m for m in self.kernel.members if self.stages[m.name] == stage]
+            folds = [(m, Fold(m, self.emitter, self.every)) for m in here if m.is_reduction]
+            stores = [m for m in here if m.full and not m.is_reduction and m.name in self.kernel.stored]
+            if folds or stores:
+                for _, fold in folds:
+                    fold.start()
+                self.emitter.scopes.append(Scope())
+                for member, fold in folds:
+                    fold.step(self._value(member), self._flat(member))
+                for member in stores:
+                    self._store(member, self._value(member))
+                self._flush(True)
+                body = self.emitter.scopes.pop().lines
+                body = [*self._axis_lines(axis), *body]
+                self.emitter.scopes[0].lines += [f"for offset in range(0, {axis.size}, RBLOCK):", *indent(body)]
+                for member, fold in folds:
+                    self._folded(member, fold.end())
+            for member in here:
+                if not member.full and not member.is_reduction and member.name in self.kernel.stored:
+                    self._store(member, self._value(member))
+        self._flush(False)
+
+    def _value(self, member: Member) -> Name:
+        return self.emitter.emit(member.body)
+
+    def _flat(self, member: Member) -> Name | None:
+        return None if member.flat is None else self.emitter.index(member.flat, None)
+
+    def _folded(self, member: Member, result: Name) -> None:
+        self.answers[member.name] = result
+        if member.name in self.kernel.stored:
+            self._store(member, result)
+
+    def _store(self, member: Member, value: Name) -> None:
+        across = member.full and not member.is_reduction
+        axes = self.every if across else self.every - {"r"}
+        place = self.emitter.index(member.store, None)
+        where = self.emitter.spread(place, axes, "tl.int64" if self.wide else "tl.int32")
+        mask = self.emitter.mask(axes)
+        text = self.emitter.spread(value, axes, compute_type(member.buffer.dtype))
+        masked = "" if mask is None else f", mask={mask}"
+        self.stores.append((f"tl.store({self.pointers[member.name]} + {where}, {text}{masked})", axes))
+
+    def _flush(self, along: bool) -> None:
+        """The stores along `r`, or those of the rows."""
+        for text, axes in self.stores:
+            if ("r" in axes) == along:
+                self.emitter.line(text, axes)
+        self.stores = [(text, axes) for text, axes in self.stores if ("r" in axes) != along]

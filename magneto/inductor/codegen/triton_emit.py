@@ -1,0 +1,236 @@
+"""Body values -> statements of Triton. Every value is emitted once per scope: the kernel, or the loop over `r` inside it.
+
+A value has *axes*: those of the block that it varies along. Its shape has the block's size there and 1 elsewhere; without axes it is a scalar.
+A load is masked by the axes of its index that blocks do not divide, and by the conditions (`Masked`) under which alone it may be executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
+from magneto.inductor.codegen.triton_ops import BARE, op_text
+from magneto.inductor.codegen.triton_types import compute_type, literal, number
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
+from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym
+from magneto.symbolic import Const as IntConst
+
+NARROW = 1 << 31
+NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An emitted value: its text, and the axes it varies along."""
+
+    text: str
+    axes: frozenset[str] = NOTHING
+
+
+@dataclass(slots=True)
+class Scope:
+    lines: list[str] = field(default_factory=list)
+    memo: dict[object, Name] = field(default_factory=dict)
+
+
+Answer = Callable[[Load], "Name | Value | None"]
+
+
+class Emitter:
+    """`axes`: names of the block's dimensions in order; `masks`: axis -> the name of its mask, where it needs one; `symbols`: symbol -> what it is called;
+    `wide`: indices need 64 bits; `resolve`: what a load of something that the kernel computes itself is."""
+
+    def __init__(self, pointers: Mapping[str, str], axes: Sequence[str], masks: Mapping[str, str], wide: bool, resolve: Answer) -> None:
+        self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
+        self.symbols: dict[Sym, Name] = {}
+        self.scopes: list[Scope] = [Scope()]
+        self.used: set[Sym] = set()
+        self._count = 0
+
+    # ---- names and scopes ------------------------------------------------------------------------------------------------
+
+    def fresh(self, prefix: str = "t") -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def line(self, text: str, axes: frozenset[str]) -> None:
+        """A statement, where what it needs is known: what does not vary along `r` stands before the loop."""
+        self.scopes[-1 if "r" in axes else 0].lines.append(text)
+
+    def name(self, text: str, axes: frozenset[str], key: object = None, prefix: str = "t") -> Name:
+        """A new variable for an expression."""
+        made = Name(self.fresh(prefix), axes)
+        self.line(f"{made.text} = {text}", axes)
+        if key is not None:
+            self.scopes[-1 if "r" in axes else 0].memo[key] = made
+        return made
+
+    def found(self, key: object) -> Name | None:
+        return next((scope.memo[key] for scope in self.scopes if key in scope.memo), None)
+
+    def shape(self, axes: frozenset[str]) -> str:
+        return f"[{', '.join(f'{a.upper()}BLOCK' if a in axes else '1' for a in self.axes)}]"
+
+    def spread(self, value: Name, axes: frozenset[str], dtype: str) -> str:
+        """The value over all these axes."""
+        if value.axes == axes or not axes:
+            return value.text
+        if not value.axes:
+            return f"tl.full({self.shape(axes)}, {value.text}, {dtype})"
+        return f"tl.broadcast_to({value.text}, {self.shape(axes)})"
+
+    # ---- values ----------------------------------------------------------------------------------------------------------
+
+    def emit(self, value: Value, under: Name | None = None) -> Name:
+        """The variable of a value. `under`: the condition under which alone memory may be read."""
+        if isinstance(value, Const):
+            return Name(literal(value.value, value.dtype))
+        if isinstance(value, Load):
+            answer = self.resolve(value)
+            if isinstance(answer, Name):
+                return answer
+            if answer is not None:
+                return self.emit(answer, under)
+        key = (value, under)
+        known = self.found(key)
+        if known is not None:
+            return known
+        if isinstance(value, Load):
+            text, axes = self._load(value, under)
+        elif isinstance(value, IndexValue):
+            text, axes = self._index_value(value, under)
+        elif isinstance(value, Masked):
+            text, axes = self._masked(value, under)
+        else:
+            assert isinstance(value, Op)
+            text, axes = self._op(value, under)
+        return self.name(text, axes, key)
+
+    def _op(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
+        consts = [isinstance(a, Const) for a in value.args]
+        bare = value.name in BARE and not all(consts) and value.args[0].dtype is not torch.bool
+        names = [self.emit(a, under) if not (bare and c) else None for a, c in zip(value.args, consts, strict=True)]
+        texts = [n.text if n is not None else f"({number(a.value, a.dtype)})" for n, a in zip(names, value.args, strict=True)]  # type: ignore[attr-defined]
+        axes = frozenset(a for n in names if n is not None for a in n.axes)
+        return op_text(value.name, texts, value.args[-1].dtype, value.dtype), axes
+
+    def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
+        condition = self.emit(value.cond, under)
+        inner = self._both(condition, under)
+        a, b = self.emit(value.value, inner), self.emit(value.other, under)
+        return f"tl.where({condition.text}, {a.text}, {b.text})", condition.axes | a.axes | b.axes
+
+    def _both(self, condition: Name, under: Name | None) -> Name:
+        if under is None:
+            return condition
+        axes, key = condition.axes | under.axes, ("and", condition, under)
+        return self.found(key) or self.name(f"{condition.text} & {under.text}", axes, key, "c")
+
+    def _load(self, load: Load, under: Name | None) -> tuple[str, frozenset[str]]:
+        pointer = self.pointers.get(load.buffer)
+        if pointer is None:
+            raise CannotEmit(f"buffer {load.buffer} is not a parameter of the kernel")
+        place = self.index(load.index, under)
+        axes = place.axes | (under.axes if under is not None else NOTHING)
+        mask = self.mask(axes, under)
+        text = f"{pointer} + {self.spread(place, axes, 'tl.int64' if self.wide else 'tl.int32')}"
+        text = f"tl.load({text})" if mask is None else f"tl.load({text}, mask={mask}, other=0)"
+        compute_type(load.dtype)
+        return f"{text}.to(tl.float32)" if load.dtype in HALVES else text, axes
+
+    def mask(self, axes: frozenset[str], under: Name | None = None) -> str | None:
+        """The condition for memory along these axes; None: it always holds."""
+        parts = [self.masks[a] for a in self.axes if a in axes and a in self.masks]
+        if under is not None:
+            parts.append(under.text)
+        return " & ".join(parts) or None
+
+    # ---- indices ---------------------------------------------------------------------------------------------------------
+
+    def _index_value(self, value: IndexValue, under: Name | None) -> tuple[str, frozenset[str]]:
+        if isinstance(value.expr, IntConst):
+            return literal(value.expr.value, value.dtype), NOTHING
+        place = self.index(value.expr, under, not _narrow(value.expr))
+        if value.dtype is torch.bool:
+            return (f"{place.text} != 0" if not isinstance(value.expr, Cmp | And | Or) else place.text), place.axes
+        return f"({place.text}).to({compute_type(value.dtype)})", place.axes
+
+    def index(self, index: Expr, under: Name | None, wide: bool = False) -> Name:
+        """An index expression; computed indices are checked."""
+        axes: set[str] = set()
+        names: dict[Sym, str] = {}
+        for symbol in sorted(index.free, key=lambda s: s.key):
+            if isinstance(symbol, Indirect):
+                name = self._computed(symbol, under)
+            else:
+                name = self.symbols[symbol]
+                self.used.add(symbol)
+            names[symbol] = f"{name.text}.to(tl.int64)" if wide and not self.wide else name.text
+            axes.update(name.axes)
+        return Name(index_text(index, names), frozenset(axes))
+
+    def _computed(self, symbol: Indirect, under: Name | None) -> Name:
+        key = ("index", symbol, under)
+        known = self.found(key)
+        if known is not None:
+            return known
+        raw = self.emit(symbol.value, under)
+        extent = symbol.extent
+        if not isinstance(extent, int):
+            raise CannotEmit(f"a symbolic extent {extent}")
+        axes = raw.axes | (under.axes if under is not None else NOTHING)
+        inside = self.name(f"({raw.text} >= 0) & ({raw.text} < {extent})", raw.axes, prefix="c")
+        mask = self.mask(axes, under)
+        asserted = inside.text if mask is None else f"{inside.text} | ~({mask})"
+        self.line(f'tl.device_assert({asserted}, "index out of range in self")', axes)
+        kind = "tl.int64" if self.wide else "tl.int32"
+        return self.name(f"tl.where({inside.text}, {raw.text}, 0).to({kind})", raw.axes, key, "i")
+
+
+def _narrow(index: Expr) -> bool:
+    """Does everything in the expression fit 32 bits?"""
+    work: list[Expr] = [index]
+    while work:
+        part = work.pop()
+        if part.lo is None or part.hi is None or part.lo <= -NARROW or part.hi >= NARROW:
+            return False
+        work.extend(part.children())
+    return True
+
+
+def index_text(index: Expr, names: Mapping[Sym, str]) -> str:
+    """Triton text of an integer expression (of a comparison: of int1)."""
+
+    def go(e: Expr) -> str:
+        match e:
+            case IntConst():
+                return str(e.value) if e.value >= 0 else f"({e.value})"
+            case Sym():
+                return names[e]
+            case Add():
+                parts = [f"{go(t)} * {c}" if c != 1 else go(t) for t, c in e.terms]
+                return f"({' + '.join([*parts, *([str(e.const)] if e.const else [])])})"
+            case Mul():
+                return f"({' * '.join(map(go, e.factors))})"
+            case FloorDiv() | Mod():
+                if e.a.lo is not None and e.a.lo >= 0 and e.b.lo is not None and e.b.lo > 0:
+                    return f"({go(e.a)} {'//' if isinstance(e, FloorDiv) else '%'} {go(e.b)})"
+                return f"lib.int_{'floordiv' if isinstance(e, FloorDiv) else 'remainder'}({go(e.a)}, {go(e.b)})"
+            case Cmp():
+                return f"({go(e.a)} {_COMPARE[e.op]} {go(e.b)})"
+            case Min() | Max():
+                text = go(e.args[0])
+                for arg in e.args[1:]:
+                    text = f"tl.{'minimum' if isinstance(e, Min) else 'maximum'}({text}, {go(arg)})"
+                return text
+            case And() | Or():
+                return f"({(' & ' if isinstance(e, And) else ' | ').join(map(go, e.args))})"
+        raise CannotEmit(f"index {e!r}")
+
+    return go(index)
+
+
+_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}

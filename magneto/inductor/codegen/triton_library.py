@@ -1,0 +1,139 @@
+"""What the text of kernels calls `lib`: jitted functions with torch's meaning where Triton's own differ. Imported only where Triton is installed.
+
+Under Triton's interpreter, which has no libdevice, the same names are computed by torch on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+
+FUNCTIONS = (
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
+    "acosh", "atanh", "erf", "lgamma", "rsqrt", "atan2", "trunc", "rint", "fmod", "pow",
+)  # fmt: skip
+
+
+def _interpreted(name: str) -> Any:
+    import torch
+    from triton.runtime.interpreter import TensorHandle
+
+    fn = getattr(torch, "round" if name == "rint" else name)
+
+    def call(*args: Any) -> Any:
+        shapes = [a.handle.data for a in args]
+        numbers: Any = torch.broadcast_tensors(
+            *(  # type: ignore[no-untyped-call]
+                torch.from_numpy(x.copy()) for x in shapes
+            )
+        )
+        first = max(args, key=lambda a: len(a.shape))
+        return tl.tensor(TensorHandle(fn(*numbers).numpy(), first.handle.dtype), first.type)
+
+    return call
+
+
+globals().update({name: _interpreted(name) if INTERPRETED else getattr(libdevice, name) for name in FUNCTIONS})
+fmod: Any = globals()["fmod"]
+
+
+@triton.jit
+def maximum(a, b):  # type: ignore[no-untyped-def]
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):  # type: ignore[no-untyped-def]
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def product(a, b):  # type: ignore[no-untyped-def]
+    return a * b
+
+
+@triton.jit
+def arg_max(a, i, b, j):  # type: ignore[no-untyped-def]
+    """Of two (value, index) the larger value, NaN the largest; the smaller index of equal ones."""
+    first = ((a > b) | ((a != a) & (b == b))) | (((a == b) | ((a != a) & (b != b))) & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def arg_min(a, i, b, j):  # type: ignore[no-untyped-def]
+    first = ((a < b) | ((a != a) & (b == b))) | (((a == b) | ((a != a) & (b != b))) & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def remainder(a, b):  # type: ignore[no-untyped-def]
+    r = fmod(a, b)
+    return tl.where((r != 0) & ((b < 0) != (r < 0)), r + b, r)
+
+
+@triton.jit
+def floordiv(a, b):  # type: ignore[no-untyped-def]
+    m = fmod(a, b)
+    d = tl.div_rn(a - m, b)
+    d = tl.where((m != 0) & ((b < 0) != (m < 0)), d - 1.0, d)
+    f = tl.floor(d)
+    f = tl.where(d - f > 0.5, f + 1.0, f)
+    q = tl.div_rn(a, b)
+    zero = tl.where((q < 0) | (1.0 / q < 0), -0.0 * tl.abs(f), 0.0 * tl.abs(f))
+    return tl.where(b == 0, q, tl.where(d != 0, f, zero))
+
+
+@triton.jit
+def floordiv_f64(a, b):  # type: ignore[no-untyped-def]
+    m = fmod(a, b)
+    d = (a - m) / b
+    d = tl.where((m != 0) & ((b < 0) != (m < 0)), d - 1.0, d)
+    f = tl.floor(d)
+    f = tl.where(d - f > 0.5, f + 1.0, f)
+    q = a / b
+    zero = tl.where((q < 0) | (1.0 / q < 0), -0.0 * tl.abs(f), 0.0 * tl.abs(f))
+    return tl.where(b == 0, q, tl.where(d != 0, f, zero))
+
+
+@triton.jit
+def int_fmod(a, b):  # type: ignore[no-untyped-def]
+    return tl.where(b == -1, a * 0, a % tl.where(b == -1, b * 0 + 1, b))
+
+
+@triton.jit
+def int_remainder(a, b):  # type: ignore[no-untyped-def]
+    r = int_fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def int_floordiv(a, b):  # type: ignore[no-untyped-def]
+    r = int_fmod(a, b)
+    q = tl.where(b == -1, -a, a // tl.where(b == -1, b * 0 + 1, b))
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+
+
+@triton.jit
+def uint_pow(a, b):  # type: ignore[no-untyped-def]
+    result = a * 0 + 1
+    base = a
+    left = b
+    for _ in range(63):
+        result = tl.where((left & 1) != 0, result * base, result)
+        base = base * base
+        left = left >> 1
+    return result
+
+
+@triton.jit
+def int_pow(a, b):  # type: ignore[no-untyped-def]
+    """As eager: negative exponents give 0, but for the powers of 1 and -1."""
+    one = a * 0 + 1
+    odd = (b & 1) != 0
+    inverse = tl.where(a == 1, one, tl.where(a == -1, tl.where(odd, -one, one), a * 0))
+    return tl.where(b < 0, inverse, uint_pow(a, tl.where(b > 0, b, b * 0)))

@@ -1,0 +1,116 @@
+"""How Triton folds a reduction: a block at once, or elementwise into accumulators that are folded behind the loop.
+
+Elements outside the row take the neutral element. Maxima and minima let NaN through; argmax and argmin carry (value, index) pairs, the first extremum wins.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from magneto.inductor.codegen.triton_emit import Emitter, Name
+from magneto.inductor.codegen.triton_types import compute_type, convert, number
+from magneto.inductor.schedule.kernel import Member
+
+SEARCHES = ("argmax", "argmin")
+
+
+class Fold:
+    """One reduction of one kernel."""
+
+    def __init__(self, member: Member, emitter: Emitter, every: frozenset[str]) -> None:
+        self.member, self.emitter, self.every = member, emitter, every
+        self.kind = member.kind
+        dtype = member.acc_dtype
+        self.logical = self.kind in ("any", "all") or (dtype is torch.bool and self.kind in ("max", "min"))
+        self.type = "tl.int32" if self.logical else compute_type(dtype)
+        self.accumulator = emitter.fresh("a")
+
+    @property
+    def neutral(self) -> str:
+        if self.logical:
+            return "0" if self.kind in ("any", "max") else "1"
+        if self.kind in ("sum", "prod"):
+            return "0" if self.kind == "sum" else "1"
+        dtype, low = self.member.acc_dtype, self.kind in ("max", "argmax")
+        if dtype.is_floating_point:
+            return number(-float("inf") if low else float("inf"), dtype)
+        if dtype is torch.bool:
+            return "False" if low else "True"
+        limits = torch.iinfo(dtype)
+        return str(limits.min if low else limits.max)
+
+    def _element(self, value: Name) -> str:
+        """The value over the whole block, the neutral element outside the row."""
+        text = f"{value.text}.to(tl.int32)" if self.logical else value.text
+        if not value.axes:
+            text = f"tl.full({self.emitter.shape(self.every)}, {text}, {self.type})"
+        elif value.axes != self.every:
+            text = f"tl.broadcast_to({text}, {self.emitter.shape(self.every)})"
+        mask = self.emitter.mask(self.every)
+        return text if mask is None else f"tl.where({mask}, {text}, {self._typed(self.neutral)})"
+
+    def _typed(self, text: str) -> str:
+        return f"tl.full([], {text}, {self.type})"
+
+    def _place(self, flat: Name | None) -> str:
+        assert flat is not None
+        kind = "tl.int64" if self.emitter.wide else "tl.int32"
+        text = self.emitter.spread(flat, self.every, kind)
+        mask = self.emitter.mask(self.every)
+        return text if mask is None else f"tl.where({mask}, {text}, {(1 << (63 if self.emitter.wide else 31)) - 1})"
+
+    def _reduced(self, text: str, index: str = "") -> str:
+        axis = len(self.emitter.axes) - 1
+        kind = {"any": "max", "all": "min"}.get(self.kind, self.kind)
+        if kind in SEARCHES:
+            return f"tl.reduce(({text}, {index}), {axis}, lib.{kind.replace('arg', 'arg_')})"
+        if kind == "sum":
+            return f"tl.sum({text}, {axis})"
+        if kind == "prod":
+            return f"tl.reduce({text}, {axis}, lib.product)"
+        if self.member.acc_dtype.is_floating_point and not self.logical:
+            return f"tl.reduce({text}, {axis}, lib.{kind}imum)"
+        return f"tl.{kind}({text}, {axis})"
+
+    def _result(self, text: str, index: str = "") -> Name:
+        """The row's result in the buffer's dtype."""
+        rows = self.every - {"r"}
+        goal = self.member.buffer.dtype
+        if self.kind in SEARCHES:
+            pair = self.emitter.fresh("a")
+            self.emitter.line(f"{pair}, {pair}i = {self._reduced(text, index)}", rows)
+            return self.emitter.name(f"{pair}i[:, None].to({compute_type(goal)})", rows)
+        whole = f"{self._reduced(text)}[:, None]"
+        if self.logical:
+            return self.emitter.name(convert(f"({whole} != 0)", torch.bool, goal), rows)
+        return self.emitter.name(convert(f"{whole}.to({self.type})", self.member.acc_dtype, goal), rows)
+
+    # ---- one block -------------------------------------------------------------------------------------------------------
+
+    def whole(self, value: Name, flat: Name | None) -> Name:
+        """Of a block that holds the whole row."""
+        return self._result(self._element(value), self._place(flat) if self.kind in SEARCHES else "")
+
+    # ---- a loop ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        shape, rows = self.emitter.shape(self.every), self.every - {"r"}
+        self.emitter.line(f"{self.accumulator} = tl.full({shape}, {self.neutral}, {self.type})", rows)
+        if self.kind in SEARCHES:
+            kind, last = ("tl.int64", 63) if self.emitter.wide else ("tl.int32", 31)
+            self.emitter.line(f"{self.accumulator}i = tl.full({shape}, {(1 << last) - 1}, {kind})", rows)
+
+    def step(self, value: Name, flat: Name | None) -> None:
+        a, v = self.accumulator, self._element(value)
+        kind = {"any": "max", "all": "min"}.get(self.kind, self.kind)
+        if kind in SEARCHES:
+            text = f"{a}, {a}i = lib.{kind.replace('arg', 'arg_')}({a}, {a}i, {v}, {self._place(flat)})"
+        elif kind in ("sum", "prod"):
+            text = f"{a} = {a} {'+' if kind == 'sum' else '*'} {v}"
+        else:
+            of_floats = self.member.acc_dtype.is_floating_point and not self.logical
+            text = f"{a} = {'lib' if of_floats else 'tl'}.{kind}imum({a}, {v})"
+        self.emitter.line(text, self.every)
+
+    def end(self) -> Name:
+        return self._result(self.accumulator, f"{self.accumulator}i")

@@ -1,0 +1,389 @@
+"""Programs for the GPU: each is run in eager and compiled, and results, gradients and what was written must agree.
+
+A row is `program(name, tolerance)(make)`, where `make()` gives (function or module, arguments). `train` rows also compare the gradients of all leaves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+DEVICE = "cuda"
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    make: Callable[[], tuple[Any, tuple[Any, ...]]]
+    tolerance: float
+    train: bool
+    broken: bool  # may run in eager (its name says why)
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(tolerance: float = 1e-5, train: bool = False, broken: bool = False) -> Callable[[Any], Any]:
+    def add(make: Any) -> Any:
+        PROGRAMS[make.__name__] = Program(make.__name__, make, tolerance, train, broken)
+        return make
+
+    return add
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape).to(DEVICE, dtype).requires_grad_(grad)
+
+
+# ---- functions -----------------------------------------------------------------------------------------------------------
+
+
+@program()
+def pointwise() -> Any:
+    return lambda x, y: torch.sin(x) * y + x.relu() - torch.tanh(y) / 3, (randn(1000, 33), randn(33))
+
+
+@program()
+def transposed() -> Any:
+    return lambda x, y: (x.t() + y).sigmoid(), (randn(300, 200), randn(200, 300))
+
+
+@program(1e-5, train=True)
+def softmax_rows() -> Any:
+    return lambda x: F.softmax(x * 2, -1), (randn(64, 1000, grad=True),)
+
+
+@program(1e-5, train=True)
+def softmax_long_rows() -> Any:
+    return lambda x: F.log_softmax(x, -1), (randn(16, 50000, grad=True),)
+
+
+@program(1e-4, train=True)
+def norms() -> Any:
+    model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 30), nn.Softplus())
+    return model.to(DEVICE), (randn(77, 64, grad=True),)
+
+
+@program(1e-4, train=True)
+def group_norm() -> Any:
+    return nn.Sequential(nn.GroupNorm(4, 32), nn.SiLU()).to(DEVICE), (randn(4, 32, 9, 11, grad=True),)
+
+
+@program(1e-4, train=True)
+def convolution_and_batch_norm() -> Any:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3, stride=2), nn.BatchNorm2d(8)
+    )
+    return model.to(DEVICE), (randn(4, 3, 32, 32, grad=True),)
+
+
+@program(1e-4)
+def batch_norm_in_evaluation() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()).to(DEVICE).eval(), (randn(4, 3, 32, 32),)
+
+
+@program(1e-4, train=True)
+def cross_entropy() -> Any:
+    target = torch.randint(0, 500, (64,)).to(DEVICE)
+    return lambda x: F.cross_entropy(x * 1.5, target), (randn(64, 500, grad=True),)
+
+
+@program(1e-5, train=True)
+def embedding_bag_of_words() -> Any:
+    table, index = randn(100, 32, grad=True), torch.randint(0, 100, (8, 12)).to(DEVICE)
+    return lambda t, i: F.embedding(i, t).mean(1).tanh(), (table, index)
+
+
+@program(1e-4, train=True)
+def attention() -> Any:
+    q, k, v = (randn(2, 4, 64, 32, grad=True) for _ in range(3))
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2, (q, k, v)
+
+
+@program(2e-2, train=True)
+def attention_in_bfloat16() -> Any:
+    q, k, v = (randn(2, 4, 64, 32, dtype=torch.bfloat16, grad=True) for _ in range(3))
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2, (q, k, v)
+
+
+@program(2e-2, train=True)
+def under_autocast() -> Any:
+    model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10)).to(DEVICE)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(x)
+
+    return run, (randn(32, 64, grad=True),)
+
+
+@program(2e-3)
+def float16() -> Any:
+    return lambda x, y: (x * 3 + y).exp().sum(-1) / 7, (randn(50, 70, dtype=torch.float16), randn(70, dtype=torch.float16))
+
+
+@program()
+def reductions() -> Any:
+    def run(x: torch.Tensor) -> Any:
+        return (
+            x.sum(0),
+            x.mean((0, 2)),
+            x.amax(1),
+            x.argmax(2),
+            x.var(1),
+            x.std(0),
+            x.prod(2),
+            x.argmin(0),
+            (x > 1).any(1),
+            (x < 9).all(0),
+            x.logsumexp(1),
+        )
+
+    return run, (randn(20, 30, 40),)
+
+
+@program(1e-4)
+def sums_of_everything() -> Any:
+    return lambda x: (x.sum(), x.max(), x.norm(), x.argmax(), x.mean()), (randn(1234, 567),)
+
+
+@program()
+def few_long_columns() -> Any:
+    return lambda x: (x.sum(0), x.amax(0)), (randn(20000, 24),)
+
+
+@program(0)
+def integers() -> Any:
+    x, y = torch.randint(-99, 99, (1000,)), torch.randint(1, 9, (1000,))
+    y[::2] *= -1
+    return lambda x, y: (x // y, x % y, torch.fmod(x, y), x << 3, x >> 1, x * y, torch.div(x, y, rounding_mode="trunc"), x / y), (
+        x.to(DEVICE),
+        y.to(DEVICE),
+    )
+
+
+@program(0)
+def conversions() -> Any:
+    x = (torch.randn(1000) * 50).to(DEVICE)
+    return lambda x: (
+        x.int(),
+        x.long(),
+        x.to(torch.int8),
+        x.abs().to(torch.uint8),
+        x.half(),
+        x.bfloat16(),
+        x.bool(),
+        x.double(),
+        x.round(),
+        x.trunc(),
+    ), (x,)
+
+
+@program(0)
+def not_a_number() -> Any:
+    x = torch.randn(40, 50)
+    x[3, 4] = x[5] = float("nan")
+    x[7, 7], x[8, 8] = float("inf"), -float("inf")
+    return lambda x: (x.amax(1), x.amin(0), x.argmax(1), torch.maximum(x, x.t()[:40, :40].sum()), x.isnan(), x.clamp(-1, 1), x.relu()), (
+        x.to(DEVICE),
+    )
+
+
+@program()
+def number_of_the_cpu() -> Any:
+    return lambda x, s: x * s + 1, (randn(10, 10), torch.tensor(2.5))
+
+
+@program()
+def unaligned() -> Any:
+    return lambda x: x * 2 + 1, (randn(1025)[1:],)
+
+
+@program()
+def strided() -> Any:
+    return lambda x: x.flip(1).cumsum(1) * 2, (randn(40, 60)[:, ::2],)
+
+
+@program()
+def written_in_place() -> Any:
+    def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2).add_(y)
+        y[1:3] = 7
+        return x.sum() + y.mean()
+
+    return run, (randn(30, 40), randn(30, 40))
+
+
+@program()
+def views_leave() -> Any:
+    return lambda x: ((x * 2).t(), x[1:], (x + 1).view(-1)), (randn(30, 40),)
+
+
+@program()
+def concatenation() -> Any:
+    return lambda x, y: (torch.cat([x * 2, y.exp()], 1), torch.stack([x, x + 1]), F.pad(x, (1, 2))), (randn(30, 40), randn(30, 20))
+
+
+@program()
+def gathered() -> Any:
+    index = torch.randint(0, 40, (30, 5)).to(DEVICE)
+    return lambda x: (x.gather(1, index) * 2, x[index[:, 0]] + 1, x.index_select(1, index[0]).exp()), (randn(40, 40),)
+
+
+@program()
+def scattered() -> Any:
+    index = torch.randint(0, 40, (30, 5)).to(DEVICE)
+    return lambda x, s: (torch.zeros_like(x).scatter_add(1, index, s) * 2, x.index_add(0, index[:, 0] % 30, x)), (
+        randn(30, 40),
+        randn(30, 5),
+    )
+
+
+@program(1e-4, train=True)
+def recurrent() -> Any:
+    lstm = nn.LSTM(16, 24, batch_first=True).to(DEVICE)
+    return lambda x: lstm(x)[0] * 2, (randn(3, 7, 16, grad=True),)
+
+
+@program(0)
+def dropout_draws_as_eager() -> Any:
+    return lambda x: F.dropout(x, 0.3) * 2 + torch.rand_like(x), (randn(100, 100),)
+
+
+@program(1e-4, broken=True)
+def two_devices() -> Any:
+    return lambda x: (x * 2).cpu() + 1, (randn(30),)
+
+
+# ---- models --------------------------------------------------------------------------------------------------------------
+
+
+def _bert() -> Any:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, vocab_size=1000)).to(
+        DEVICE
+    )
+
+
+@program(1e-3)
+def resnet18() -> Any:
+    import torchvision
+
+    return torchvision.models.resnet18().to(DEVICE).eval(), (randn(4, 3, 64, 64),)
+
+
+@program(5e-3, train=True)
+def resnet18_trains() -> Any:
+    import torchvision
+
+    return torchvision.models.resnet18().to(DEVICE), (randn(8, 3, 64, 64),)
+
+
+@program(1e-3)
+def bert() -> Any:
+    model = _bert().eval()
+    return lambda ids: model(ids).last_hidden_state, (torch.randint(0, 1000, (2, 48)).to(DEVICE),)
+
+
+@program(5e-3, train=True)
+def bert_trains() -> Any:
+    model = _bert().eval()
+    return model, (torch.randint(0, 1000, (2, 48)).to(DEVICE),)
+
+
+@program(1e-4)
+def whole_training_step() -> Any:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def step(x: torch.Tensor) -> Any:
+        optimiser.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimiser.step()
+        return loss.detach(), *(p.detach().clone() for p in model.parameters())
+
+    step.state = (model, optimiser)  # type: ignore[attr-defined]
+    return step, (randn(16, 32),)
+
+
+# ---- comparing -----------------------------------------------------------------------------------------------------------
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for item in value for t in tensors(item)] if isinstance(value, (list, tuple)) else []
+
+
+def leaves(fn: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    models = [fn] if isinstance(fn, nn.Module) else [c.cell_contents for c in (getattr(fn, "__closure__", None) or ())]
+    found = [p for m in models if isinstance(m, nn.Module) for p in (*m.parameters(), *m.buffers())]
+    return [*found, *(a for a in args if isinstance(a, torch.Tensor))]
+
+
+def outcome(row: Program, wrap: Callable[[Any], Any], calls: int = 3) -> list[list[torch.Tensor]]:
+    """Per call: results, gradients, and all arguments, parameters and buffers afterwards."""
+    torch.manual_seed(0)
+    fn, args = row.make()
+    run = wrap(fn)
+    found = []
+    for n in range(calls):
+        given = [
+            a.detach().clone().requires_grad_(a.requires_grad)
+            if isinstance(a, torch.Tensor) and a.is_contiguous() and row.name != "unaligned"
+            else a
+            for a in args
+        ]
+        torch.manual_seed(n)
+        if row.train:
+            results = tensors(run(*given))
+            weights = [
+                torch.linspace(0.5, 1.5, r.numel(), device=r.device, dtype=r.dtype).view(r.shape) if r.is_floating_point() else None
+                for r in results
+            ]
+            sum((r * w).sum() for r, w in zip(results, weights, strict=True) if w is not None and r.requires_grad).backward()
+        else:
+            with torch.no_grad() if row.name != "whole_training_step" else torch.enable_grad():
+                results = tensors(run(*given))
+        every = leaves(fn, tuple(given))
+        gradients = [t.grad for t in every if t.grad is not None] if row.train else []
+        found.append([copy.deepcopy(t.detach()) for t in (*results, *gradients, *every)])
+        for t in every:
+            t.grad = None
+    return found
+
+
+def check(name: str, **options: Any) -> dict[str, int]:
+    """Raises where compiled and eager differ; returns the counters of the compilation."""
+    import magneto
+    from magneto.base import events
+
+    row = PROGRAMS[name]
+    expected = outcome(row, lambda fn: fn)
+    magneto.reset()
+    events.reset()
+    ours = outcome(row, lambda fn: magneto.optimize("inductor", **options)(fn))
+    for call, (found, wanted) in enumerate(zip(ours, expected, strict=True)):
+        assert len(found) == len(wanted), f"call {call}: {len(found)} tensors for {len(wanted)}"
+        for n, (a, b) in enumerate(zip(found, wanted, strict=True)):
+            assert a.device == b.device and a.stride() == b.stride(), (
+                f"call {call}, tensor {n}: {a.device} {a.stride()} for {b.device} {b.stride()}"
+            )
+            scale = max(1.0, b.abs().max().item()) if b.is_floating_point() and b.numel() and b.isfinite().all() else 1.0
+            torch.testing.assert_close(
+                a, b, rtol=row.tolerance, atol=row.tolerance * scale, equal_nan=True, msg=lambda m: f"call {call}, tensor {n}: {m}"
+            )  # noqa: B023
+    fallbacks = [str(e.fields.get("reason")) for e in events.events("fallback")]
+    assert row.broken or not fallbacks, f"ran in eager: {fallbacks}"
+    stats = magneto.stats()
+    return {"kernels": stats.get("kernels", 0), "graphs": stats.get("graphs", 0), "breaks": stats.get("breaks", 0)}

@@ -1,0 +1,15 @@
+"""The GPU's programs under pytest; `python -m tests.gpu.run` records the same verdicts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.programs import PROGRAMS, check
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str) -> None:
+    check(name)

@@ -1,0 +1,127 @@
+"""Triton's kernels without a GPU: executed by its interpreter against eager, compiled to sm_90, and their text."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
+from magneto.inductor.lower import lower_graph
+from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.schedule import schedule
+from tests.inductor.codegen.triton_cases import CASES
+from tests.inductor.lower.prim_graphs import Graph
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests/golden/triton"
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, str]:
+    """One process executes all cases: the interpreter's switch is read when Triton is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.inductor.codegen.triton_cases"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@needs_triton
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted(name: str, verdicts: dict[str, str]) -> None:
+    assert not verdicts[name], verdicts[name]
+
+
+def kernels(build: Callable[[Graph], Any]) -> list[TritonKernel]:
+    torch.manual_seed(0)
+    g = Graph()
+    build(g)
+    plan = schedule(lower_graph(g.fx), training=True)
+    return [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
+
+
+COMPILED = (
+    "pointwise torch.bfloat16 (3, 70)", "unary functions torch.float32", "binary functions torch.float32", "integers torch.int8", "bools",
+    "searches torch.float32", "softmax and layer norm", "transposed operands", "looked up", "rows too long for one block",
+)  # fmt: skip
+
+
+@needs_triton
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from magneto.inductor.runtime.triton_launch import binary_of
+
+    kernel = max(kernels(CASES[name][0]), key=lambda k: len(k.body))
+    assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
+
+
+def softmax(g: Graph) -> None:
+    x = g.input(torch.randn(40, 512))
+    wide = lambda v: g.broadcast_in_dim(v, (40, 512), (0,))  # noqa: E731
+    e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
+    g.output(g.div(e, wide(g.sum(e, (1,)))))
+
+
+TEXTS: dict[str, Callable[[Graph], Any]] = {
+    "pointwise": lambda g: g.output(g.tanh(g.add(g.input(torch.randn(5, 7)), 1.0))),
+    "blocks_that_divide": lambda g: g.output(g.exp(g.input(torch.randn(1024, 300)))),
+    "softmax": softmax,
+    "transpose": lambda g: g.output(g.add(g.transpose(g.input(torch.randn(70, 90)), (1, 0)), g.input(torch.randn(90, 70)))),
+    "sum_of_rows": lambda g: g.output(g.sum(g.input(torch.randn(300, 70)), (0,))),
+    "looped": lambda g: g.output(g.amax(g.mul(g.input(torch.randn(3, 50_000).bfloat16()), 0.5), (1,))),
+    "search": lambda g: g.output(g.argmax(g.input(torch.randn(50, 300)), 1)),
+    "embedding": lambda g: g.output(g.mul(g.index_select(g.input(torch.randn(10, 64)), 0, g.input(torch.tensor([1, 2, 3]))), 2.0)),
+}
+
+
+def written(kernel: TritonKernel) -> str:
+    return f"{kernel.body}# grid {kernel.grid}, {dict(kernel.constants)}, {kernel.warps} warps, {', '.join(kernel.pointers)}\n"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text(name: str) -> None:
+    """MAGNETO_UPDATE_GOLDEN=1 writes them anew: read the diff before committing."""
+    text, path = "\n".join(map(written, kernels(TEXTS[name]))), GOLDEN / f"{name}.py.txt"
+    if os.environ.get("MAGNETO_UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), f"the text of {name} changed; MAGNETO_UPDATE_GOLDEN=1 keeps the new one"
+
+
+def test_large_memory_is_indexed_in_64_bits() -> None:
+    from magneto.graph.meta import TensorMeta
+
+    g = Graph()
+    g.output(g.add(g.input(torch.randn(8)), 1.0))
+    for node in g.fx.nodes:
+        if node.op != "output":
+            node.meta["val"] = TensorMeta.contiguous((3 << 30,), torch.float32)
+    plan = schedule(lower_graph(g.fx))
+    (kernel,) = [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
+    assert "tl.program_id(0).to(tl.int64)" in kernel.body
+
+
+def test_equal_computations_have_equal_text() -> None:
+    def build(g: Graph) -> None:
+        x, found = g.input(torch.randn(12, 16)), []
+        for _ in range(3):
+            x = g.exp(g.call(torch.ops.aten.mm.default, x, g.input(torch.randn(16, 16))))
+            found.append(g.sum(x, (1,)))
+        g.output(*found, x)
+
+    assert len(set(kernels(build))) == 1

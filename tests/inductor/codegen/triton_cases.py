@@ -1,0 +1,263 @@
+"""Graphs for the Triton code generator, and the process that executes them by Triton's interpreter, whose switch must be set before Triton is imported.
+
+`python -m tests.inductor.codegen.triton_cases` prints a JSON object: case -> "" or what was wrong. Sizes are small: the interpreter is slow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.inductor.lower.prim_graphs import Graph
+
+SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1.0, -1.0, 2.5, -2.5, 0.5, 3.5, -0.75]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+UNARY = (
+    "neg abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf floor ceil "
+    "round trunc sign isnan isinf lgamma"
+).split()
+BINARY = "add sub mul div floordiv remainder fmod pow atan2 maximum minimum eq ne lt le gt ge".split()
+HALF = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+CASES: dict[str, tuple[Callable[[Graph], Any], float]] = {}
+
+
+def case(name: str, tolerance: float = 2e-6) -> Callable[[Callable[[Graph], Any]], Callable[[Graph], Any]]:
+    def add(build: Callable[[Graph], Any]) -> Callable[[Graph], Any]:
+        CASES[name] = build, tolerance
+        return build
+
+    return add
+
+
+def layouts(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The same shape in memory in different ways."""
+    base = torch.randn(shape).mul(3).to(dtype)
+    found = [base, torch.randn(*shape[:-1], shape[-1] * 2).to(dtype)[..., ::2], base[:1].expand(shape)]
+    if len(shape) >= 2:
+        found.append(torch.randn(*shape[:-2], shape[-1], shape[-2]).to(dtype).transpose(-1, -2))
+    if len(shape) == 4:
+        found.append(base.to(memory_format=torch.channels_last))
+    return found
+
+
+for _dtype, _shape in itertools.product(FLOATS, [(5,), (3, 70), (2, 3, 5, 7)]):
+
+    @case(f"pointwise {_dtype} {_shape}", HALF.get(_dtype, 2e-6))
+    def _pointwise(g: Graph, dtype: torch.dtype = _dtype, shape: tuple[int, ...] = _shape) -> None:
+        pairs = itertools.islice(itertools.permutations(layouts(shape, dtype), 2), 5)
+        g.output(*[g.maximum(g.mul(a, 0.5), g.sub(b, a)) for x, y in pairs for a, b in [(g.input(x), g.input(y))]])
+
+
+for _dtype in (torch.float32, torch.float64):
+
+    @case(f"unary functions {_dtype}", 4e-6 if _dtype is torch.float32 else 1e-13)
+    def _unary(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        x = g.input(torch.cat([torch.tensor(SPECIAL, dtype=dtype), torch.randn(80, dtype=dtype) * 3, torch.rand(20, dtype=dtype)]))
+        g.output(*[getattr(g, name)(x) for name in UNARY])
+
+    @case(f"binary functions {_dtype}")
+    def _binary(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        numbers = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 7.0, -7.0, 0.1, float("inf"), float("nan")]
+        pairs = torch.tensor(list(itertools.product(numbers, repeat=2)), dtype=dtype)
+        x, y = g.input(pairs[:, 0].contiguous()), g.input(pairs[:, 1].contiguous())
+        g.output(*[getattr(g, name)(x, y) for name in BINARY])
+
+
+for _dtype in INTS:
+
+    @case(f"integers {_dtype}", 0)
+    def _integers(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        info = torch.iinfo(dtype)
+        values, others = torch.randint(info.min, info.max, (100,), dtype=dtype), torch.randint(1, 12, (100,), dtype=dtype)
+        if dtype is not torch.uint8:
+            others[::3] *= -1
+            others[5] = -1
+        shifts = torch.randint(0, info.bits + 2, (100,), dtype=dtype)
+        x, y, s = g.input(values), g.input(others), g.input(shifts)
+        two = "add mul sub maximum minimum bitwise_and bitwise_or bitwise_xor floordiv remainder fmod eq lt ge".split()
+        found = [getattr(g, name)(x, y) for name in two] + [getattr(g, name)(x) for name in "neg abs sign bitwise_not".split()]
+        g.output(*found, g.shift_left(x, s), g.shift_right(x, s), g.pow(x, g.abs(y)))
+
+
+for _dtype in [*FLOATS, torch.int64, torch.int8, torch.uint8, torch.bool]:
+
+    @case(f"conversions of {_dtype}", 0)
+    def _conversions(g: Graph, source: torch.dtype = _dtype) -> None:
+        values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 100.7, -100.7, 127.0, 3.99])
+        x = g.input(values.abs().to(source) if source is torch.uint8 else values.to(source))
+        targets = [t for t in [*FLOATS, torch.bool, *INTS] if t is not source]
+        g.output(*[g.convert_element_type(x, t) for t in targets])
+
+
+@case("bools", 0)
+def _bools(g: Graph) -> None:
+    x, y = g.input(torch.randn(50) > 0), g.input(torch.randn(50) > 0)
+    two = "add mul maximum minimum bitwise_and bitwise_or bitwise_xor eq ne lt ge".split()
+    g.output(
+        *[getattr(g, name)(x, y) for name in two],
+        g.logical_not(x),
+        g.bitwise_not(x),
+        g.where(x, 1.5, g.convert_element_type(y, torch.float32)),
+    )
+
+
+for _shape, _dims in [
+    ((30,), (0,)),
+    ((7, 30), (1,)),
+    ((30, 17), (0,)),
+    ((4, 5, 6, 7), (1, 3)),
+    ((4, 5, 6, 7), (0, 2, 3)),
+    ((3, 50), (0, 1)),
+]:
+
+    @case(f"reductions {_shape} over {_dims}", 2e-5)
+    def _reductions(g: Graph, shape: tuple[int, ...] = _shape, dims: tuple[int, ...] = _dims) -> None:
+        found = []
+        for x in layouts(shape, torch.float32):
+            a = g.input(x)
+            v = g.var(a, dims, 1.0)
+            found += [g.sum(a, dims), g.amax(a, dims), g.amin(a, dims), g.prod(g.mul(a, 0.3), dims), g.item(v, 0), g.item(v, 1)]
+        g.output(*found)
+
+
+for _dtype in [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool]:
+
+    @case(f"reductions of {_dtype}", HALF.get(_dtype, 1e-12))
+    def _of_type(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        x = g.input((torch.randn(9, 33) * 3).abs().to(dtype))
+        g.output(g.any(x, (1,)), g.all(x, (0,)), g.amax(x, (1,)), g.amin(x, (0,)), g.sum(x, (1,)), g.sum(x, (0,)))
+
+
+@case("rows too long for one block", 2e-5)
+def _looped(g: Graph) -> None:
+    """Three walks over the row, the values computed anew in each."""
+    x = g.input(torch.randn(2, 17000))
+    wide = lambda v: g.broadcast_in_dim(v, (2, 17000), (0,))  # noqa: E731
+    e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
+    total = g.sum(e, (1,))
+    g.output(g.div(e, wide(total)), g.log(total), g.any(g.gt(x, 9.0), (1,)))
+
+
+@case("long rows of integers", 0)
+def _looped_search(g: Graph) -> None:
+    x = g.input(torch.randint(-50, 50, (1, 20000)))
+    g.output(g.sum(x, (1,)), g.amax(x, (1,)))
+
+
+for _dtype in (torch.float32, torch.int64, torch.bfloat16):
+
+    @case(f"searches {_dtype}", 0)
+    def _searches(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        rows = (torch.randn(8, 40) * 3).to(dtype)
+        if dtype.is_floating_point:
+            rows[0], rows[1], rows[2] = -float("inf"), float("inf"), float("nan")
+            rows[3, 20], rows[4, 39], rows[5, 1:] = float("nan"), float("nan"), -float("inf")
+            rows[6], rows[6, ::3] = 0.0, -0.0
+        x = g.input(rows)
+        g.output(g.argmax(x, 1), g.argmin(x, 1), g.argmax(x, 0), g.argmin(x, 0), g.amax(x, (1,)), g.amin(x, (0,)))
+
+
+@case("softmax and layer norm", 1e-5)
+def _norms(g: Graph) -> None:
+    x = g.input(torch.randn(6, 48))
+    wide = lambda v: g.broadcast_in_dim(v, (6, 48), (0,))  # noqa: E731
+    e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
+    v = g.var(x, (1,), 0.0)
+    n = g.mul(g.sub(x, wide(g.item(v, 1))), wide(g.rsqrt(g.add(g.item(v, 0), 1e-5))))
+    g.output(g.div(e, wide(g.sum(e, (1,)))), g.add(n, x), g.sum(n, (0,)))
+
+
+@case("transposed operands", 0)
+def _transposed(g: Graph) -> None:
+    x, y = g.input(torch.randn(40, 33)), g.input(torch.randn(2, 30, 35))
+    g.output(g.add(g.transpose(x, (1, 0)), 1.0), g.mul(g.transpose(y, (0, 2, 1)), g.input(torch.randn(2, 35, 30))))
+
+
+@case("cut, turned, joined and padded", 0)
+def _views(g: Graph) -> None:
+    x, y = g.input(torch.randn(6, 10)), g.input(torch.randn(6, 3))
+    joined = g.cat([g.exp(x), y], 1)
+    g.output(
+        g.mul(g.slice(x, (1, 0), (5, 9), (2, 3)), 2.0),
+        g.flip(x, (0, 1)),
+        joined,
+        g.pad(g.add(x, 1.0), (1, 2), (0, 3), 5.0),
+        g.reshape(joined, (13, 6)),
+    )
+
+
+@case("looked up", 0)
+def _lookups(g: Graph) -> None:
+    table, index, rows = g.input(torch.randn(10, 16)), g.input(torch.tensor([1, 2, 9, 0])), g.input(torch.randint(0, 10, (4, 16)))
+    g.output(g.mul(g.index_select(table, 0, index), 2.0), g.add(g.gather(table, 0, rows), 1.0))
+
+
+@case("numbers of indices", 0)
+def _indices(g: Graph) -> None:
+    i = g.iota(60, torch.int64, torch.device("cpu"))
+    x = g.input(torch.randn(60))
+    g.output(g.mul(g.convert_element_type(g.remainder(g.sub(g.mul(i, 7), 100), 13), torch.float32), x), g.where(g.lt(i, 30), x, 0.0))
+
+
+@case("products beside loops", 1e-5)
+def _library(g: Graph) -> None:
+    x, w = g.input(torch.randn(12, 16)), g.input(torch.randn(16, 8))
+    y = g.call(torch.ops.aten.mm.default, g.tanh(x), w)
+    g.output(g.mul(y, g.broadcast_in_dim(g.sum(y, (1,)), (12, 8), (0,))), g.transpose(y, (1, 0)))
+
+
+def execute(name: str) -> str:
+    """What is wrong with a case; empty: nothing."""
+    from magneto.inductor.cuda import compile_for
+    from magneto.inductor.runtime.triton_launch import interpreted
+
+    build, tolerance = CASES[name]
+    torch.manual_seed(0)
+    g = Graph()
+    build(g)
+    kept = [t.clone() for t in g.inputs]
+    run, _ = compile_for(g.fx, "case", {}, torch.device("cpu"), interpreted)
+    try:
+        for found, wanted in zip(run(*g.inputs), g.expected, strict=True):
+            assert (found.dtype, found.shape, found.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
+            torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(kept, g.inputs, strict=True)), "an input was written"
+    except Exception:
+        return traceback.format_exc()[-1500:]
+    return ""
+
+
+def faster_reductions() -> None:
+    """The interpreter folds with functions of ours element by element: numpy does the same at once."""
+    import numpy as np
+    from triton.runtime.interpreter import ReduceOps
+
+    from magneto.inductor.codegen import triton_library as lib
+
+    slow = ReduceOps.generic_reduce
+    folds = {lib.maximum: np.max, lib.minimum: np.min, lib.product: np.prod}
+
+    def reduce(self: Any, given: Any) -> Any:
+        fold = folds.get(self.combine_fn)
+        if fold is None:
+            return slow(self, given)
+        (x,) = given
+        return (self.to_tensor(fold(x.handle.data, axis=self.axis, keepdims=self.keep_dims), x.dtype),)
+
+    ReduceOps.generic_reduce = reduce
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    torch.set_num_threads(1)
+    faster_reductions()
+    print(json.dumps({name: execute(name) for name in sys.argv[1:] or CASES}))

@@ -15,9 +15,11 @@ from magneto.graph.layout import laid_out
 from magneto.graph.rules_recurrent import call_of
 
 
-def as_function(graph: fx.Graph, name: str = "graph", any_layout: bool = False) -> Callable[..., tuple[Any, ...]]:
-    """`graph` as generated source; a value is dropped after its last use. `any_layout`: its inputs may be laid out otherwise than it says."""
+def as_function(graph: fx.Graph, name: str = "graph", any_layout: bool = False, own: bool = True) -> Callable[..., tuple[Any, ...]]:
+    """`graph` as generated source; a value is dropped after its last use. `any_layout`: its inputs may be laid out otherwise than it says. `own`: results are in memory of their own."""
     text, namespace = source_of(graph, _RESHAPES if any_layout else {})
+    if not own:
+        namespace["own"] = _as_they_are
     function: Callable[..., tuple[Any, ...]] = compile_source(f"{name} in eager", text, namespace)["run"]
     return function
 
@@ -34,6 +36,10 @@ def own_memory(results: tuple[torch.Tensor, ...], strides: Sequence[tuple[int, .
         taken.add(address)
         out.append(result)
     return tuple(out)
+
+
+def _as_they_are(results: tuple[torch.Tensor, ...], *_: Any) -> tuple[torch.Tensor, ...]:
+    return results
 
 
 def result_strides(graph: fx.Graph) -> tuple[tuple[int, ...], ...]:

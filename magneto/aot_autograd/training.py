@@ -21,12 +21,14 @@ from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Partition, is_random
 from magneto.aot_autograd.reached import reached
 from magneto.aot_autograd.signature import Result
+from magneto.aot_autograd.tangents import given_up, laid_out
 from magneto.base.errors import UserError
 from magneto.graph.meta import TensorMeta
 
 Compiled = Callable[..., Any]
 
 BACKWARDS = 8  # for so many choices of results with gradients a backward is compiled; further ones are called operation by operation
+_has_memory: Callable[[torch.Tensor], bool] = torch._C._has_storage
 _NOTHING: frozenset[int] = frozenset()
 _WRITTEN = "one of the variables needed for gradient computation has been modified by an inplace operation"
 _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -88,6 +90,19 @@ class TrainingPlan:
         if found is None:  # a frame hook may be active: our own code is not to be captured
             found = self.backwards[missing] = _C.call_inactive(functools.partial(self._built, missing))
         return found
+
+    def missing(self, gradients: Sequence[Any]) -> frozenset[int]:
+        return frozenset([k for k, index in enumerate(self.differentiable) if gradients[index] is None])
+
+    def batched(self, gradients: Sequence[Any]) -> Compiled:
+        """The backward for gradients that are many at once (vmap, `is_grads_batched`), which only PyTorch's operations take."""
+
+        def called() -> Compiled:
+            part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, self.missing(gradients))
+            function = as_function(part.graph, self.name, any_layout=True, own=False)
+            return lambda values: function(*values)
+
+        return _C.call_inactive(called)  # type: ignore[no-any-return]
 
     def _built(self, missing: frozenset[int]) -> Backward:
         part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, missing)
@@ -200,16 +215,22 @@ class CompiledGraph(torch.autograd.Function):
         if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
             ctx.saved_tensors  # noqa: B018 - raises what eager raises
             return (None, *_C.call_inactive(functools.partial(_replay, ctx, plan, gradients)))
-        backward = plan.backward_without(frozenset([k for k, index in enumerate(plan.differentiable) if gradients[index] is None]))
+        backward = plan.backward_without(plan.missing(gradients))
+        run = backward.run
+        if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
+            run = plan.batched(gradients)
         values = _saved(ctx, plan, backward.kept)
         if not _keeps_graph():  # the list alone holds what was saved from here on
             ctx.maybe_clear_saved_tensors()
             ctx.inputs = None
-        tangents = [_tangent(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
-        values += tangents
-        if not backward.passes_tangents:
-            tangents = []
-        return backward.answer(backward.run(values), tangents)
+        if backward.passes_tangents:
+            tangents = [laid_out(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
+            values += tangents
+        else:  # the list alone holds them too
+            gradients, tangents = given_up(gradients), []  # type: ignore[assignment]
+            values += [laid_out(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
+            gradients = ()
+        return backward.answer(run(values), tangents)
 
 
 def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:
@@ -280,15 +301,6 @@ def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
         return [inputs[i]._version for i in places]
     except RuntimeError:  # tensors of inference mode count no versions
         return [0 if inputs[i].is_inference() else inputs[i]._version for i in places]
-
-
-def _tangent(gradient: torch.Tensor, meta: TensorMeta, any_layout: bool) -> torch.Tensor:
-    """The gradient laid out as the backward graph expects it."""
-    if gradient.layout is not torch.strided:
-        gradient = gradient.to_dense()
-    if (gradient.stride() != meta.strides and not any_layout) or gradient.is_conj() or gradient.is_neg():
-        return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device).copy_(gradient)
-    return gradient
 
 
 def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:

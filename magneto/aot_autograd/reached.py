@@ -1,4 +1,5 @@
-"""The part of a backward graph that runs when only some of the results have a gradient, as autograd's engine runs only what it reaches.
+"""The part of a backward graph that runs when only some of the results have a gradient, or when only some inputs' gradients are asked for, as autograd's engine runs only
+what it reaches.
 
 Zeros in place of the missing gradients would not do: what is divided by zero somewhere off the path would be NaN, and tensors saved there would be
 checked and read. `reached(graph, ...)`.
@@ -29,8 +30,10 @@ class Reached:
     gradients: tuple[Gradient, ...]
 
 
-def reached(backward: fx.Graph, n_kept: int, gradients: Sequence[Gradient], missing: frozenset[int]) -> Reached:
-    """A copy of the backward graph without what depends on the tangents `missing` alone. An accumulation of two gradients is the one that there is;
+def reached(
+    backward: fx.Graph, n_kept: int, gradients: Sequence[Gradient], missing: frozenset[int], unwanted: frozenset[int] = frozenset()
+) -> Reached:
+    """A copy of the backward graph without what depends on the tangents `missing` alone and without what serves the inputs `unwanted` alone. An accumulation of two gradients is the one that there is;
     any other operation on both kinds gets zeros, as PyTorch's formulas do."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -40,8 +43,10 @@ def reached(backward: fx.Graph, n_kept: int, gradients: Sequence[Gradient], miss
     undefined = {node for k, node in enumerate(tangents) if k in missing}
     if undefined:
         _prune(graph, set(tangents), undefined)
+    gradients = [None if i in unwanted else gradient for i, gradient in enumerate(gradients)]
+    asked = set(gradients)
     results: list[fx.Node] = list(graph.output_node().args[0])  # type: ignore[arg-type]
-    alive = [k for k, node in enumerate(results) if node not in undefined]
+    alive = [k for k, node in enumerate(results) if node not in undefined and k in asked]
     taken: set[fx.Node] = set()
     outputs = []
     for node in (results[k] for k in alive):
@@ -53,9 +58,9 @@ def reached(backward: fx.Graph, n_kept: int, gradients: Sequence[Gradient], miss
         if node in undefined and node.op == "call_function":
             graph.erase_node(node)
     drop_dead(graph)
-    kept = tuple(i for i, node in enumerate(places[:n_kept]) if node.users) if missing else tuple(range(n_kept))
+    kept = tuple(i for i, node in enumerate(places[:n_kept]) if node.users) if missing or unwanted else tuple(range(n_kept))
     for i, node in enumerate(places):
-        if node in undefined or (i < n_kept and i not in kept):
+        if node in undefined or (i < n_kept and i not in kept):  # a tangent that nothing reads stays
             graph.erase_node(node)
     renumbered = {k: i for i, k in enumerate(alive)}
     return Reached(graph, kept, tuple(_renumbered(gradient, renumbered, missing) for gradient in gradients))

@@ -26,8 +26,10 @@ from magneto.base.errors import UserError
 from magneto.graph.meta import TensorMeta
 
 Compiled = Callable[..., Any]
+Choice = tuple[frozenset[int], frozenset[int]]  # which tangents are missing, which inputs' gradients nobody asks for
 
 BACKWARDS = 8  # for so many choices of results with gradients a backward is compiled; further ones are called operation by operation
+_executes: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
 _has_memory: Callable[[torch.Tensor], bool] = torch._C._has_storage
 _NOTHING: frozenset[int] = frozenset()
 _WRITTEN = "one of the variables needed for gradient computation has been modified by an inplace operation"
@@ -65,7 +67,8 @@ class TrainingPlan:
     unchecked: tuple[int, ...]  # tensors among the inputs of whose version autograd takes no note, as the backward does not read them
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
-    backwards: dict[frozenset[int], Backward] = field(default_factory=dict)
+    flows: tuple[tuple[int, int], ...]  # (place among the tensors, input) of the inputs to which gradients flow
+    backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
@@ -84,33 +87,38 @@ class TrainingPlan:
             self.shown = eval(f"lambda v: ({''.join('None, ' if i in direct else f'v[{i}], ' for i in range(self.n_results))})")
             self.silent = tuple(i for i in self.silent if i not in direct)
 
-    def backward_without(self, missing: frozenset[int]) -> Backward:
-        """The backward for results of which `missing` have no gradient."""
-        found = self.backwards.get(missing)
+    def choice(self, ctx: Any, gradients: Sequence[Any]) -> Choice:
+        missing = [k for k, index in enumerate(self.differentiable) if gradients[index] is None]
+        return frozenset(missing), frozenset(self.unwanted(ctx))
+
+    def unwanted(self, ctx: Any) -> list[int]:
+        """The inputs whose gradients this run of autograd's engine asks nobody for (`autograd.grad`, `backward(inputs=...)`)."""
+        functions = ctx.next_functions
+        return [i for place, i in self.flows if functions[place][0] is not None and not _runs(functions[place][0])]
+
+    def backward_for(self, choice: Choice) -> Backward:
+        found = self.backwards.get(choice)
         if found is None:  # a frame hook may be active: our own code is not to be captured
-            found = self.backwards[missing] = _C.call_inactive(functools.partial(self._built, missing))
+            found = self.backwards[choice] = _C.call_inactive(functools.partial(self._built, choice))
         return found
 
-    def missing(self, gradients: Sequence[Any]) -> frozenset[int]:
-        return frozenset([k for k, index in enumerate(self.differentiable) if gradients[index] is None])
-
-    def batched(self, gradients: Sequence[Any]) -> Compiled:
+    def batched(self, choice: Choice) -> Compiled:
         """The backward for gradients that are many at once (vmap, `is_grads_batched`), which only PyTorch's operations take."""
 
         def called() -> Compiled:
-            part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, self.missing(gradients))
+            part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, *choice)
             function = as_function(part.graph, self.name, any_layout=True, own=False)
             return lambda values: function(*values)
 
         return _C.call_inactive(called)  # type: ignore[no-any-return]
 
-    def _built(self, missing: frozenset[int]) -> Backward:
-        part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, missing)
+    def _built(self, choice: Choice) -> Backward:
+        part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, *choice)
         if len(self.backwards) < BACKWARDS:
             compiled = self.compile_backward(part.graph)
         else:
             compiled = without_grad(as_function(part.graph, self.name))
-        there = [k for k in range(len(self.differentiable)) if k not in missing]
+        there = [k for k in range(len(self.differentiable)) if k not in choice[0]]
         given = (None if g is None else f"t[{there.index(g[1])}]" if isinstance(g, tuple) else f"f[{g}]" for g in part.gradients)
         return Backward(
             getattr(compiled, "consume", None) or (lambda values: compiled(*values)),
@@ -138,6 +146,7 @@ def plan_training(
     kept = {k.index for k in cut.kept if k.kind == "input"}
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
     cut_off = tuple(i for i in differentiable if cut.gradients[i] is None)
+    tensors = [i for i, node in enumerate(inputs) if isinstance(node.meta["val"], TensorMeta)]
     return TrainingPlan(
         joint.name,
         forward,
@@ -152,6 +161,7 @@ def plan_training(
         tuple(i for i, node in enumerate(inputs) if i not in kept and isinstance(node.meta["val"], TensorMeta)),
         holds,
         cut_off,
+        tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
     )
 
 
@@ -213,12 +223,15 @@ class CompiledGraph(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
         if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
+            if ctx.written:
+                raise RuntimeError(_WRITTEN)
             ctx.saved_tensors  # noqa: B018 - raises what eager raises
             return (None, *_C.call_inactive(functools.partial(_replay, ctx, plan, gradients)))
-        backward = plan.backward_without(plan.missing(gradients))
+        choice = plan.choice(ctx, gradients)
+        backward = plan.backward_for(choice)
         run = backward.run
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
-            run = plan.batched(gradients)
+            run = plan.batched(choice)
         values = _saved(ctx, plan, backward.kept)
         if not _keeps_graph():  # the list alone holds what was saved from here on
             ctx.maybe_clear_saved_tensors()
@@ -231,6 +244,14 @@ class CompiledGraph(torch.autograd.Function):
             values += [laid_out(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
             gradients = ()
         return backward.answer(run(values), tangents)
+
+
+def _runs(node: Any) -> bool:
+    """Whether the engine goes on from here to `node`."""
+    try:
+        return _executes(node)
+    except RuntimeError:  # of a leaf whose gradient is asked for, and outside of a backward
+        return True
 
 
 def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:
@@ -313,7 +334,8 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
         raise _cannot_replay(plan, "whose backward has run already")
     if ctx.versions != _versions(inputs, plan.unchecked):
         raise _cannot_replay(plan, "an input of which has been written since")
-    wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad}
+    unwanted = plan.unwanted(ctx)
+    wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad and i not in unwanted}
     with torch.enable_grad():
         outputs = plan.captured(*inputs)
     pairs = [(outputs[place], gradients[index]) for place, index in zip(plan.replay_outputs, plan.differentiable, strict=True)]

@@ -107,7 +107,7 @@ def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
     return any(s == 0 for s in shape) or all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))
 
 
-def _points(shape: Sequence[Size]) -> int:
+def point_count(shape: Sequence[Size]) -> int:
     return prod(s if isinstance(s, int) else 1 for s in shape)
 
 
@@ -215,10 +215,10 @@ class Lowering:
         boxes = [x for x in operands if isinstance(x, Box)]
         if all(box.reads <= self.steady for box in boxes):
             return
-        points = _points(getattr(val, "shape", boxes[0].shape))
+        points = point_count(getattr(val, "shape", boxes[0].shape))
         for box in boxes:
             root = box.root
-            if not isinstance(root, Computed) or not root.reads <= self.steady or SAVED * _points(root.shape) > points:
+            if not isinstance(root, Computed) or not root.reads <= self.steady or SAVED * point_count(root.shape) > points:
                 continue
             if root.ops >= (TABLE if not root.reads else WORTH_KEEPING) or root.heavy:
                 self.realise(root)

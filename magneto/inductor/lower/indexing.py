@@ -11,12 +11,14 @@ import torch
 
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
-from magneto.inductor.lower.context import Lowering, merge_origins
+from magneto.inductor.lower.context import Lowering, merge_origins, point_count
 from magneto.inductor.lower.library import emit_call
 from magneto.symbolic import Const as IntConst
 from magneto.symbolic import Expr, to_expr, within
 
 aten = torch.ops.aten
+
+FEW = 8  # a lookup of so few of a tensor's elements computes them, rather than putting the tensor into memory (the loss: one logarithm of softmax a row)
 
 
 def known_index(value: Value, size: Size) -> Expr | None:
@@ -77,10 +79,12 @@ def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
 def _looked_up(low: Lowering, val: Any, x: Box, index: Box, index_map: Any) -> Box:
     if not index.reads:
         return View(x, index_map, tuple(val.shape), tuple(val.strides))
-    low.realise(x.root)  # looked up elements are read, not computed anew
-    ops, heavy, origins = cost_of(index)
+    if FEW * point_count(val.shape) > point_count(x.root.shape):
+        low.realise(x.root)  # looked up elements are read, not computed anew
+    (ops, heavy, origins), (more_ops, more_heavy, more) = cost_of(index), cost_of(x)
+    ops, heavy = ops + more_ops, heavy + more_heavy
     reads = x.reads | index.reads
-    origins = merge_origins(origins, low.origins)
+    origins = merge_origins(merge_origins(more, origins), low.origins)
 
     def fn(i: Index) -> Value:
         return x.load(index_map(i))

@@ -7,6 +7,7 @@ import operator
 import pytest
 import torch
 
+import magneto
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.kernel import FusedKernel
 from magneto.inductor.schedule.schedule import schedule
@@ -78,3 +79,37 @@ def test_rows_are_added_by_index_add(dtype: torch.dtype, width: int, accumulate:
     graph = decompose(r.output(r(aten.index_put.default, r.nodes[0], [r.nodes[1]], r.nodes[2], accumulate)))
     r.check(graph)
     assert ("aten.index_add.default" in targets(graph)) == (accumulate and width == 64 and dtype.is_floating_point)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 7, 70, 300])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_few_looked_up_elements_are_computed(dtype: torch.dtype, width: int, reduction: str) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x, target = torch.randn(33, width, generator=generator).to(dtype), torch.randint(0, width, (33,), generator=generator)
+    target[::5] = -100
+    x[3] = float("-inf")
+    x[4, 0] = float("nan")
+    entropy = torch.nn.functional.cross_entropy
+    found = magneto.optimize("inductor", nopython=True)(entropy)(x, target, reduction=reduction)
+    torch.testing.assert_close(found, entropy(x, target, reduction=reduction), equal_nan=True)
+
+
+def test_the_logarithms_of_a_loss_are_not_written() -> None:
+    r = Recorder(torch.randn(64, 300), torch.arange(64)[:, None])
+    found = r(aten.gather.default, r(aten._log_softmax.default, r.nodes[0], 1, False), 1, r.nodes[1])
+    graph = decompose(r.output(r(aten.mul.Tensor, found, 2.0)))
+    kernels = [step for step in schedule(lower_graph(graph)).steps if isinstance(step, FusedKernel)]
+    assert all(m.buffer.shape[-1] != 300 for kernel in kernels for m in kernel.members if m.name in kernel.stored)
+
+
+def test_few_elements_of_a_padded_and_turned_result() -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        wide = torch.nn.functional.pad(x * 2.0 + 1.0, (3, 4, 1, 2), value=-1.0).t()
+        return torch.gather(wide, 0, i) + torch.cat([x, x.exp()], 0)[i, 0]
+
+    x, i = torch.randn(20, 40), torch.randint(0, 40, (1, 23))
+    magneto.reset()
+    torch.testing.assert_close(magneto.optimize("inductor", nopython=True)(fn)(x, i), fn(x, i))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        magneto.optimize("inductor")(fn)(x, i + 30)

@@ -170,9 +170,8 @@ def _backward(
     gradients: list[fx.Node | None] = [None] * n
     if not differentiable or not leaves:
         return (), tuple(gradients)
-    mode.forget(
-        [base_of(node) for node in results]
-    )  # a formula that computes such a value again does not read the tensor that the caller may write
+    # A formula that computes such a value again does not read the tensor that the caller may write.
+    mode.forget([base_of(node) for node in results])
     mode.stage, mode.stack = "backward", ()
     tangents, seeds = [], []
     for k, index in enumerate(differentiable):

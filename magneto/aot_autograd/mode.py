@@ -44,6 +44,22 @@ def hollow(meta: TensorMeta) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
 
 
+def _shares_evenly(args: tuple[Any, ...]) -> bool:
+    """Whether `mask * (gradient / mask.sum())` is meant, as the formula of `max()` reads under a mode; in eager it writes the quotient into zeros,
+    which keeps infinities and nan where the mask is."""
+    mask, share = args
+    if torch._C._current_graph_task_id() < 0 or not isinstance(share, fx.Node) or share.target is not aten.div.Tensor:
+        return False
+    count = share.args[1]
+    return (
+        isinstance(mask, fx.Node)
+        and mask.meta["val"].dtype is torch.bool
+        and isinstance(count, fx.Node)
+        and count.target is aten.sum.default
+        and count.args[0] is mask
+    )
+
+
 class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `graph`. `stack` and `stage` are attached to every node recorded from now on."""
 
@@ -63,6 +79,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
         """A node for `op` on nodes and constants; an equal one already there is used again where that makes no difference."""
         kwargs = kwargs or {}
+        if op is aten.mul.Tensor and _shares_evenly(args):
+            op, args = aten.where.ScalarOther, (*args, 0)
         facts = facts_of(op)
         key = None
         if facts.shareable:
@@ -198,6 +216,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert view.parent is not None and step is not None
         value = self.read(view.parent)
         if step.op is aten.as_strided.default and (view.parent.input_index < 0 or value.op != "placeholder"):
+            if not view.parent.meta.is_dense():  # its value is kept without them
+                raise Refusal("as_strided of a tensor with gaps")
             view.node = strided(self, self.flatten(value), step)
         elif step.op is aten.as_strided.default:
             view.node = self.emit(step.op, (value, *step.args[:2]))  # from where the input begins in its storage

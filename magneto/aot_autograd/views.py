@@ -78,6 +78,8 @@ def _as_strided(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta
         if length > 1 and step_length <= reach:
             raise Refusal("a write through a view that overlaps itself")
         reach += (length - 1) * step_length
+    if not meta.is_dense():
+        raise Refusal("as_strided of a tensor with gaps")
     flat = e.flatten(present())
     tail = e.emit(aten.as_strided_scatter.default, (_tail(e, flat, step), value, size, stride))
     first = step.args[2]

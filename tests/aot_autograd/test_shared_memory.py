@@ -165,3 +165,42 @@ def test_a_divisor_under_a_mask() -> None:
         found = magneto.optimize("inductor")(fn)(a, b)
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     assert torch.equal(a, expected_a)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 2.0])
+def test_gradients_of_a_largest_element(backend: str, weight: float) -> None:
+    """Infinities and nan stay where the largest elements are."""
+
+    def fn(x: torch.Tensor) -> Any:
+        return x.max(), x.min(), x.median(), x.amax(), x.max(1)[0].sum(), x.norm(float("inf"))
+
+    def run(call: Callable[..., Any], k: int) -> torch.Tensor:
+        x = torch.tensor([[1.0, 2, 3], [3, 0, 3]]).requires_grad_()
+        (call(x)[k] * weight).backward()
+        assert x.grad is not None
+        return x.grad
+
+    optimised = magneto.optimize(backend)(fn)
+    for k in range(6):
+        assert torch.allclose(run(fn, k), run(optimised, k), equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_memory_with_gaps_gets_a_history(backend: str) -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        b.unsqueeze(0).mul_(a)
+        return b * 2
+
+    def run(call: Callable[..., Any]) -> Any:
+        a = torch.linspace(-1, 1, 24).view(8, 1, 3).requires_grad_()
+        memory = torch.arange(768.0).view(16, 8, 6)
+        result = call(a, memory[::2, ::2, ::2])
+        result.sum().backward()
+        return result.detach(), a.grad, memory.detach()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", magneto.MagnetoWarning)  # W104: left to eager
+        found = run(magneto.optimize(backend)(fn))
+    for one, other in zip(run(fn), found, strict=True):
+        assert torch.allclose(one, other)

@@ -21,9 +21,10 @@ from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, s
 from magneto.aot_autograd.views import base_of
 from magneto.graph.meta import TensorMeta
 
-_PACK = (
-    torch.ops.aten._pack_padded_sequence.default
-)  # its backward is composite: it would read sizes out of hollow memory while it is traced
+_LOOK = {
+    torch.ops.aten._pack_padded_sequence.default: "a packed sequence, of which backward reads the sizes",
+    torch.ops.aten.linalg_eig.default: "eigenvectors, whose backward refuses some gradients by their values",
+}  # while it is traced, backward would read hollow memory, or not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,9 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         tensors = _require_grad(tracing, tensors, leaves)
         with tracing.mode:
             value = run_captured(gm, tracing, tensors)
-        if any(node.target is _PACK for node in tracing.mode.graph.nodes):
-            raise Refusal("a packed sequence, of which backward reads the sizes")
+        for node in tracing.mode.graph.nodes:
+            if node.op == "call_function" and node.target in _LOOK:
+                raise Refusal(_LOOK[node.target])
         value, spent = _without_freed(gm, value)
         value, made = _without_leaves(value, tensors)
         collector, signature = describe(gm, tracing, tensors, value)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.aot_autograd.looking import LOOKING
 from magneto.aot_autograd.mode import FunctionalMode, hollow
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.results import Collector
@@ -172,7 +173,9 @@ def run_captured(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any]) -> An
         kwargs = fx.map_arg(node.kwargs, lookup) if node.kwargs else {}
         mode.stack = node.meta.get("stack", ())
         if op == "call_function":
-            env[node] = node.target(*args, **kwargs)
+            env[node] = LOOKING.get(node.target, node.target)(*args, **kwargs)
+        elif op == "call_method" and node.target in LOOKING and isinstance(args[0], torch.Tensor):
+            env[node] = LOOKING[node.target](*args, **kwargs)
         elif op == "call_method":
             env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
         else:

@@ -98,6 +98,9 @@ workspace_free(PlanObject *plan, Workspace *ws)
     for (int r = 0; r < plan->n_registers; r++)
         if (plan->kind[r] == REG_KEPT || plan->kind[r] == REG_TEMP) Py_XDECREF(ws->regs[r]);
     for (int v = 0; v < plan->n_views; v++) Py_XDECREF(ws->view_of[v]);
+    for (int i = 0; i < ws->n_watched; i++)
+        if (ws->watched[i].pages != NULL) mg_pages_release(ws->watched[i].pages);
+    PyMem_Free(ws->watched);
     PyMem_Free(ws);
 }
 
@@ -344,19 +347,68 @@ drop_inputs(PlanObject *plan, Workspace *ws, Py_ssize_t at)
     }
 }
 
+/* Looks at the pages of one memory. Its numbers are read where they have changed, or are not watched; they become watched once they have stayed the
+ * same for some calls: for longer the more often that was in vain. */
+static void
+look_at_pages(Watched *w, void *pointer, size_t bytes)
+{
+    int moved = w->pointer != pointer;
+    w->pointer = pointer;
+    w->ask = 1;
+    if (w->pages != NULL) {
+        if (!moved && mg_pages_clean(w->pages, w->generation)) {
+            w->ask = 0;
+            return;
+        }
+        mg_pages_release(w->pages);
+        w->pages = NULL;
+        w->wait = w->wait < 1 << 20 ? 2 * w->wait : w->wait;
+        w->same = 0;
+    }
+    if (moved || bytes < MG_PAGES_WORTH) w->same = 0;
+    else if (w->same >= w->wait) {
+        w->pages = mg_pages_watch(pointer, bytes, &w->generation); /* before the numbers are read */
+        if (w->pages == NULL) w->same = 0, w->wait = w->wait < 1 << 20 ? 8 * w->wait : w->wait;
+    }
+}
+
+/* Are the numbers what they were? */
+static int
+same_numbers(Watched *w, size_t bytes)
+{
+    mg_digest_t digest = {{0}}, edges = {{0}};
+    const char *from = w->pointer, *to = from + bytes;
+    if (w->pages != NULL) {
+        mg_digest(&edges, from, (size_t)((const char *)w->pages->start - from));
+        mg_digest(&edges, (const char *)w->pages->end, (size_t)(to - (const char *)w->pages->end));
+    }
+    if (!w->ask && memcmp(&edges, &w->edges, sizeof edges) == 0) return 1;
+    mg_digest(&digest, from, bytes);
+    int same = memcmp(&digest, &w->digest, sizeof digest) == 0;
+    w->digest = digest;
+    w->edges = edges;
+    w->same = same ? w->same + 1 : 0;
+    return same;
+}
+
 /* Are the kept results out of date? 1 (the instructions that compute them run now), 0, or -1 with an exception. */
 static int
 run_keep(const PlanInstr *in, Workspace *ws, void **pointers)
 {
-    mg_digest_t digest = {{0}};
+    int same = 1;
+    if (ws->watched == NULL) {
+        if ((ws->watched = PyMem_Calloc((size_t)in->n + 1, sizeof(Watched))) == NULL) return (PyErr_NoMemory(), -1);
+        ws->n_watched = in->n;
+        for (int i = 0; i < in->n; i++) ws->watched[i].wait = 2;
+    }
     for (int i = 0; i < in->n; i++)
         if (plan_pointer(ws, in->regs[i], &pointers[i]) < 0) return -1;
+    for (int i = 0; i < in->n; i++) look_at_pages(&ws->watched[i], pointers[i], (size_t)in->layout[i]);
     Py_BEGIN_ALLOW_THREADS
-    for (int i = 0; i < in->n; i++) mg_digest(&digest, pointers[i], (size_t)in->layout[i]);
+    for (int i = 0; i < in->n; i++) same &= same_numbers(&ws->watched[i], (size_t)in->layout[i]);
     Py_END_ALLOW_THREADS
-    if (ws->kept && memcmp(&digest, &ws->digest, sizeof digest) == 0) return 0;
+    if (ws->kept && same) return 0;
     ws->kept = 0;
-    ws->digest = digest;
     return 1;
 }
 

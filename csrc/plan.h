@@ -4,6 +4,7 @@
 
 #include "magneto.h"
 #include "digest.h"
+#include "pages.h"
 
 typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_TABLE, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE, OP_KEEP, OP_KEPT } PlanOp;
 typedef int (*PlanKernel)(void *const *data);
@@ -21,13 +22,24 @@ typedef struct {
     PyObject *callable, *args, *kwargs; /* owned; kwargs is a dict (ALLOC) or a tuple of names (CALL) */
 } PlanInstr;
 
+/* One of the memories that kept results were computed from. */
+typedef struct {
+    void *pointer;
+    mg_digest_t digest, edges; /* of all of it; of what lies outside whole pages, while `pages` are watched */
+    mg_pages *pages;           /* owned, or NULL */
+    uint64_t generation;
+    int same, wait;            /* calls in a row in which it has not changed; how many there must be before its pages are watched */
+    int ask;                   /* in this call: are its numbers read? */
+} Watched;
+
 typedef struct {
     PyObject **regs;      /* n_registers */
     void **data;          /* data pointer of the tensor in the register once asked for, else NULL */
     PyObject **view_of;   /* n_views sources of the kept views at hand, owned; NULL: there is none */
     void **view_seen;     /* source of the last call, compared only */
     void **view_data;     /* its data pointer */
-    mg_digest_t digest;   /* of what the kept results were computed from */
+    Watched *watched;     /* n_watched, owned: what the kept results were computed from */
+    int n_watched;
     int kept;             /* are they there? */
     int owned;            /* this call's inputs belong to it */
 } Workspace;

@@ -18,6 +18,7 @@ from magneto.inductor.codegen.calls import fast_callable
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_table import work_of
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf, iter_views
+from magneto.inductor.lower import linear
 from magneto.inductor.schedule.kernel import FusedKernel, Kernel, TableKernel
 from magneto.inductor.schedule.memory import Memory
 from magneto.inductor.schedule.schedule import Schedule
@@ -25,7 +26,7 @@ from magneto.inductor.schedule.schedule import Schedule
 RELEASE_GIL = 1 << 18  # bytes a kernel moves: from here on other Python threads may run meanwhile
 
 
-OPAQUE = frozenset(
+OPAQUE = linear.OPAQUE | frozenset(
     {torch.ops.mkldnn._reorder_convolution_weight.default} if hasattr(torch.ops.mkldnn, "_reorder_convolution_weight") else ()
 )
 """Operations whose result has a layout that only the library knows."""

@@ -1,6 +1,7 @@
 """ATen operations with a row of their own.
 
 - addmm whose result only loops read: the bias is added by those loops, not written into the product's memory beforehand; other linear layers.
+- mm and addmm with a weight that seldom changes: packed (lower/linear.py).
 - clone: the same values in another layout; whether that needs a copy depends on who reads it.
 """
 
@@ -16,6 +17,7 @@ from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import Lowering, same_layout
 from magneto.inductor.lower.elementwise import pointwise
 from magneto.inductor.lower.library import emit_call
+from magneto.inductor.lower.linear import as_vector, packed_product
 from magneto.symbolic import ZERO
 
 aten = torch.ops.aten
@@ -26,16 +28,25 @@ def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any
     reads goes to oneDNN's linear layer where `b` is a transposed weight."""
     if beta != 1 or alpha != 1 or val.dtype not in (torch.float32, torch.float64, torch.bfloat16) or len(bias.shape) > 2:
         return None
+    fused = as_vector(bias, val) and (not low.only_loops or val.dtype is torch.bfloat16)
+    packed = packed_product(low, val, a, b, bias if fused else None) if fused or low.only_loops else None
+    if packed is not None and fused:
+        return packed
     if not low.only_loops:
         on_cpu = val.device.type == "cpu"
         return _lower_linear(low, val, bias, a, b) if on_cpu and val.dtype is torch.bfloat16 and linear_available() else None
-    product = emit_call(low, aten.mm.default, (a, b), {}, val)
+    product = packed if packed is not None else emit_call(low, aten.mm.default, (a, b), {}, val)
     assert isinstance(product, Stored)
     rank = len(bias.shape)
     keep = tuple(bias.shape[d] != 1 for d in range(rank))
     wide = View(bias, lambda i: tuple([x if k else ZERO for x, k in zip(i[2 - rank :], keep, strict=True)]), val.shape, val.strides)
     result = pointwise(low, "add", (product, wide), val.dtype, tuple(val.shape), tuple(val.strides))
     return result
+
+
+def lower_mm(low: Lowering, val: Any, a: Box, b: Box) -> Any:
+    """A product with a weight may have it packed."""
+    return packed_product(low, val, a, b)
 
 
 @cache
@@ -62,4 +73,4 @@ def lower_clone(low: Lowering, val: Any, x: Box, *, memory_format: Any = None) -
     return View(x, lambda i: i, tuple(val.shape), tuple(val.strides))
 
 
-ROWS: dict[Any, Callable[..., Any]] = {aten.clone.default: lower_clone, aten.addmm.default: lower_addmm}
+ROWS: dict[Any, Callable[..., Any]] = {aten.clone.default: lower_clone, aten.mm.default: lower_mm, aten.addmm.default: lower_addmm}

@@ -79,7 +79,7 @@ def key_of_graph(graph: fx.Graph, written: Mapping[int, int], state: frozenset[i
         dtype,
         text,
         repr(sorted(written.items())),
-        repr((sorted(state), training)),
+        repr((sorted(state), training, _C.pages_watched() < 0)),
     )
 
 

@@ -2,7 +2,8 @@
 
 Folded and repacked weights, casts of weights under autocast, tables of relative positions, masks: what they compute is kept between calls, and the memory they
 were computed from is digested in each call (csrc/digest.h), which costs a fraction of computing them. The digest is of the numbers themselves, so that no way of
-writing a weight is missed: versions do not see `p.data.mul_(2)` or numpy.
+writing a weight is missed: versions do not see `p.data.mul_(2)` or numpy. Where Linux tells which pages have been written (csrc/pages.c), large weights are not
+read at all once they have stayed the same for two calls.
 
 Such steps move to the front of the schedule. Not kept: what leaves the graph, what is written in place, random numbers, views, and results for which
 much more memory would be digested than the step reads.

@@ -29,6 +29,7 @@ def stats() -> dict[str, Any]:
         "cache_hits": int(counters.get("kernel_cache_hits", 0)),
         "compile_seconds": timings["compile"].total if "compile" in timings else 0.0,
         "kernels": int(counters.get("kernels", events.count("kernel"))),
+        "cuda_graphs": int(counters.get("cuda_graphs", 0)),
         "fallbacks": events.count("fallback"),
         "hook": hook,
     }

@@ -20,6 +20,7 @@ from magneto.dynamo.region.policy import Context
 from magneto.dynamo.region.skip import TORCH_CODE, skip_reason
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "no-cudagraphs")
+WITHOUT_GRAPHS = ("max-autotune-no-cudagraphs", "no-cudagraphs")
 _policies: list[Any] = []
 
 
@@ -55,7 +56,7 @@ def optimize(
             )
     chosen = config.backend if backend is None else backend
     fn = lookup_backend(chosen)
-    values = dict(options or {})
+    values = {"cuda_graphs": False, **(options or {})} if mode in WITHOUT_GRAPHS else dict(options or {})
     if values:
         config.patch(**values)
         fn = _with_options(fn, values)

@@ -30,6 +30,7 @@ from magneto.base.events import timer
 from magneto.base.flags import config
 from magneto.base.passes import Pass, run_passes
 from magneto.graph.atomic import atomic
+from magneto.inductor.replay import Replay
 
 Compiled = Callable[..., Any]
 
@@ -52,6 +53,7 @@ class Unit:
     cut: Partition | None = None
     key: str | None = None  # under which the compiled functional graph is kept on disk
     training: bool = False
+    graphs: bool = False  # launches on a GPU may be recorded and replayed
 
     @property
     def traced(self) -> AtenGraph:
@@ -152,7 +154,17 @@ def compile_kernels(unit: Unit) -> Unit:
 
     if unit.compiled is not None:
         return unit
-    return _with_kernels(unit, *compile_writing(unit.traced.graph, unit.name, _written(unit), unit.key, state_of(unit), unit.training))
+    graph, written = unit.traced.graph, _written(unit)
+    return _with_kernels(unit, *compile_writing(graph, unit.name, written, unit.key, state_of(unit), unit.training, replay_of(unit)))
+
+
+def replay_of(unit: Unit) -> Replay | None:
+    """How a GPU may replay the graph: a forward gives its user the results only, a backward nothing that lives on by itself."""
+    if not unit.graphs:
+        return None
+    if unit.joint is None:
+        return Replay(0 if unit.training else None)
+    return Replay(len(unit.joint.results) if unit.cut is not None else None)
 
 
 def _written(unit: Unit) -> dict[int, int]:
@@ -178,6 +190,15 @@ def call_eagerly(unit: Unit) -> Unit:
     compiled = without_autocast(without_grad(as_function(graph, unit.name, any_layout)), unit.autocast)
     compiled.any_layout = any_layout  # type: ignore[attr-defined]
     return replace(unit, compiled=compiled)
+
+
+def replay_calls(unit: Unit) -> Unit:
+    """On a GPU, what the operations launch is recorded and replayed (cudagraphs)."""
+    from magneto.inductor.cuda import replayed
+
+    replay = replay_of(replace(unit, graphs=True))
+    assert unit.compiled is not None and replay is not None
+    return replace(unit, compiled=replayed(unit.compiled, unit.traced.graph, unit.name, replay))
 
 
 def call_numpy(unit: Unit) -> Unit:
@@ -210,7 +231,7 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
 
     def build_backward(graph: fx.Graph) -> Compiled:
         with timer("backend"):
-            return compile_backward(graph, name, backward_passes)
+            return compile_backward(graph, name, backward_passes, unit.graphs)
 
     meta = unit.gm.meta.get("magneto", {})
     holds = meta.get("backward_holds")
@@ -220,13 +241,13 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     return replace(unit, compiled=training_function(plan))
 
 
-def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...]) -> Compiled:
+def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...], graphs: bool = False) -> Compiled:
     """The compiled backward graph; called operation by operation when the compiler does not take it."""
     n = sum(1 for node in graph.nodes if node.op == "placeholder")
     outputs = graph.output_node().args[0]
     assert isinstance(outputs, tuple)
     half = AtenGraph(graph, Signature(n, 0, len(outputs), ()), (), name)
-    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half, training=True)
+    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half, training=True, graphs=graphs)
     try:
         unit = run_passes(passes, unit, verify=verify_unit, show=show_unit, label=name)
     except Exception as error:
@@ -245,6 +266,8 @@ COMPILE_HALF: tuple[Pass, ...] = (
 )
 
 CALL_HALF: tuple[Pass, ...] = (Pass("call_eagerly", call_eagerly),)
+
+REPLAY_HALF: tuple[Pass, ...] = (*CALL_HALF, Pass("replay_calls", replay_calls))
 
 CALL_HALF_DECOMPOSED: tuple[Pass, ...] = (
     Pass("decompose", decompose_to_prims),
@@ -267,7 +290,7 @@ def inference(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
 
 def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
     """The recipe with gradients; the backward half goes through `half` too, when it is first called."""
-    decomposed = (Pass("decompose_joint", decompose_joint_graph),) if half is not CALL_HALF else ()
+    decomposed = (Pass("decompose_joint", decompose_joint_graph),) if half not in (CALL_HALF, REPLAY_HALF) else ()
     return (
         Pass("trace_joint", trace_joint_graph),
         *decomposed,
@@ -289,7 +312,7 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
                 return _in_inference_mode(gm, example_inputs, half)
             autocast = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
             recipe = training(half) if needs_grad(gm, example_inputs) else inference(half)
-            unit = Unit(gm, tuple(example_inputs), name_of(gm), torch.is_grad_enabled(), autocast)
+            unit = Unit(gm, tuple(example_inputs), name_of(gm), torch.is_grad_enabled(), autocast, graphs=config.cuda_graphs)
             unit = run_passes(recipe, unit, verify=verify_unit, show=show_unit, label=unit.name)
         except Exception as error:
             return recover(gm, error)

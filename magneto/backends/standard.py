@@ -30,6 +30,12 @@ def aot_eager_decomposed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> C
     return pipeline.compile_captured(gm, example_inputs, pipeline.CALL_HALF_DECOMPOSED)
 
 
+@register_backend(fixed_sizes=True)
+def cudagraphs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """As aot_eager, with what it launches on a GPU recorded as a CUDA graph and replayed by one call."""
+    return pipeline.compile_captured(gm, example_inputs, pipeline.REPLAY_HALF)
+
+
 @register_backend("numpy", fixed_sizes=True)
 def numpy_oracle(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The primitives executed by numpy, in float64 where that is more exact: slow, an oracle for tests that uses neither torch's kernels nor ours (library calls stay torch's)."""

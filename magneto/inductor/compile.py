@@ -29,6 +29,7 @@ from magneto.inductor.describe import describe
 from magneto.inductor.loops.ir import LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
+from magneto.inductor.replay import Replay
 from magneto.inductor.runtime.build import KernelText, build
 from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
 from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
@@ -60,14 +61,16 @@ def compile_writing(
     key: str | None = None,
     state: frozenset[int] = frozenset(),
     training: bool = False,
+    replay: Replay | None = None,
 ) -> tuple[Compiled, frozenset[int]]:
     """As compile_graph, for a graph some of whose outputs (keys of `written`) serve for nothing but to be copied into inputs (the values) afterwards.
     Also which of these the kernels write into the input's memory themselves; the output is then the input. `key`: of `kept_graph`, which finds the result later.
-    `state`: inputs that are weights, which seldom change; what is computed of them alone is kept between calls. `training`: memory is held no longer than needed."""
+    `state`: inputs that are weights, which seldom change; what is computed of them alone is kept between calls. `training`: memory is held no longer than needed. `replay`: on a GPU, launches
+    may be recorded and replayed."""
     nothing: frozenset[int] = frozenset()
     foreign = foreign_device(graph)
     if foreign is not None:
-        return compile_foreign(graph, name, written, foreign)
+        return compile_foreign(graph, name, written, foreign, replay)
     try:
         unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
@@ -86,14 +89,16 @@ def compile_writing(
     return without_grad(as_function(graph, name)), nothing
 
 
-def compile_foreign(graph: fx.Graph, name: str, written: Mapping[int, int], kind: str) -> tuple[Compiled, frozenset[int]]:
+def compile_foreign(
+    graph: fx.Graph, name: str, written: Mapping[int, int], kind: str, replay: Replay | None
+) -> tuple[Compiled, frozenset[int]]:
     """A graph with tensors that are not the CPU's: Triton kernels on a CUDA device, operation by operation elsewhere and where those cannot be had."""
     reason = f"no kernels for {kind} yet"
     if kind == "cuda":
         from magneto.inductor.cuda import NoKernels, compile_on_cuda
 
         try:
-            return compile_on_cuda(graph, name, written, compile_graph)
+            return compile_on_cuda(graph, name, written, compile_graph, replay)
         except (CannotLower, CannotSchedule, CannotEmit) as error:
             reason = f"{type(error).__name__}: {error}"
         except NoKernels as error:

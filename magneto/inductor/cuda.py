@@ -21,40 +21,69 @@ from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
 from magneto.inductor.describe import describe
 from magneto.inductor.devices import Joined, split
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Pointwise, Program, ViewOf
+from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
+from magneto.inductor.replay import Replay
+from magneto.inductor.runtime.cuda_graphs import Graphed, recordable
 from magneto.inductor.runtime.triton_launch import Launcher, launchers, source_of, why_not
 from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import FusedKernel, Step
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.schedule import schedule
+from magneto.inductor.schedule.split import split_reductions
 
 
 class NoKernels(Exception):
     """Kernels cannot be built here, or Triton refuses one; says why."""
 
 
+WORTH_RECORDING = 4  # launches: a replay, with its copies, costs as much as three
+
 Compiled = Callable[..., Sequence[Any]]
 Host = Callable[[fx.Graph, str], Compiled]
 Build = Callable[[Iterable[TritonKernel]], dict[TritonKernel, Launcher]]
 
 
-def compile_on_cuda(graph: fx.Graph, name: str, written: Mapping[int, int], host: Host) -> tuple[Compiled, frozenset[int]]:
+def compile_on_cuda(
+    graph: fx.Graph, name: str, written: Mapping[int, int], host: Host, replay: Replay | None
+) -> tuple[Compiled, frozenset[int]]:
     """The compiled graph, and which outputs it writes into inputs itself. `host`: compiles what runs on the CPU. CannotLower, CannotSchedule, CannotEmit, NoKernels."""
     device, halves = split(graph)
     if reason := why_not(device):
         raise NoKernels(reason)
-    run, done = compile_for(halves.device, name, halves.written(written), device, lambda kernels: _built(kernels, device))
+    pairs = halves.written(written)
+    run, done, launches = compile_for(halves.device, name, pairs, device, lambda kernels: _built(kernels, device))
+    if replay is not None and launches >= WORTH_RECORDING and _recordable(halves.device):
+        cloned = (
+            None if replay.results is None else sum(1 for place in halves.places[: replay.results] if place is not None and not place[0])
+        )
+        run = Graphed(run, device, name, cloned, frozenset(pairs[k] for k in done))
     if halves.host is None and all(place is not None for place in halves.places):
         return run, halves.whole(done)
     return Joined(host(halves.host, f"{name}_host") if halves.host is not None else None, run, halves, device), halves.whole(done)
 
 
+def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compiled:
+    """A callable that runs the graph operation by operation, recorded; `run` itself where not all is on one device."""
+    try:
+        device, halves = split(graph)
+    except CannotLower:
+        return run
+    return Graphed(run, device, name, replay.results) if halves.host is None and _recordable(graph) else run
+
+
+def _recordable(graph: fx.Graph) -> bool:
+    """Can what the graph launches be recorded: it does something, and nothing in it waits for the device or draws from a generator of the program's own?"""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    return bool(calls) and all(recordable(n.target) and n.kwargs.get("generator") is None for n in calls)
+
+
 def compile_for(
     graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device, build: Build
-) -> tuple[Compiled, frozenset[int]]:
-    """As compile_on_cuda, for a graph whose memory is all on the device. `build`: what makes launchers."""
+) -> tuple[Compiled, frozenset[int], int]:
+    """As compile_on_cuda, for a graph whose memory is all on the device; also how many launches and library calls a run makes. `build`: what makes launchers."""
     with timer("lower"):
-        program = _on_device(lower_graph(graph), device)
+        program = split_reductions(_on_device(lower_graph(graph), device))
     with timer("schedule"):
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
         plan = write_inputs(schedule(program, updates, True), written)
@@ -66,7 +95,7 @@ def compile_for(
         code = cuda_plan(plan, plan_memory(plan, True, 0), lambda step: made[kernels[step]])  # type: ignore[index]
     _report(name, plan.steps, kernels, code)
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
-    return _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs), direct
+    return _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs), direct, len(plan.steps)
 
 
 def _built(kernels: Iterable[TritonKernel], device: torch.device) -> dict[TritonKernel, Launcher]:

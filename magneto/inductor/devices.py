@@ -131,6 +131,8 @@ def _part(graph: fx.Graph, results: Sequence[Any], extra: Mapping[fx.Node, Any])
     for node in graph.nodes:
         if node.op == "placeholder":
             env[node] = made.node_copy(node, env.__getitem__)
+            if node not in needed:
+                env[node].meta["val"] = None
     for number, (node, meta) in enumerate(extra.items()):
         env[node] = made.placeholder(f"sent_{number}")
         env[node].meta["val"] = meta

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tests.gpu.programs import PROGRAMS, check
+from tests.gpu.recordings import CHECKS
 
 
 def main() -> int:
@@ -31,12 +32,12 @@ def main() -> int:
     torch.backends.cudnn.deterministic = True
     verdicts: dict[str, Any] = {}
     traces = []
-    for name in options.names or PROGRAMS:
+    for name in options.names or [*PROGRAMS, *CHECKS]:
         start = time.perf_counter()
         try:
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
-                counts = check(name, mode=options.mode)
+                counts = check(name, mode=options.mode) if name in PROGRAMS else CHECKS[name]() or {}
             said = [str(w.message)[:200] for w in seen if "magneto" in str(w.category)]
             verdicts[name] = {"verdict": "passed", **counts, **({"warnings": said} if said else {})}
         except Exception as error:
@@ -48,7 +49,7 @@ def main() -> int:
         print(name, *(f"{v}" for v in verdicts[name].values()), flush=True)
     result = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version(),
-        "mode": options.mode or "default", "passed": sum(v["verdict"] == "passed" for v in verdicts.values()), "of": len(PROGRAMS), "programs": verdicts,
+        "mode": options.mode or "default", "passed": sum(v["verdict"] == "passed" for v in verdicts.values()), "of": len(verdicts), "programs": verdicts,
     }  # fmt: skip
     os.makedirs(os.path.dirname(os.path.abspath(options.out)), exist_ok=True)
     Path(options.out).write_text(json.dumps(result, indent=1) + "\n")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.gpu.programs import PROGRAMS, check
+from tests.gpu.recordings import CHECKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -13,3 +14,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str) -> None:
     check(name)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_recording(name: str) -> None:
+    CHECKS[name]()

@@ -89,35 +89,41 @@ def launcher(kernel: TritonKernel, device: torch.device) -> Launcher:
     aligned = _Form(kernel, device, True)
     index = device.index or 0
     grid = (*kernel.grid, 1, 1)[:3]
-    other: list[_Form] = []
+    other: list[Callable[..., None]] = []
     lock = threading.Lock()
-    stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # type: ignore[attr-defined]
     constants = tuple(value for _, value in kernel.constants)
-    loaded: list[tuple[Any, Any, Any]] = []
+    loaded: list[Callable[..., None]] = []
 
-    def load(form: _Form) -> tuple[Any, Any, Any]:
+    def load(form: _Form) -> Callable[..., None]:
+        """The launch as a function of (stream, pointers): Triton's C function without the Python round it, where it is what we know."""
         with torch.cuda.device(index):
-            return form.binary.run, form.binary.function, form.binary.packed_metadata
+            run, function, metadata = form.binary.run, form.binary.function, form.binary.packed_metadata
+        found = form.binary.metadata
+        direct = getattr(run, "launch", None)
+        simple = all(getattr(run, name, 1) == 0 for name in ("global_scratch_size", "profile_scratch_size"))
+        if direct is not None and simple and hasattr(run, "launch_cooperative_grid") and hasattr(run, "launch_pdl"):
+            fixed = (function, found.launch_cooperative_grid, found.launch_pdl, None, None, metadata, None, None, None)
+            return lambda stream, pointers: direct(*grid, stream, *fixed, *pointers, *constants)
+        return lambda stream, pointers: run(*grid, stream, function, metadata, None, None, None, *pointers, *constants)
 
-    def unaligned(pointers: tuple[int, ...]) -> None:
+    def unaligned(stream: int, pointers: tuple[int, ...]) -> None:
         with lock:
             if not other:
-                other.append(_Form(kernel, device, False))
-        run, function, metadata = load(other[0])
-        run(*grid, stream_of(index), function, metadata, None, None, None, *pointers, *constants)
+                other.append(load(_Form(kernel, device, False)))
+        other[0](stream, pointers)
 
     def launch(*tensors: torch.Tensor) -> None:
         pointers = tuple([t.data_ptr() for t in tensors])
         bits = 0
         for p in pointers:
             bits |= p
+        stream = torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]
         if bits & (ALIGNMENT - 1):
-            unaligned(pointers)
+            unaligned(stream, pointers)
             return
         if not loaded:
             loaded.append(load(aligned))
-        run, function, metadata = loaded[0]
-        run(grid[0], grid[1], grid[2], stream_of(index), function, metadata, None, None, None, *pointers, *constants)
+        loaded[0](stream, pointers)
 
     return launch
 

@@ -147,6 +147,23 @@ def _looped(g: Graph) -> None:
     g.output(g.div(e, wide(total)), g.log(total), g.any(g.gt(x, 9.0), (1,)))
 
 
+@case("few long rows, in two steps", 3e-5)
+def _split(g: Graph) -> None:
+    """Whole dimensions, divisors, chunks of which the last is not full, and rows side by side."""
+    x, y, z = g.input(torch.randn(40000)), g.input(torch.randn(37, 1031)), g.input(torch.randn(2, 3, 64, 100))
+    v, w = g.var(z, (0, 2, 3), 1.0), g.var(y, (0,), 0.0)
+    g.output(
+        g.sum(x, (0,)),
+        g.sum(y, (0, 1)),
+        g.amax(y, (0, 1)),
+        g.item(v, 0),
+        g.item(v, 1),
+        g.item(w, 0),
+        g.any(g.gt(x, 9.0), (0,)),
+        g.sum(y, (0,)),
+    )
+
+
 @case("long rows of integers", 0)
 def _looped_search(g: Graph) -> None:
     x = g.input(torch.randint(-50, 50, (1, 20000)))
@@ -225,7 +242,7 @@ def execute(name: str) -> str:
     g = Graph()
     build(g)
     kept = [t.clone() for t in g.inputs]
-    run, _ = compile_for(g.fx, "case", {}, torch.device("cpu"), interpreted)
+    run, _, _ = compile_for(g.fx, "case", {}, torch.device("cpu"), interpreted)
     try:
         for found, wanted in zip(run(*g.inputs), g.expected, strict=True):
             assert (found.dtype, found.shape, found.stride()) == (wanted.dtype, wanted.shape, wanted.stride())

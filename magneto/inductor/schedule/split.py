@@ -1,0 +1,171 @@
+"""Reductions with too few rows for a GPU become two: partial results, then one of those. `split_reductions(program)`.
+
+What is cut is the front of the reduced dimensions: whole dimensions where they suffice, then a divisor of the next one; where it has none, chunks of which the last is not full.
+A variance becomes sum, mean and sum of squared deviations first. Searches stay whole: their results are indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from magneto.inductor.loops.ir import (
+    Buffer,
+    Const,
+    IndexValue,
+    Load,
+    Masked,
+    Node,
+    Op,
+    Pointwise,
+    Program,
+    Reduction,
+    Size,
+    Value,
+    index_symbol,
+    index_symbols,
+    loads,
+    reduce_symbol,
+    reduce_symbols,
+)
+from magneto.inductor.schedule.kernel import map_value
+from magneto.symbolic import ONE, Expr, Sym, add, coefficient, compare, mul
+
+ENOUGH = 132  # blocks: one for each multiprocessor of a large GPU
+WANTED = 528
+SHORTEST = 128  # elements of a partial result, at least
+ACROSS = 32  # rows of a block where memory is contiguous along them
+SMALL = 1 << 15  # elements in all
+KINDS = {"sum": 0, "prod": 1, "any": False, "all": True}
+"""Kinds that are cut with chunks of unequal size; the neutral element."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """`parts`: sizes of the dimensions of the partial results; `rest`: what each of them reduces; `mapping`: of the reduced symbols; `inside`: whether an element exists."""
+
+    parts: tuple[int, ...]
+    rest: tuple[int, ...]
+    mapping: dict[Expr, Expr]
+    inside: Expr | None
+
+
+def split_reductions(program: Program) -> Program:
+    """The program with its long reductions of few rows in two steps."""
+    nodes = tuple(made for node in program.nodes for made in (_of(node) if isinstance(node, Reduction) else (node,)))
+    return replace(program, nodes=nodes)
+
+
+def _of(node: Reduction) -> Iterator[Node]:
+    ints = all(isinstance(s, int) for s in (*node.ranges, *node.reduce_ranges))
+    if not ints or node.kind in ("argmax", "argmin") or (wanted := _pieces(node)) < 2:
+        yield node
+    elif node.kind == "welford":
+        yield from _variance(node)
+    else:
+        cut = _cut(node, wanted)
+        if cut is None:
+            yield node
+        else:
+            yield from _halves(node, cut)
+
+
+def _pieces(node: Reduction) -> int:
+    """How many partial results each row should have."""
+    rows, length = _count(node.ranges), _count(node.reduce_ranges)
+    if rows * length < SMALL or not rows:
+        return 1
+    blocks = -(-rows // ACROSS) if _across(node) else rows
+    return 1 if blocks >= ENOUGH else min(-(-WANTED // blocks), length // SHORTEST)
+
+
+def _count(sizes: Sequence[Size]) -> int:
+    """The product of sizes that are known."""
+    return prod([int(s) if isinstance(s, int) else 0 for s in sizes])
+
+
+def _across(node: Reduction) -> bool:
+    """Is memory contiguous along the rows, and not along what is reduced?"""
+    last = [s for s in reduce_symbols(node.reduce_ranges) if isinstance(s, Sym)]
+    rows = [s for s in index_symbols(node.ranges) if isinstance(s, Sym)]
+    indices = [load.index for load in loads(node.body)]
+    along = any(coefficient(index, s) is ONE for index in indices for s in last if s in index.free)
+    return not along and any(coefficient(index, s) is ONE for index in indices for s in rows if s in index.free)
+
+
+def _cut(node: Reduction, wanted: int) -> _Cut | None:
+    sizes = [int(s) for s in node.reduce_ranges]  # type: ignore[arg-type]
+    symbols, rank = reduce_symbols(node.reduce_ranges), len(node.ranges)
+    parts: list[int] = []
+    mapping: dict[Expr, Expr] = {}
+    inside: Expr | None = None
+    rest: list[int] = []
+    for d, size in enumerate(sizes):
+        have = prod(parts)
+        if have * size <= wanted:
+            if size != 1:
+                mapping[symbols[d]] = index_symbol(rank + len(parts), size)
+                parts.append(size)
+            continue
+        pieces = next((p for p in range(min(wanted // have, size), 1, -1) if size % p == 0), 1)
+        if 2 * have * pieces < min(wanted, 8 * have) and node.kind in KINDS:
+            pieces = wanted // have
+        length = -(-size // pieces)
+        if pieces > 1:
+            position = add(mul(index_symbol(rank + len(parts), pieces), length), reduce_symbol(0, length))
+            mapping[symbols[d]] = position
+            parts.append(pieces)
+            rest.append(length)
+            if size % pieces:
+                inside = compare("lt", position, size)
+        else:
+            rest.append(size)
+            mapping[symbols[d]] = reduce_symbol(0, size)
+        for later in range(d + 1, len(sizes)):
+            mapping[symbols[later]] = reduce_symbol(len(rest), sizes[later])
+            rest.append(sizes[later])
+        break
+    mapping = {s: e for s, e in mapping.items() if isinstance(s, Sym) and s is not e}
+    return _Cut(tuple(parts), tuple(rest), mapping, inside) if prod(parts) > 1 and rest else None
+
+
+def _halves(node: Reduction, cut: _Cut) -> Iterator[Node]:
+    rows = tuple(int(s) for s in node.ranges)  # type: ignore[arg-type]
+    shape = (*rows, *cut.parts)
+    order = [*range(len(rows), len(shape)), *range(len(rows))]  # the rows fastest
+    strides, step = [0] * len(shape), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= shape[d]
+    part = Buffer(f"{node.name}.parts", shape, tuple(strides), node.acc_dtype, node.device, True)
+    body = map_value(node.body, cut.mapping, {})
+    if cut.inside is not None:
+        body = Masked(IndexValue(cut.inside, torch.bool), body, Const(KINDS[node.kind], body.dtype))
+    yield Reduction(node.kind, (part,), cut.rest, body, node.acc_dtype, node.origins)
+    place = part.offset((*index_symbols(rows), *reduce_symbols(cut.parts)))
+    yield replace(node, reduce_ranges=cut.parts, body=Load(part.name, place, node.acc_dtype))
+
+
+def _variance(node: Reduction) -> Iterator[Node]:
+    """sum -> mean -> sum of squared deviations, each cut on its own."""
+    mean, m2 = node.buffers
+    acc, at = node.acc_dtype, index_symbols(node.ranges)
+
+    def buffer(suffix: str) -> Buffer:
+        return replace(mean, name=f"{mean.name}.{suffix}", dtype=acc, flexible=True)
+
+    def loaded(b: Buffer) -> Value:
+        return Load(b.name, b.offset(at), b.dtype)
+
+    body = node.body if node.body.dtype is acc else Op("convert_element_type", (node.body,), acc)
+    total, exact = buffer("total"), mean if mean.dtype is acc else buffer("exact")
+    yield from _of(Reduction("sum", (total,), node.reduce_ranges, body, acc, node.origins))
+    count = Const(float(_count(node.reduce_ranges)), acc)
+    yield Pointwise(exact, Op("div", (loaded(total), count), acc), node.origins)
+    if exact is not mean:
+        yield Pointwise(mean, Op("convert_element_type", (loaded(exact),), mean.dtype), node.origins)
+    away = Op("sub", (body, loaded(exact)), acc)
+    yield from _of(Reduction("sum", (m2,), node.reduce_ranges, Op("mul", (away, away), acc), acc, node.origins))

@@ -1,0 +1,289 @@
+"""What CUDA graphs must not change: each check runs a loop in eager and compiled, and compares every number."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import magneto
+from magneto.base import events
+
+DEVICE = "cuda"
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(fn: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[fn.__name__] = fn
+    return fn
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8)).to(DEVICE)
+
+
+def batches(n: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 32, generator=generator).to(DEVICE) for _ in range(n)]
+
+
+def both(loop: Callable[[nn.Module, Callable[..., Any]], list[torch.Tensor]], recorded: bool = True) -> None:
+    """The loop with a model, and with an equal one optimised; and whether anything was recorded."""
+    plain = model()
+    expected = loop(plain, plain)
+    magneto.reset()
+    events.reset()
+    ours = model()
+    found = loop(ours, magneto.optimize("inductor")(ours))
+    for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda m: f"tensor {n}: {m}")  # noqa: B023
+    if recorded:
+        assert events.counters().get("cuda_graphs", 0) > 0, [e.fields for e in events.events("fallback")]
+
+
+@check
+def results_are_kept() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [run(x) for x in batches(7)]
+
+    both(loop)
+
+
+@check
+def training_with_adam() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        optimiser = torch.optim.Adam(m.parameters(), lr=1e-2)
+        losses = []
+        for x in batches(10):
+            out = run(x)  # the last one is alive while the next is made
+            loss = out.square().mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss)
+        return [*losses, *m.parameters()]
+
+    both(loop)
+
+
+@check
+def gradients_add_up() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        for n, x in enumerate(batches(12)):
+            run(x).square().mean().backward()
+            if n % 3 == 2:
+                found += [p.grad.clone() for p in m.parameters()]  # type: ignore[union-attr]
+                m.zero_grad()
+        return found
+
+    both(loop)
+
+
+@check
+def gradients_are_zeroed_in_place() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        for x in batches(12):
+            run(x).square().mean().backward()
+            found += [p.grad.clone() for p in m.parameters()]  # type: ignore[union-attr]
+            m.zero_grad(set_to_none=False)
+        return found
+
+    both(loop)
+
+
+@check
+def gradients_are_kept() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        for x in batches(8):
+            run(x).square().mean().backward()
+            found += [p.grad for p in m.parameters()]
+            m.zero_grad()
+        return found  # type: ignore[return-value]
+
+    both(loop)
+
+
+@check
+def two_forwards_before_a_backward() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        xs = batches(12)
+        for x, y in zip(xs[::2], xs[1::2], strict=True):
+            a, b = run(x), run(y)
+            (a * b.detach()).mean().backward()
+            b.square().sum().backward()
+            found += [p.grad.clone() for p in m.parameters()]  # type: ignore[union-attr]
+            m.zero_grad()
+        return found
+
+    both(loop, recorded=False)
+
+
+@check
+def parameters_move() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        with torch.no_grad():
+            for n, x in enumerate(batches(14)):
+                if n in (4, 9):
+                    for p in m.parameters():
+                        p.data = p.data * 1.5
+                found.append(run(x))
+        return found
+
+    both(loop)
+
+
+@check
+def parameters_are_written() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        with torch.no_grad():
+            for x in batches(6):
+                for p in m.parameters():
+                    p.mul_(0.9)
+                found.append(run(x))
+        return found
+
+    both(loop)
+
+
+@check
+def statistics_are_updated_once_a_call() -> None:
+    def loop(_: nn.Module, __: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(32).to(DEVICE)
+        run = norm if __ is _ else magneto.optimize("inductor")(norm)
+        with torch.no_grad():
+            found = [run(x) for x in batches(6)]
+        return [*found, norm.running_mean, norm.running_var, norm.num_batches_tracked.float()]  # type: ignore[union-attr,list-item,operator]
+
+    both(loop)
+
+
+@check
+def another_stream() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        stream = torch.cuda.Stream()
+        with torch.no_grad():
+            for n, x in enumerate(batches(8)):
+                if n % 2 and n > 3:
+                    stream.wait_stream(torch.cuda.current_stream())
+                    with torch.cuda.stream(stream):
+                        found.append(run(x))
+                    torch.cuda.current_stream().wait_stream(stream)
+                else:
+                    found.append(run(x))
+        return found
+
+    both(loop)
+
+
+@check
+def recorded_by_the_program() -> None:
+    """The program's own graph takes in what the compiled function launches."""
+    m = model()
+    run = magneto.optimize("inductor")(m)
+    (x, y) = batches(2)
+    with torch.no_grad():
+        for _ in range(4):
+            run(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        given = x.clone()
+        with torch.cuda.graph(graph):
+            out = run(given)
+        given.copy_(y)
+        graph.replay()
+        torch.testing.assert_close(out, m(y), rtol=1e-4, atol=1e-5)
+
+
+@check
+def random_numbers() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        fn = (lambda x: F.dropout(x, 0.4) * 2) if run is m else magneto.optimize("inductor")(lambda x: F.dropout(x, 0.4) * 2)
+        torch.manual_seed(3)
+        return [fn(x) for x in batches(6)]
+
+    both(loop)
+
+
+@check
+def threads() -> None:
+    m = model()
+    run = magneto.optimize("inductor")(m)
+    xs = batches(40)
+    found: dict[int, torch.Tensor] = {}
+
+    def work(k: int) -> None:
+        with torch.no_grad():
+            for n in range(k, 40, 2):
+                found[n] = run(xs[n])
+
+    pair = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for t in pair:
+        t.start()
+    for t in pair:
+        t.join()
+    with torch.no_grad():
+        for n, x in enumerate(xs):
+            torch.testing.assert_close(found[n], m(x), rtol=1e-4, atol=1e-5)
+
+
+@check
+def memory_goes_with_the_model() -> None:
+    def use() -> None:
+        m = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).to(DEVICE)
+        run = magneto.optimize("inductor")(m)
+        x = torch.randn(512, 1024, device=DEVICE)
+        with torch.no_grad():
+            for _ in range(5):
+                run(x)
+
+    use()
+    magneto.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        use()
+        magneto.reset()
+        gc.collect()
+    grown = torch.cuda.memory_allocated() - before
+    assert grown < 4 << 20, f"{grown} bytes more"
+
+
+@check
+def the_backend_cudagraphs() -> None:
+    m, fresh = model(), model()
+    run = magneto.optimize("cudagraphs")(fresh)
+    for x in batches(6):
+        for net, fn in ((m, m), (fresh, run)):
+            net.zero_grad()
+            fn(x).square().mean().backward()
+        for p, q in zip(m.parameters(), fresh.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+
+
+@check
+def without_graphs() -> None:
+    magneto.reset()
+    events.reset()
+    m = model()
+    run = magneto.optimize(mode="no-cudagraphs")(copy.deepcopy(m))
+    with torch.no_grad():
+        for x in batches(4):
+            torch.testing.assert_close(run(x), m(x), rtol=1e-4, atol=1e-5)
+    assert not events.counters().get("cuda_graphs", 0)

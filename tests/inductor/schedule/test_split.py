@@ -1,0 +1,47 @@
+"""Reductions of few rows in two steps: the same values, and enough rows in the first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from magneto.inductor.loops.interp import run_program
+from magneto.inductor.loops.ir import Pointwise, Reduction
+from magneto.inductor.loops.verify import verify_program
+from magneto.inductor.lower import lower_graph
+from magneto.inductor.schedule.split import ENOUGH, split_reductions
+from tests.inductor.lower.prim_graphs import Graph
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((70000,), (0,)), ((1031, 37), (0,)), ((7, 11, 509), (0, 1, 2)), ((3, 20011), (1,)), ((8, 16, 30, 20), (0, 2, 3))]
+)
+def test_the_same_values(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    g = Graph()
+    x = g.input(torch.randn(shape, dtype=torch.float64))
+    v = g.var(x, dims, 1.0)
+    g.output(g.sum(x, dims), g.amax(x, dims), g.item(v, 0), g.item(v, 1), g.any(g.gt(x, 3.9), dims))
+    program = split_reductions(lower_graph(g.fx))
+    verify_program(program)
+    assert any(n.buffer.name.endswith(".parts") for n in program.nodes if isinstance(n, Reduction))
+    for found, wanted in zip(run_program(program, *g.inputs), g.expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_many_rows_and_searches_stay() -> None:
+    g = Graph()
+    x = g.input(torch.randn(ENOUGH * 2, 300))
+    y = g.input(torch.randn(70000))
+    g.output(g.sum(x, (1,)), g.argmax(y, 0))
+    program = lower_graph(g.fx)
+    assert split_reductions(program) == program
+
+
+def test_a_variance_is_cut_twice() -> None:
+    g = Graph()
+    v = g.var(g.input(torch.randn(70000)), (0,), 1.0)
+    g.output(g.item(v, 0), g.item(v, 1))
+    nodes = split_reductions(lower_graph(g.fx)).nodes
+    assert [n.kind for n in nodes if isinstance(n, Reduction)] == ["sum"] * 4
+    assert any(isinstance(n, Pointwise) for n in nodes)

@@ -319,6 +319,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if func is aten.as_strided.default:
             root = parent.chain()[0]
+            if result.dtype != root.meta.dtype:
+                raise Refusal("as_strided of a view in another type")
             self._add_view(result, root, self._strided_step(root, result))
             return
         if kwargs and func is not aten.expand.default:

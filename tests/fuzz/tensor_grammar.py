@@ -1,0 +1,252 @@
+"""Random straight-line programs over tensors: views, writes through them, reductions, library calls, numbers of every type and layout.
+
+A program is built by running it: a statement that eager refuses is left out, so that every program is valid. Templates are separated by white space.
+`{x}` and `{y}` are tensors, `{d}` and `{f}` dimensions of x, `{n}` the length of x along d, `{k}` an index below it, `{v}` the new name, `{c}` the channels of x.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+
+FLOATS = ("float32",) * 6 + ("float64", "bfloat16", "float16")
+INTEGERS = ("int64", "int32", "int8", "uint8", "bool", "int16")
+LARGEST = 20_000  # elements of a value
+
+UNARY = """
+{x}.abs() -{x} {x}.exp() {x}.sin() {x}.cos() {x}.tanh() {x}.sigmoid() F.relu({x}) F.gelu({x}) F.silu({x}) F.softplus({x}) {x}.sqrt() {x}.square() {x}.sign()
+{x}.floor() {x}.ceil() {x}.round() {x}.trunc() {x}.frac() {x}.log1p() {x}.expm1() {x}.erf() {x}.rsqrt() {x}.reciprocal() F.leaky_relu({x},0.1) F.elu({x})
+F.hardswish({x}) F.mish({x}) {x}.atan() {x}.clamp(-0.5,0.7) {x}.clamp_min(0.1) F.hardtanh({x}) {x}.isnan() {x}.isfinite() {x}.logical_not() {x}+1 {x}*0.5 2-{x}
+{x}/3 {x}//2 {x}%3 {x}**2 {x}**3 2**{x} {x}>0 {x}==1 {x}!=0 {x}.to(torch.float32) {x}.to(torch.bfloat16) {x}.to(torch.int32) {x}.to(torch.float64) {x}.half()
+{x}.bool() {x}.long() {x}.clone() {x}.contiguous() {x}.detach() torch.nan_to_num({x}) F.softsign({x}) F.logsigmoid({x}) {x}.lgamma() {x}.deg2rad() {x}.sinh()
+{x}.cosh() {x}.asinh() torch.signbit({x}) {x}.log().nan_to_num() torch.heaviside({x},{x}.new_ones(())) F.threshold({x},0.1,0.2) F.celu({x}) F.selu({x})
+F.hardsigmoid({x}) F.tanhshrink({x}) F.softshrink({x}) F.glu({x},-1) F.relu6({x}) torch.special.erfc({x}) torch.special.ndtr({x}) torch.exp2({x})
+torch.log2({x}.abs()+1) {x}.fmod(1.5) {x}.remainder(1.5) torch.ldexp({x},torch.tensor(2)) ~{x} {x}<<1
+"""
+BINARY = """
+{x}+{y} {x}-{y} {x}*{y} {x}/({y}.abs()+1) torch.maximum({x},{y}) torch.minimum({x},{y}) torch.where({x}>{y},{x},{y}) torch.where({x}>0,{y},0.5) {x}>{y}
+{x}=={y} {x}<={y} torch.atan2({x},{y}) torch.hypot({x},{y}) {x}.lerp({y},0.3) torch.addcmul({x},{x},{y},value=0.5) torch.addcdiv({x},{x},{y}.abs()+1)
+{x}%({y}.abs()+1) {x}//({y}.abs()+1) torch.fmod({x},{y}.abs()+1) torch.add({x},{y},alpha=2) torch.rsub({x},{y}) torch.logaddexp({x},{y}) {x}&{y} {x}|{y} {x}^{y}
+torch.logical_and({x},{y}) torch.copysign({x},{y}) torch.fmax({x},{y}) torch.fmin({x},{y}) torch.pow({x}.abs()+0.5,{y}) torch.true_divide({x},{y}+10)
+torch.div({x},{y}.abs()+1,rounding_mode='trunc') torch.div({x},{y}.abs()+1,rounding_mode='floor') F.mse_loss({x},{y}) F.smooth_l1_loss({x},{y})
+F.huber_loss({x},{y},reduction='none') F.kl_div({x},{y}.abs()) F.binary_cross_entropy_with_logits({x},{y}.sigmoid()) F.cosine_similarity({x},{y},dim=-1)
+torch.dist({x},{y}) F.l1_loss({x},{y},reduction='sum') torch.xlogy({x},{y}.abs()+1) torch.nextafter({x},{y}) torch.float_power({x}.abs()+1,{y})
+torch.special.xlog1py({x},{y}.abs()) torch.isclose({x},{y}) {x}.eq({y})
+"""
+VIEW = """
+{x}.transpose({d},{f}) {x}.permute({order}) {x}.unsqueeze({d}) {x}.reshape(-1) {x}.flatten({d}) {x}[{k}:] {x}[...,::2] {x}[...,1:] {x}.select({d},{k})
+{x}.narrow({d},{k},1) {x}.squeeze() {x}.squeeze({d}) {x}.unbind({d})[{k}] {x}.chunk(2,{d})[-1] {x}.split({n}//2+1,{d})[0] {x}.expand(3,*{x}.shape)
+{x}.diagonal(0,{d},{f}) {x}.unfold({d},1,1) {x}.movedim({d},{f}) {x}.mT {x}[None] {x}[...,None] {x}.view({x}.shape) {x}.reshape({x}.shape[::-1]) {x}.view_as({x})
+{x}.broadcast_to((2,*{x}.shape)) {x}.unflatten({d},(-1,1)) {x}.flip({d}) {x}.roll(1,{d}) {x}.tile(2) torch.rot90({x},1,({d},{f})) {x}.swapaxes({d},{f}).contiguous()
+{x}.repeat_interleave(2,{d}) {x}.tril() {x}.triu(1) torch.diag_embed({x}) {x}.T {x}.adjoint() {x}.real torch.atleast_2d({x})
+{x}.clone(memory_format=torch.contiguous_format) {x}.as_strided((2,),(1,)) {x}.clone().as_strided((2,2),(1,1),1)
+"""
+REDUCE = """
+{x}.sum() {x}.mean() {x}.sum({d}) {x}.sum({d},keepdim=True) {x}.mean({d}) {x}.mean({d},keepdim=True) {x}.amax({d}) {x}.amin({d},keepdim=True) {x}.max({d}).values
+{x}.min({d})[0] {x}.argmax({d}) {x}.argmin() {x}.var({d}) {x}.std({d},correction=0) {x}.norm() {x}.norm(dim={d}) {x}.prod({d}) {x}.any({d}) {x}.all()
+{x}.logsumexp({d}) {x}.softmax({d}) {x}.log_softmax({d}) {x}.cumsum({d}) {x}.cumprod({d}) {x}.cummax({d})[0] {x}.sort({d})[0] {x}.topk(1,{d})[0] {x}.median({d})[0]
+{x}.count_nonzero({d}) {x}.argsort({d},stable=True) {x}.diff(dim={d}) {x}.sum(dtype=torch.float64) {x}.nansum({d}) {x}.nanmean({d}) F.normalize({x},dim={d})
+torch.linalg.vector_norm({x},1,{d}) {x}.logcumsumexp({d}) torch.var_mean({x},{d})[1] torch.aminmax({x})[0] {x}.kthvalue(1,{d})[0] {x}.mode({d})[0]
+torch.std_mean({x},{d},unbiased=False)[0] {x}.sum(({d},)) {x}.float().mean((0,-1)) {x}.max() {x}.cumsum({d}).flip({d}) F.softmin({x},{d}) torch.trapezoid({x},dim={d})
+{x}.quantile(0.5,{d}) torch.histc({x}.detach().float(),4,-2,2) torch.bucketize({x}.detach(),torch.tensor([-1.,0.,1.])) torch.renorm({x},2,{d},1.0)
+"""
+MATRIX = """
+{x}@{y} {x}@{x}.mT {x}.mT@{x} torch.matmul({y},{x}) torch.einsum('...i,...j->...ij',{x},{x}) torch.einsum('ij,kj->ik',{x},{x})
+torch.outer({x}.reshape(-1)[:8],{y}.reshape(-1)[:8]) F.linear({x},torch.ones(3,{x}.shape[-1],dtype={x}.dtype)*0.1,torch.arange(3).to({x}.dtype)) torch.bmm({x},{x}.mT)
+torch.cdist({x},{x}) F.scaled_dot_product_attention({x},{x},{x}) F.scaled_dot_product_attention({x},{x},{x},is_causal=True)
+torch.addmm({x}@{x}.mT,{x},{x}.mT,beta=0.5,alpha=2) {x}.mT.contiguous()@{y} torch.baddbmm({x}@{x}.mT,{x},{x}.mT) torch.mv({x},{x}[0])
+torch.dot({x}.reshape(-1),{x}.reshape(-1)) torch.linalg.multi_dot([{x},{x}.mT,{x}]) torch.inner({x},{x}) torch.tensordot({x},{x},{rank})
+"""
+NETWORK = """
+F.layer_norm({x},{x}.shape[-1:]) F.layer_norm({x},{x}.shape[-1:],torch.ones({x}.shape[-1])*2,torch.ones({x}.shape[-1])) F.group_norm({x},1)
+F.batch_norm({x},None,None,training=True) F.instance_norm({x}) F.rms_norm({x},{x}.shape[-1:]) F.avg_pool1d({x},2,1,padding=1) F.max_pool2d({x},2,1)
+F.avg_pool2d({x},2,1,1,count_include_pad=False) F.adaptive_avg_pool2d({x},2) F.adaptive_max_pool1d({x},2) F.pad({x},(1,2)) F.pad({x},(1,1),mode='reflect')
+F.pad({x},(1,1),mode='replicate') F.pad({x},(-1,1),value=0.5) F.interpolate({x},scale_factor=2) F.interpolate({x},size=(5,6),mode='bilinear')
+F.interpolate({x},scale_factor=2,mode='bicubic',align_corners=True) F.conv1d({x},torch.ones(2,{c},2,dtype={x}.dtype)*0.3,padding=1)
+F.conv2d({x},torch.ones(2,{c},1,2,dtype={x}.dtype)*0.3) F.conv_transpose2d({x},torch.ones({c},2,2,2,dtype={x}.dtype)*0.3) F.unfold({x},2)
+F.pixel_shuffle({x}.repeat(1,4,1,1),2) F.dropout({x},0.5) F.dropout({x},0.3,training=False) F.local_response_norm({x},2) F.max_pool1d({x},2) F.lp_pool1d({x},2,2)
+F.conv2d({x},torch.ones({c},1,2,2,dtype={x}.dtype)*0.3,groups={c},padding='same') F.grid_sample({x},torch.zeros({x}.shape[0],2,2,2,dtype={x}.dtype)+0.3)
+F.prelu({x},torch.tensor([0.2],dtype={x}.dtype)) torch.rand_like({x}) torch.randn({x}.shape)+{x} torch.bernoulli(torch.sigmoid({x})) F.gumbel_softmax({x},dim=-1)
+F.alpha_dropout({x},0.5,True) F.dropout2d({x},0.5)
+"""
+INDEX = """
+{x}.gather({d},torch.zeros_like({x},dtype=torch.int64)) {x}.index_select({d},torch.tensor([0,{k},0])) {x}[torch.tensor([0,-1])] {x}[...,torch.tensor([[0,0],[-1,0]])]
+torch.take_along_dim({x},{x}.argsort({d}),{d}) {x}.take(torch.tensor([0,-1])) F.embedding(torch.tensor([0,1,0]),{x}) F.one_hot({x}.long().abs()%4,4) {x}[:,torch.arange(1)]
+{x}.masked_fill({x}>0,-1) torch.scatter({x},{d},torch.zeros_like({x},dtype=torch.int64),{x}) {x}.index_add({d},torch.tensor([0]),{x}.narrow({d},0,1))
+F.cross_entropy({x},torch.zeros({x}.shape[0],dtype=torch.int64)) F.nll_loss({x}.log_softmax(1),torch.zeros({x}.shape[0],dtype=torch.int64))
+torch.scatter_reduce({x},{d},torch.zeros_like({x},dtype=torch.int64),{x},'amax') {x}.scatter_reduce({d},torch.zeros_like({x},dtype=torch.int64),{x},'mean') {x}[0]
+F.embedding_bag(torch.tensor([[0,0]]),{x}) torch.index_reduce({x},{d},torch.tensor([0]),{x}.narrow({d},0,1),'prod')
+torch.searchsorted(torch.tensor([-1.,0.,1.]).to({x}.dtype),{x}.contiguous()) torch.isin({x},torch.tensor([0,1]).to({x}.dtype))
+"""
+JOIN = """
+torch.cat([{x},{x}],{d}) torch.stack([{x},{x}],{d}) torch.cat([{x},{y}],{d}) torch.hstack([{x},{y}]) torch.vstack([{x},{x}]) torch.stack([{x},{x}*2],-1).flatten(-2)
+torch.cat([{x}.narrow({d},0,1),{x},{x}.flip({d})],{d}) torch.block_diag({x},{x}) torch.meshgrid({x},{x},indexing='ij')[1] torch.column_stack([{x},{x}])
+torch.cat([{x}.new_zeros({x}.shape),{x}],{d})
+"""
+MAKE = """
+torch.arange({n})+{x} torch.zeros_like({x}) torch.full({x}.shape,0.5) torch.linspace(0,1,{n})*{x} {x}.new_ones(3) torch.eye({n})@{x} torch.tensor([1.5,2.0])
+{x}*{x}.shape[0] {x}.numel()+{x} {x}.type_as(a0) {x}.to(a0.dtype) torch.ones_like({x},dtype=torch.int64) torch.full_like({x},3) {x}.new_tensor([1,2])
+{x}.new_full((2,),{n}) torch.empty_like({x}).fill_(1) torch.empty({x}.shape).copy_({x}) torch.scalar_tensor(2.5)*{x} torch.asarray({x}) {x}.view(torch.int32)
+torch.tril_indices(3,3)[0] torch.logspace(0,1,3) torch.complex({x},{x}).abs() torch.view_as_real(torch.complex({x},{x})) torch.fft.fft({x}).real
+torch.linalg.inv({x}@{x}.mT+torch.eye({x}.shape[-2])) torch.polar({x}.abs(),{x}).imag torch.angle({x})
+"""
+WRITE = """
+add_(1) mul_(2) mul_(0.5) neg_() abs_() zero_() fill_(0.25) clamp_(-1,1) relu_() sigmoid_() add_({y}) mul_({y}) copy_({y}) sub_({y},alpha=2) masked_fill_({x}>0,0.5)
+round_() exp_().clamp_(max=5) div_({y}.abs()+1) fill_diagonal_(0.5) index_fill_({d},torch.tensor([{k}]),1) index_add_({d},torch.tensor([{k}]),{x}.narrow({d},{k},1).clone())
+scatter_({d},torch.zeros_like({x},dtype=torch.int64),0.5) scatter_add_({d},torch.zeros_like({x},dtype=torch.int64),{x}.clone()) lerp_({y},0.5) tril_() floor_()
+addcmul_({y},{y}) masked_fill_({y}.bool(),2) cumsum_(-1) t_() unsqueeze_(0) squeeze_({d}) transpose_({d},{f}) masked_scatter_({x}>0,{x}.clone().reshape(-1))
+index_copy_({d},torch.tensor([{k}]),{x}.narrow({d},0,1).clone()*2) put_(torch.tensor([0]),{x}.reshape(-1)[:1].clone()+1)
+"""
+THROUGH = """
+{x} {x} {x} {x}.select({d},{k}) {x}[...,::2] {x}.transpose({d},{f}) {x}.narrow({d},{k},1) {x}.view(-1) {x}.diagonal() {x}.T {x}.unsqueeze(0) {x}[None].squeeze(0)
+{x}.detach() {x}.as_strided((2,),(1,))
+"""
+ASSIGN = """
+{x}[{k}]=1 {x}[{k}]=0.5 {x}[{k}]={y} {x}[{k}]={x}[0]*2 {x}[...,::2]+=1 {x}[...,::2]+={x}[...,::2].clone() {x}[{x}>0]=0.25 {x}[torch.tensor([0,0])]=2 {x}[...,{k}:]*=3
+{x}+={y} {x}*=2 {x}[torch.tensor([0,{k}])]+=1 {x}[:,0]={y} {x}[...]={y} {x}.index_put_((torch.tensor([0,0]),),torch.ones((),dtype={x}.dtype),accumulate=True)
+"""
+BLOCK = (
+    "with torch.no_grad(): {v} = {x} * 2",
+    "with torch.no_grad(): {x}.add_(1)",
+    "with torch.enable_grad(): {v} = {x}.exp()",
+    "with torch.autocast('cpu', torch.bfloat16): {v} = {x} @ {x}.mT",
+    "{v} = [{x} + i for i in range(3)][-1]",
+    "{v} = {x} if {x}.dim() > 1 else {x} * 2",
+    "{v} = torch.utils.checkpoint.checkpoint(lambda q: q.sin() * 2, {x}, use_reentrant=False)",
+    "{v} = {x}.data * 2",
+    "{v} = sum([{x}, {x}, {y}])",
+    "{v} = {x}; {v} = {v}.add_(1) if {v}.dtype.is_floating_point else {v} + 1",
+)
+# the tables of expressions, as often as they are chosen
+EXPRESSIONS = [
+    table.split()
+    for table, times in (
+        *((UNARY, 4), (BINARY, 5), (VIEW, 5), (REDUCE, 5), (MATRIX, 3), (NETWORK, 3)),
+        *((INDEX, 2), (JOIN, 2), (MAKE, 2)),
+    )
+    for _ in range(times)
+]
+
+
+@dataclass
+class Program:
+    """`inputs(double)` makes the arguments anew; with `double`, float32 ones in float64, which tells rounding from errors."""
+
+    seed: int
+    specs: list[tuple[tuple[int, ...], str, str, bool]]  # shape, dtype, layout, requires_grad
+    lines: list[str] = field(default_factory=list)
+    returned: list[str] = field(default_factory=list)
+
+    def inputs(self, double: bool = False) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        return [_tensor(generator, *spec, double) for spec in self.specs]
+
+    def source(self) -> str:
+        parameters = ", ".join(f"a{i}" for i in range(len(self.specs)))
+        body = "".join(f"    {line}\n" for line in self.lines)
+        return f"def fn({parameters}):\n{body}    return {', '.join(self.returned)},\n"
+
+    def function(self) -> Any:
+        namespace: dict[str, Any] = {"torch": torch, "F": F}
+        exec(compile(self.source(), f"/tmp/tensor_program_{self.seed}.py", "exec"), namespace)
+        return namespace["fn"]
+
+
+def _tensor(generator: torch.Generator, shape: tuple[int, ...], name: str, layout: str, requires_grad: bool, double: bool) -> torch.Tensor:
+    dtype = getattr(torch, "float64" if double and name == "float32" else name)
+    memory = tuple(reversed(shape)) if layout == "transposed" else tuple(2 * n for n in shape) if layout == "strided" else shape
+    if dtype.is_floating_point:
+        t = torch.randn(memory, generator=generator, dtype=torch.float64).to(dtype)
+    elif dtype is torch.bool:
+        t = torch.randint(0, 2, memory, generator=generator).bool()
+    else:
+        t = torch.randint(0 if dtype is torch.uint8 else -4, 5, memory, generator=generator).to(dtype)
+    if layout == "transposed":
+        t = t.permute(*reversed(range(len(shape))))
+    elif layout == "strided":
+        t = t[tuple(slice(None, None, 2) for _ in shape)]
+    elif layout == "offset":
+        t = torch.cat([t.new_zeros(3), t.reshape(-1)])[3:].view(shape)
+    return t.detach().requires_grad_(requires_grad)
+
+
+class Builder:
+    """Grows a program by running its statements."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = r = random.Random(seed)
+        base = self._shape()
+        specs = []
+        for i in range(r.choice([1, 2, 2, 3])):
+            dtype = "float32" if i == 0 else r.choice(FLOATS) if r.random() < 0.75 else r.choice(INTEGERS)
+            shape = base if r.random() < 0.5 else self._shape() if r.random() < 0.5 else tuple(n if r.random() < 0.7 else 1 for n in base)
+            layout = r.choice(["", "", "", "transposed", "strided", "offset"])
+            specs.append((shape, dtype, layout, dtype in FLOATS and r.random() < 0.6))
+        self.program = Program(seed, specs)
+        self.names = [f"a{i}" for i in range(len(specs))]
+        self.values: dict[str, Any] = {}
+
+    def _shape(self) -> tuple[int, ...]:
+        rank = self.random.choice([1, 2, 2, 3, 3, 4])
+        return tuple(self.random.choice([1, 2, 3, 4, 5, 7, 8, 16, 17, 33] if rank < 3 else [1, 2, 3, 4, 5, 8, 9]) for _ in range(rank))
+
+    def build(self, size: int) -> Program:
+        lines = self.program.lines
+        self._restart()
+        for _ in range(size * 8):
+            if len(lines) == size:
+                break
+            new = f"v{len(self.names)}"
+            statement = self._statement(new)
+            try:
+                torch.manual_seed(0)
+                exec(statement, self.values)
+                made = self.values.get(new)
+                if isinstance(made, torch.Tensor) and (made.numel() > LARGEST or (not made.numel() and self.random.random() < 0.8)):
+                    raise ValueError("too large, or empty")
+            except Exception:  # noqa: BLE001 - eager refuses: the statement is left out
+                self._restart()
+                continue
+            lines.append(statement)
+            if new in self.values:
+                self.names.append(new)
+        made_here = [name for name in self.names if name.startswith("v")]
+        kept = [name for name in made_here if self.random.random() < 0.35][-5:]
+        self.program.returned = kept + [name for name in made_here[-1:] if name not in kept] or self.names[:1]
+        return self.program
+
+    def _restart(self) -> None:
+        self.values = {"torch": torch, "F": F, **{f"a{i}": t for i, t in enumerate(self.program.inputs())}}
+        for line in self.program.lines:
+            exec(line, self.values)
+
+    def _statement(self, new: str) -> str:
+        r = self.random
+        recent = self.names[-4:] if r.random() < 0.7 else self.names
+        x, y = r.choice(recent), r.choice(self.names)
+        t = self.values[x]
+        dims = list(range(t.dim()))
+        d = r.choice(dims or [0])
+        n = t.shape[d] if dims else 1
+        words = {"x": x, "y": y, "v": new, "d": d - t.dim() * r.randint(0, 1) if dims else 0, "f": r.choice(dims or [0]), "n": n}
+        words.update(k=r.randrange(max(n, 1)), c=t.shape[1] if len(dims) > 1 else 1, rank=t.dim(), order=r.sample(dims, len(dims)))
+        kind = r.random()
+        if kind < 0.78:
+            return f"{new} = {r.choice(r.choice(EXPRESSIONS)).format(**words)}"
+        if kind < 0.84:
+            return r.choice(BLOCK).format(**words)
+        if kind < 0.88:
+            return r.choice(ASSIGN.split()).format(**words)
+        return f"{r.choice(THROUGH.split()).format(**words)}.{r.choice(WRITE.split()).format(**words)}"
+
+
+def program_of(seed: int, size: int = 8) -> Program:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Builder(seed).build(size)

@@ -1,0 +1,137 @@
+"""Random tensor programs (tensor_grammar.py): eager against a compiler.
+
+    python -m tests.fuzz.tensors --first 0 --count 500 --size 8 --backends aot_eager,inductor
+
+Compared: values (`aot_eager`: bits), gradients, shapes, types, strides, which results share memory, what is written to the inputs, the random stream, errors.
+A difference of `inductor` counts where it stays in float64. An error that eager's backward raises is not asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import magneto
+from tests.fuzz.tensor_grammar import Program, program_of
+
+GRADIENTS = 1e-5  # of aot_eager: sums of several gradients come in another order
+FAST, DOUBLE = 2e-4, 1e-7
+HALF = 0.03
+_HALVES = ("half", "float16", "autocast")
+
+
+def outcome(fn: Callable[..., Any], program: Program, double: bool = False) -> dict[str, Any]:
+    inputs = program.inputs(double)
+    torch.manual_seed(program.seed)
+    try:
+        results = fn(*inputs)
+        described = [(tuple(t.shape), t.dtype, _strides(t), t.requires_grad, t.is_leaf) for t in results]
+    except Exception as error:  # noqa: BLE001 - an error is an outcome
+        return {"error": (type(error).__name__, str(error)[:150])}
+    found: dict[str, Any] = {"results": described, "random": torch.get_rng_state(), "refused": None, "gradients": []}
+    memory = [t.untyped_storage()._cdata for t in (*inputs, *results)]
+    found["memory"] = [[a == b for b in memory] for a in memory]
+    total = [
+        (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).sum()
+        for t in results
+        if t.requires_grad and t.is_floating_point()
+    ]
+    if total:
+        try:
+            torch.stack(total).sum().backward()
+        except RuntimeError as error:
+            found["refused"] = str(error)[:80]
+        found["gradients"] = [t.grad for t in inputs]
+    found["values"] = [t.detach().clone() for t in (*results, *inputs)]
+    return found
+
+
+def _strides(t: torch.Tensor) -> tuple[int, ...]:
+    return tuple(step if n > 1 else 0 for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() > 1 else ()
+
+
+def _close(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    if not tolerance or not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a.to(wide).nan_to_num(12345.0), b.to(wide).nan_to_num(12345.0))
+    if a.dtype in (torch.float16, torch.bfloat16):
+        tolerance = max(tolerance, HALF)
+    scale = a.to(wide).nan_to_num(0, 0, 0).abs().max().clamp(min=1).item() if a.numel() else 1.0
+    return torch.allclose(a.to(wide), b.to(wide), rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def difference(expected: dict[str, Any], found: dict[str, Any], tolerance: float) -> str | None:
+    if "error" in expected or "error" in found:
+        same = expected.get("error") == found.get("error")
+        return None if same else f"error: {expected.get('error')} / {found.get('error')}"
+    if expected["refused"]:
+        return None
+    for what in ("results", "memory", "refused"):
+        if expected[what] != found[what]:
+            return f"{what}: {expected[what]} / {found[what]}"
+    if not torch.equal(expected["random"], found["random"]):
+        return "random stream"
+    for i, (a, b) in enumerate(zip(expected["values"], found["values"], strict=True)):
+        if not _close(a, b, tolerance):
+            return f"value {i}: {a} / {b}"
+    for i, (a, b) in enumerate(zip(expected["gradients"], found["gradients"], strict=True)):
+        if (a is None) != (b is None) or (a is not None and b is not None and _strides(a) != _strides(b)):
+            return f"gradient {i}: {a} / {b}"
+        if not _close(a, b, max(tolerance, GRADIENTS)):
+            return f"gradient {i}: {a} / {b}"
+    return None
+
+
+def check(program: Program, backend: str, bits: bool = True) -> str | None:
+    """What differs from eager in the first or second call. `bits`: values of `aot_eager` must be equal; sums over inputs with gaps that are written need not be."""
+    tolerance = FAST if backend != "aot_eager" else 0 if bits else GRADIENTS
+    fn = program.function()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = outcome(fn, program)
+        magneto.reset()
+        optimised = magneto.optimize(backend)(fn)
+        for _ in range(2):
+            found = difference(expected, outcome(optimised, program), tolerance)
+            if found and backend != "aot_eager" and found.startswith(("value", "gradient")):
+                if any(word in program.source() + str(program.specs) for word in _HALVES):
+                    continue  # one rounding more or less decides comparisons
+                magneto.reset()
+                again = outcome(magneto.optimize(backend)(fn), program, True)
+                found = difference(outcome(fn, program, True), again, DOUBLE)
+            if found:
+                return found
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--size", type=int, default=8, help="statements in a program")
+    parser.add_argument("--backends", default="aot_eager,inductor")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    failures = 0
+    for seed in range(options.first, options.first + options.count):
+        program = program_of(seed, options.size)
+        for backend in options.backends.split(","):
+            found = check(program, backend)
+            if found:
+                failures += 1
+                print(f"---- seed {seed}, {backend}: {program.specs}\n{program.source()}{found}\n", flush=True)
+    print(f"{options.count} programs, {failures} differences")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The fuzzer of tensor programs in CI: a bounded set of seeds, and whether it can fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz.tensor_grammar import Program, program_of
+from tests.fuzz.tensors import check, difference, outcome
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("backend, first, count, size", [("aot_eager", 0, 60, 8), ("aot_eager", 100, 20, 16), ("inductor", 0, 20, 8)])
+def test_programs(backend: str, first: int, count: int, size: int) -> None:
+    for seed in range(first, first + count):
+        program = program_of(seed, size)
+        found = check(program, backend, bits=False)
+        assert found is None, f"seed {seed}: {program.specs}\n{program.source()}{found}"
+
+
+def test_programs_are_the_same_each_time_and_not_trivial() -> None:
+    programs = [program_of(seed) for seed in range(40)]
+    assert [program.source() for program in programs] == [program_of(seed).source() for seed in range(40)]
+    text = "".join(program.source() for program in programs)
+    assert all(word in text for word in ("_(", "] = ".replace(" ", ""), ".sum(", "@", "torch.cat", ".transpose("))
+    assert sum(bool(outcome(program.function(), program)["gradients"]) for program in programs) > 10
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "    a0.add_(1)\n    v = a0 * 2\n    return v,",
+        "    v = a0 * 2.001\n    return v,",
+        "    v = (a0 * 2).t().contiguous().t()\n    return v,",
+        "    v = a0.detach() * 2\n    return v,",
+        "    v = a0 * 2 + torch.rand(()) * 0\n    return v,",
+        "    a0.sin_()\n    return a0 * 2,",
+    ],
+)
+def test_differences_are_found(other: str) -> None:
+    program = Program(0, [((3, 4), "float32", "", True)], ["v = a0 * 2"], ["v"])
+    expected = outcome(program.function(), program)
+    assert difference(expected, outcome(program.function(), program), 0) is None
+    namespace = {"torch": torch}
+    exec("def fn(a0):\n" + other, namespace)
+    assert difference(expected, outcome(namespace["fn"], program), 1e-6) is not None  # type: ignore[arg-type]

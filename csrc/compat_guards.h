@@ -95,11 +95,12 @@ mg_assign_type_version(PyTypeObject *type)
     return mg_type_version(type);
 }
 
-/* The object of a weak reference (borrowed), None when it is gone. */
+/* The object of a weak reference (borrowed), NULL when it is gone. */
 static inline PyObject *
 mg_weak_target(PyObject *ref)
 {
-    return ((PyWeakReference *)ref)->wr_object;
+    PyObject *obj = ((PyWeakReference *)ref)->wr_object;
+    return obj == Py_None ? NULL : obj;
 }
 
 #endif

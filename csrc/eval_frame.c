@@ -421,6 +421,8 @@ run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
         Py_DECREF(resume);
         return raise_in_frame(ts, f, 0, 0);
     }
+    Py_SETREF(resume->locals, PyTuple_New(0)); /* they are the frame's now, which may let go of them */
+    Py_SETREF(resume->stack, PyTuple_New(0));
     int offset = resume->offset, interpret = resume->interpret;
     if (resume->exc != NULL) {
         int target = interpret || t->policy == NULL ? -1 : mg_frame_catch(ts, f, resume->exc, offset / 2);
@@ -615,7 +617,7 @@ counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef functions[] = {
     {"materialise", FAST(materialise), METH_FASTCALL,
-     "materialise(fn, resume)\n\nRuns fn (over clone_code(code)) as a frame that starts in the state `resume`; its result, or its exception."},
+     "materialise(fn, resume)\n\nRuns fn (over clone_code(code)) as a frame that starts in the state `resume` (and takes it); its result, or its exception."},
 #if MG_SUPPORTED
     {"send_on", FAST(send_on), METH_FASTCALL, "One step of `yield from`: (whether the receiver returned, its value)."},
     {"handled_here", handled_here, METH_NOARGS, "The exception that the frame itself handles (a generator: without its caller's), or None."},

@@ -36,6 +36,22 @@ set_bound(int64_t *out, PyObject *bound, int64_t open)
     return *out == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
+/* `in->obj`: by weak reference (`in->m` is then 1) where that is wanted and the object allows it, else strongly. */
+static int
+set_object(mg_instruction *in, PyObject *obj, int weakly)
+{
+    if (weakly) {
+        in->obj = PyWeakref_NewRef(obj, NULL);
+        in->m = in->obj != NULL;
+        PyErr_Clear();
+    }
+    if (in->obj == NULL) {
+        in->obj = Py_NewRef(obj);
+    }
+    return 0;
+}
+
+/* A class held weakly has no snapshot, which would keep it alive: any modification is a miss. */
 static int
 set_class(mg_instruction *in, PyObject *type)
 {
@@ -45,25 +61,18 @@ set_class(mg_instruction *in, PyObject *type)
         return -1;
     }
     in->data = state;
-    in->obj = Py_NewRef(type);
-    state->snapshot = mg_class_snapshot((PyTypeObject *)type);
     state->version = mg_assign_type_version((PyTypeObject *)type);
-    return state->snapshot == NULL ? -1 : 0;
+    set_object(in, type, in->maybe && state->version != 0);
+    state->snapshot = in->m ? NULL : mg_class_snapshot((PyTypeObject *)type);
+    return !in->m && state->snapshot == NULL ? -1 : 0;
 }
 
-/* The object whose identity is checked: by weak reference where it allows one. Classes and modules are cheap and shared: strongly. */
+/* The object whose identity is checked: weakly. Static classes and modules are cheap and shared: strongly. */
 static int
 set_identity(mg_instruction *in, PyObject *obj)
 {
-    if (!PyType_Check(obj) && !PyModule_Check(obj) && !PyCFunction_Check(obj)) {
-        in->obj = PyWeakref_NewRef(obj, NULL);
-        in->m = in->obj != NULL;
-        PyErr_Clear();
-    }
-    if (in->obj == NULL) {
-        in->obj = Py_NewRef(obj);
-    }
-    return 0;
+    int shared = PyType_Check(obj) && !PyType_HasFeature((PyTypeObject *)obj, Py_TPFLAGS_HEAPTYPE);
+    return set_object(in, obj, !shared && !PyModule_Check(obj) && !PyCFunction_Check(obj));
 }
 
 static int
@@ -157,7 +166,10 @@ set_payload(mg_instruction *in, PyObject *payload, int n_registers)
             return -1;
         }
         return set_bound(&in->n, PyTuple_GET_ITEM(payload, 0), INT64_MIN) < 0 ? -1 : set_bound(&in->m, PyTuple_GET_ITEM(payload, 1), INT64_MAX);
-    default: /* HELD, CELL, DICT, ITEM, TYPE_IS, EQUALS, KEY_ABSENT, IS_ABSENT, PYTHON */
+    case MG_G_HELD:
+    case MG_G_TYPE_IS:
+        return set_object(in, payload, in->maybe);
+    default: /* CELL, DICT, ITEM, EQUALS, KEY_ABSENT, IS_ABSENT, PYTHON */
         in->obj = Py_NewRef(payload);
         return 0;
     }

@@ -106,6 +106,11 @@ record_load(mg_program *p, const mg_instruction *in, const mg_frame_view *view, 
     int src_stable = in->src >= 0 && p->stable[in->src], keeps_order = src != NULL && !PyODict_Check(src);
     switch (in->op) {
     case MG_G_HELD:
+        if (in->m) { /* it may be gone */
+            emit_instruction(p, in);
+            pin(p, in->dst, registers, MG_COMPARED);
+            return 0;
+        }
         pin(p, in->dst, registers, MG_KNOWN);
         return 0;
     case MG_G_GLOBAL: {

@@ -11,6 +11,13 @@ call_tuple(PyObject *callable, PyObject *args)
     return result;
 }
 
+/* The object that an instruction knows (borrowed), NULL when it is gone. */
+static inline PyObject *
+held(const mg_instruction *in)
+{
+    return in->m ? mg_weak_target(in->obj) : in->obj;
+}
+
 PyObject *
 mg_guard_load(const mg_instruction *in, PyObject *src, const mg_frame_view *view, int *owned, int *failed)
 {
@@ -29,7 +36,8 @@ mg_guard_load(const mg_instruction *in, PyObject *src, const mg_frame_view *view
         *failed = in->n >= view->nstack;
         return *failed ? NULL : view->stack[in->n];
     case MG_G_HELD:
-        return in->obj;
+        *failed = held(in) == NULL;
+        return held(in);
     }
     *owned = 1;
     switch (in->op) {
@@ -63,11 +71,11 @@ static int
 class_holds(const mg_instruction *in)
 {
     mg_class_state *state = in->data;
-    PyTypeObject *type = (PyTypeObject *)in->obj;
-    if (MG_LIKELY(state->version != 0 && mg_type_version(type) == state->version)) {
+    PyTypeObject *type = (PyTypeObject *)held(in);
+    if (MG_LIKELY(type != NULL && state->version != 0 && mg_type_version(type) == state->version)) {
         return 1;
     }
-    if (!mg_class_unchanged(type, state->snapshot)) {
+    if (state->snapshot == NULL || !mg_class_unchanged(type, state->snapshot)) {
         return 0;
     }
     state->version = mg_assign_type_version(type);
@@ -117,12 +125,6 @@ distinct_holds(const mg_program *p, const mg_instruction *in, PyObject *const *r
     return holds;
 }
 
-static inline int
-id_holds(const mg_instruction *in, PyObject *src)
-{
-    return src == (in->m ? mg_weak_target(in->obj) : in->obj);
-}
-
 /* Whether a check holds for `src`. */
 int
 mg_guard_holds(const mg_program *p, const mg_instruction *in, PyObject *src, PyObject *const *registers, mg_register_reader read)
@@ -135,9 +137,9 @@ mg_guard_holds(const mg_program *p, const mg_instruction *in, PyObject *src, PyO
     }
     switch (in->op) {
     case MG_G_TYPE_IS:
-        return (PyObject *)Py_TYPE(src) == in->obj;
+        return (PyObject *)Py_TYPE(src) == held(in);
     case MG_G_ID_IS:
-        return id_holds(in, src);
+        return src == held(in);
     case MG_G_EQUALS:
         return mg_constant_equal(src, in->obj);
     case MG_G_TENSOR:

@@ -11,8 +11,8 @@
  * A failed check in the fast list is a miss; a failed ENTRIES, GLOBALS or PIN only means: run precisely, and record again.
  *
  * Ownership: a register holds a new reference, except for frame slots and held objects. Pinned values are borrowed from the dictionaries
- * that are known to be unchanged: by induction over the fast list each is alive when it is used. Objects whose identity is checked are
- * held by weak reference where they allow it, so that a program keeps no model alive.
+ * that are known to be unchanged: by induction over the fast list each is alive when it is used. Objects whose identity is checked, and
+ * classes and functions that may die, are held by weak reference where they allow it: a program keeps no model alive.
  *
  * The fast list is only used when nothing in the program can run Python code after a pinned value has been taken (`steady`).
  */
@@ -126,7 +126,7 @@ run_fast(mg_program *p, const mg_frame_view *view, work *w)
         default: {
             PyObject *src = f->value != NULL ? f->value : in->src >= 0 ? registers[in->src] : NULL;
             if (f->op == MG_G_TYPE_IS) {
-                holds = src != NULL && (PyObject *)Py_TYPE(src) == in->obj;
+                holds = src != NULL && (PyObject *)Py_TYPE(src) == (MG_UNLIKELY(in->m) ? mg_weak_target(in->obj) : in->obj);
             }
             else if (f->op > MG_G_LAST_LOAD) {
                 holds = mg_guard_holds(p, in, src, registers, read_fast);

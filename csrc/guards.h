@@ -21,7 +21,7 @@ enum mg_guard_op {
 
 typedef struct {
     unsigned char op;
-    unsigned char maybe; /* a load: the value may be absent (the register is then NULL) */
+    unsigned char maybe; /* a load: the value may be absent (the register is then NULL); HELD, TYPE_IS, TYPE_VERSION: to be held weakly (`m`: it is) */
     int dst, src;        /* registers, -1 = none */
     int row;             /* row of the GuardSet, reported after a miss */
     int64_t n, m;        /* small numbers of the payload */
@@ -129,7 +129,7 @@ typedef struct {
 /* Data of a TYPE_VERSION instruction. */
 typedef struct {
     unsigned int version;
-    PyObject *snapshot; /* owned */
+    PyObject *snapshot; /* owned; NULL for a class held weakly */
 } mg_class_state;
 
 /* A stable register's value is known without loading it, or loaded and then compared with what it was (which may have died). */

@@ -14,7 +14,7 @@ from magneto import _C
 from magneto.base.logs import GUARDS, log
 from magneto.dynamo.guards.reading import relation
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row, TensorRow, Weak
-from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Source, Stack
+from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Source, Stack, may_die
 
 OPS: dict[str, int] = _C.GUARD_OPS
 NO_ROW = -2
@@ -75,7 +75,7 @@ class Builder:
         dst = self.places.get(place)
         if dst is None:
             dst = self.places[place] = len(self.places)
-            self.body.append((OPS[name], dst, src, row, maybe, payload))
+            self.body.append((OPS[name], dst, src, row, may_die(payload) if name == "HELD" else maybe, payload))
         self.known[id(source)] = dst
         self.sources.append(source)
         return dst
@@ -98,12 +98,15 @@ class Builder:
             self.check("IS_ABSENT", self.load(source, index, maybe=True), index, None)
             return
         src = self.load(source, index)
+        if isinstance(payload, Weak):
+            payload = payload.known()
         if kind is Kind.PRESENT:  # the load is the check
             return
         if kind in DIRECT:
-            self.check(DIRECT[kind], src, index, payload)
+            weakly = kind in (Kind.TYPE_IS, Kind.TYPE_VERSION) and may_die(payload)
+            self.body.append((OPS[DIRECT[kind]], -1, src, index, weakly, payload))
         elif kind is Kind.ID_IS:
-            self._add_identity(index, src, payload)
+            self.check("ID_IS", src, index, payload)
         elif kind is Kind.ABSENT:
             self.check("ATTR_ABSENT", src, index, payload)
         elif kind is Kind.SAME:
@@ -122,13 +125,6 @@ class Builder:
             self.python.append((OPS["PYTHON"], -1, src, index, False, _C.Disabled(relation(payload))))
         else:
             raise AssertionError(kind)
-
-    def _add_identity(self, index: int, src: int, payload: Any) -> None:
-        if isinstance(payload, Weak):
-            payload = payload.ref()
-            if payload is None:  # gone: nothing is it
-                payload = object()
-        self.check("ID_IS", src, index, payload)
 
     def _add_range(self, index: int, src: int, payload: tuple[int | None, int | None]) -> None:
         low, high = payload

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from magneto.dynamo.guards.source import Source
+from magneto.dynamo.guards.source import Held, Source, may_die
 
 
 class Kind(Enum):
@@ -51,13 +51,18 @@ class TensorRow:
 
 
 class Weak:
-    """Payload of an ID_IS row after its program has been built: an object that the rows must not keep alive. Printing shows what it was."""
+    """Payload of a row after its program has been built: an object that the rows must not keep alive. Printing shows what it was."""
 
     __slots__ = ("ref", "text")
 
     def __init__(self, obj: Any) -> None:
         self.ref = weakref.ref(obj)
         self.text = show_value(obj)
+
+    def known(self) -> Any:
+        """The object; when it is gone, a class that nothing is."""
+        obj = self.ref()
+        return type("gone", (), {}) if obj is None else obj
 
     def __repr__(self) -> str:
         return self.text
@@ -110,7 +115,7 @@ class GuardSet:
             self.rows.append(row)
 
     def weaken(self) -> None:
-        """Hold the objects of ID_IS rows weakly from now on, where they allow it: guards that are kept for reports keep no model alive."""
+        """Hold objects whose identity is checked, and what may die, weakly from now on: guards that are kept for reports keep no model alive."""
         self.rows = [_weakened(row) for row in self.rows]
         self.seen.clear()
 
@@ -122,8 +127,12 @@ class GuardSet:
 
 
 def _weakened(row: Row) -> Row:
-    obj = row.payload
-    if row.kind is not Kind.ID_IS or isinstance(obj, (Weak, type, types.ModuleType)):
+    path, obj = row.source, row.payload
+    while path is not None:
+        if isinstance(path, Held):
+            path.weaken()
+        path = path.base()
+    if isinstance(obj, (Weak, types.ModuleType)) or (row.kind is not Kind.ID_IS and not may_die(obj)):
         return row
     try:
         return replace(row, payload=Weak(obj))

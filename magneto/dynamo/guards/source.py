@@ -1,6 +1,6 @@
 """Sources: where a tracked value is found again on the next call.
 
-A source is a path from the frame's real state (a local slot, the value stack, the globals) or from an object that the region holds strongly
+A source is a path from the frame's real state (a local slot, the value stack, the globals) or from an object that the region holds
 (`Held`) to a value. Evaluating a source never runs user code: attributes are read from instance dictionaries or slots, items from
 exact built-in containers. `text()` is Python that a person can read; `emit` is what generated region code uses.
 
@@ -16,6 +16,11 @@ exact built-in containers. `text()` is Python that a person can read; `emit` is 
 
 from __future__ import annotations
 
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
@@ -85,21 +90,61 @@ class Global(Source):
         return f"G[{self.name!r}]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Held(Source):
-    """An object that the region holds strongly: a class, a module's globals, a function. Compared by identity."""
+    """An object that the region holds: a class, a module's globals, a function. Strongly, but for what may die. Compared by identity."""
 
-    name: str
-    obj: Any
+    __slots__ = ("_id", "_obj", "_weak", "name")
+
+    def __init__(self, name: str, obj: Any) -> None:
+        self.name = name
+        self._obj = obj
+        self._id = id(obj)
+        self._weak = False
+
+    @property
+    def obj(self) -> Any:
+        """The object; when it is gone, None."""
+        return self._obj() if self._weak else self._obj
+
+    def weaken(self) -> None:
+        """From now on, keep alive nothing that may die."""
+        if not self._weak and may_die(self._obj):
+            self._obj, self._weak = weakref.ref(self._obj), True
 
     def text(self) -> str:
         return self.name
 
+    def __repr__(self) -> str:
+        return f"Held({self.name!r})"
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and other.obj is self.obj
+        return isinstance(other, Held) and other._id == self._id and other.obj is self.obj
 
     def __hash__(self) -> int:
-        return hash((Held, id(self.obj)))
+        return hash((Held, self._id))
+
+
+def may_die(obj: Any) -> bool:
+    """Whether the program may let go of it while the region is there: a class or function made in a function, or a class that its module does not name."""
+    cls = type(obj)
+    if cls is types.FunctionType or cls is functools._lru_cache_wrapper:
+        return "<locals>" in getattr(obj, "__qualname__", "")
+    if not issubclass(cls, type) or not obj.__flags__ & _HEAP_TYPE:
+        return False
+    found: Any = sys.modules.get(namespace_of(obj).get("__module__"))  # type: ignore[arg-type]
+    for name in type.__getattribute__(obj, "__qualname__").split("."):
+        found = namespace_of(found).get(name) if isinstance(found, type) else getattr(found, "__dict__", _NOTHING).get(name)
+    return found is not obj
+
+
+def namespace_of(cls: type) -> Mapping[str, Any]:
+    """`vars(cls)`, past a metaclass that has a `__dict__` of its own."""
+    return _NAMESPACE(cls)  # type: ignore[no-any-return]
+
+
+_NAMESPACE: Any = vars(type)["__dict__"].__get__
+_HEAP_TYPE = 1 << 9
+_NOTHING: Mapping[str, Any] = {}
 
 
 @source

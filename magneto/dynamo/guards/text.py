@@ -35,7 +35,7 @@ def _name(payload: Any) -> str:
 
 # kind -> text for people of (source text, payload)
 SHOW: dict[Kind, Callable[[str, Any], str]] = {
-    Kind.TYPE_IS: lambda x, p: f"type({x}) is {p.__qualname__}",
+    Kind.TYPE_IS: lambda x, p: f"type({x}) is {_name(p)}",
     Kind.ID_IS: lambda x, p: f"{x} is {_name(p)}",
     Kind.EQUALS: lambda x, p: f"{x} == {p!r}",
     Kind.TENSOR: lambda x, p: f"{x}: {show_tensor(p)}",
@@ -48,7 +48,7 @@ SHOW: dict[Kind, Callable[[str, Any], str]] = {
     Kind.MEMBER: lambda x, p: f"{p.text()} in {x}",
     Kind.NOT_MEMBER: lambda x, p: f"{p.text()} not in {x}",
     Kind.DISTINCT: lambda x, p: f"distinct({', '.join([x, *[source.text() for source in p]])})",
-    Kind.TYPE_VERSION: lambda x, p: f"class {p.__qualname__} is not modified",
+    Kind.TYPE_VERSION: lambda x, p: f"class {_name(p)} is not modified",
     Kind.STATE: lambda x, p: f"{p[0]} == {p[3]!r}",
     Kind.INT_RANGE: lambda x, p: _between(x, *p),
     Kind.RELATION: lambda x, p: p.format(*[x] * p.count("{}")),
@@ -104,8 +104,12 @@ class _Writer:
         return _CHECKS[row.kind](self, x, row.payload)
 
     def pinned(self, payload: Any) -> str:
-        """The object of an ID_IS row (that may be gone)."""
+        """The object of a row (that may be gone)."""
         return f"{self.const(payload.ref)}()" if isinstance(payload, Weak) else self.const(payload)
+
+
+def known(payload: Any) -> Any:
+    return payload.known() if isinstance(payload, Weak) else payload
 
 
 def _absent(w: _Writer, x: str, payload: str | None) -> str:
@@ -113,7 +117,7 @@ def _absent(w: _Writer, x: str, payload: str | None) -> str:
 
 
 _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
-    Kind.TYPE_IS: lambda w, x, p: f"type({x}) is {w.const(p)}",
+    Kind.TYPE_IS: lambda w, x, p: f"type({x}) is {w.pinned(p)}",
     Kind.ID_IS: lambda w, x, p: f"same_object({x}, {w.pinned(p)})",
     Kind.EQUALS: lambda w, x, p: f"same_constant({x}, {w.const(p)})",
     Kind.TENSOR: lambda w, x, p: f"tensor_holds({w.const(p)}, {x})",
@@ -126,7 +130,7 @@ _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
     Kind.MEMBER: lambda w, x, p: f"is_element({x}, {w.source(p)})",
     Kind.NOT_MEMBER: lambda w, x, p: f"not is_element({x}, {w.source(p)})",
     Kind.DISTINCT: lambda w, x, p: f"all_distinct({', '.join([x, *[w.source(source) for source in p]])})",
-    Kind.TYPE_VERSION: lambda w, x, p: f"class_unchanged({w.const(p)}, {w.const(reading.class_snapshot(p))})",
+    Kind.TYPE_VERSION: lambda w, x, p: f"class_unchanged({w.const(known(p))}, {w.const(reading.class_snapshot(known(p)))})",
     Kind.STATE: lambda w, x, p: f"same_constant({w.const(p[1])}(*{w.const(p[2])}), {w.const(p[3])})",
     Kind.INT_RANGE: lambda w, x, p: f"in_range({x}, {p[0]}, {p[1]})",
     Kind.RELATION: lambda w, x, p: f"{w.const(reading.relation(p))}({x})",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from magneto.dynamo.guards.rows import Kind, Row, TensorRow
+from magneto.dynamo.guards.rows import Kind, Row, TensorRow, Weak
 from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Source
 from magneto.dynamo.guards.text import SHOW, show_row
 
@@ -86,7 +86,11 @@ def subject(row: Row) -> str:
     """What the row is about."""
     if row.kind is Kind.STATE:
         return str(row.payload[0])
-    return f"class {row.payload.__qualname__}" if row.kind is Kind.TYPE_VERSION or row.source is None else expression(row.source)
+    return f"class {_class_name(row)}" if row.kind is Kind.TYPE_VERSION or row.source is None else expression(row.source)
+
+
+def _class_name(row: Row) -> str:
+    return row.payload.text if isinstance(row.payload, Weak) else row.payload.__qualname__  # type: ignore[no-any-return]
 
 
 def remedy(row: Row) -> str:
@@ -97,7 +101,7 @@ def remedy(row: Row) -> str:
     if row.kind is Kind.STATE:
         return f"Keep {row.payload[0]} the same at every call, or optimise a function for each."
     if row.kind is Kind.TYPE_VERSION:
-        return f"Do not modify class {row.payload.__qualname__} between calls; keep what changes on an instance."
+        return f"Do not modify class {_class_name(row)} between calls; keep what changes on an instance."
     if row.kind is Kind.ID_IS:
         return f"Make the object {name} once and pass the same one each time."
     if row.kind in (Kind.LENGTH, Kind.KEYS, Kind.KEY_ABSENT):

@@ -347,6 +347,8 @@ class SymbolicMachine:
 
     def _rewrap(self, found: Tracker, obj: Any, source: Source) -> Tracker:
         """The same object reached by a second path: one tracker, and a row that the two paths still meet."""
+        if isinstance(found, trackers.Awaited):
+            self.graph_break("B107", value=found.show(), reason="it is read where something is to be added")
         if found.source is not None and found.source != source:
             known, other = (found.source, source) if isinstance(found.source, Held) else (source, found.source)
             self.guard(*((Kind.ID_IS, other, obj) if isinstance(known, Held) else (Kind.SAME, source, found.source)))

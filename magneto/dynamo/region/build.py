@@ -29,7 +29,7 @@ from magneto.dynamo.machine.lifetime import looks_at_the_heap
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Ending, Restart
 from magneto.dynamo.region import runtime
-from magneto.dynamo.region.emit import RegionEmitter
+from magneto.dynamo.region.emit import LET_GO, RegionEmitter, let_go
 from magneto.dynamo.region.forms import FORMS, FormContext, Outcome, has_form
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.context import GradModeTracker, InferenceModeTracker
@@ -161,12 +161,14 @@ class _Builder:
         machine.check_generators(em.emitted)
         head, gm, examples = self._graph_call()
         self._guard_distinct()
+        for held in em.borrows:
+            machine.guards.add(Row(Kind.PRESENT, held, None, *machine.read_at()))
         arguments = list(em.arguments.items())
         direct = [(source, name) for source, name in arguments if isinstance(source, (Local, Stack))]
         exported = [(source, name) for source, name in arguments if not isinstance(source, (Local, Stack))]
         parameters = ", ".join([*(name for _, name in direct + exported), *["inputs"] * bool(self.packed)])
         body = [self._comment(), *self._undone([*em.early_lines, *_freed_before(freed, [*head, *checks])]), *em.lines]
-        text = f"def {self.name}({parameters}):\n" + indent("\n".join(body), 4) + "\n"
+        text = f"def {self.name}({parameters}):\n" + indent("\n".join(let_go(parameters, body)), 4) + "\n"
         n_locals = len(machine.state.locals)
         slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
         exports = tuple(source for source, _ in exported)
@@ -434,13 +436,14 @@ class _Builder:
         """The inner frame runs on as a frame of its own; its result goes on the outer frame's stack."""
         assert outer.current is not None
         function = self.em.const(_clone_function(inner), f"rest_of_{inner.code.co_name}")
-        line = self.em.line
+        line, result = self.em.line, self.em.fresh("result")
+        line(LET_GO)
         line("try:")
-        line(f"    r = materialise({function}, s)")
+        line(f"    {result} = materialise({function}, s)")
         line("except BaseException as e:")
         line(f"    s = Resume({outer.current.offset}, {locals_name}, {_tuple(stack)}, clean(e){handling})")
         line("else:")
-        line(f"    s = Resume({outer.current.next}, {locals_name}, {_tuple([*stack, 'r'])}{handling})")
+        line(f"    s = Resume({outer.current.next}, {locals_name}, {_tuple([*stack, result])}{handling})")
 
     def _handler_depth(self, frame: SymFrame, instruction: Instruction) -> int:
         handler = frame.decoded.handler_at(instruction.offset)

@@ -6,11 +6,9 @@ order, then the end (`return value`, or a Resume). `value(tracker)` memoises, so
 
 from __future__ import annotations
 
-import functools
 import keyword
 import math
 import re
-import types
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from magneto.dynamo import trackers
-from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.guards.source import Held, Local, Source, Stack, may_die
 from magneto.dynamo.trackers.base import Tracker
 
 _LITERALS = (type(None), bool, int, str, bytes)
@@ -47,6 +45,7 @@ class RegionEmitter:
         self.namespace = namespace
         self.outputs: list[tuple[fx.Node, str]] = []
         self.shows_history = False
+        self.borrows: list[Held] = []
         self.arguments: dict[Source, str] = {}
         self._taken = {*names, *namespace}
         self._memo: dict[int, str] = {}
@@ -84,11 +83,12 @@ class RegionEmitter:
         return name
 
     def borrowed(self, obj: Any, hint: str = "c") -> str:
-        """`const` of what the program has made, and may let go of: a class or function of a call is not kept alive. (The guards fail when it is dead.)"""
-        if not _made_in_a_function(obj) or id(obj) in self._trackers or id(obj) in self._consts:
+        """`const` of what the program has made, and may let go of: a class or function of a call is not kept alive. The guards fail when it is dead."""
+        if not may_die(obj) or id(obj) in self._trackers or id(obj) in self._consts:
             return self.const(obj, hint)
         kept = self.fresh(hint)
         self.namespace[kept] = weakref.ref(obj)
+        self.borrows.append(Held(hint, obj))
         name = self._consts[id(obj)] = self.early(f"{kept}()", hint)
         return name
 
@@ -173,10 +173,26 @@ class RegionEmitter:
         self.lines.append(text)
 
 
-def _made_in_a_function(obj: Any) -> bool:
-    if issubclass(type(obj), type):
-        return "<locals>" in type.__getattribute__(obj, "__qualname__")
-    return type(obj) in (types.FunctionType, functools._lru_cache_wrapper) and "<locals>" in getattr(obj, "__qualname__", "")
+LET_GO = "let go"
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*),? = ", re.M)
+
+
+def let_go(parameters: str, lines: list[str]) -> list[str]:
+    """The lines of a body, in which LET_GO becomes that its variables let go of what is not read behind it: frames that run on from there own their values."""
+    if LET_GO not in lines:
+        return lines
+    done: list[str] = []
+    gone: set[str] = set()
+    for number, line in enumerate(lines):
+        if line == LET_GO:
+            later = set(re.findall(r"\w+", "\n".join(lines[number + 1 :])))
+            names = [name for found in (parameters, *_ASSIGNED.findall("\n".join(done))) for name in found.split(", ") if name]
+            names = [name for name in dict.fromkeys(names) if name not in later and name not in gone]
+            gone.update(names)
+            line = " = ".join([*names, "None"])
+        if line != "None":
+            done.append(line)
+    return done
 
 
 def _hint(source: Source) -> str:

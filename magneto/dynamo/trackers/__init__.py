@@ -47,7 +47,7 @@ from magneto.dynamo.trackers import (
     rules_twins,
 )
 from magneto.dynamo.trackers.array import ArrayMemory
-from magneto.dynamo.trackers.base import MISSING, CannotEmit, Const, Raised, Tracker
+from magneto.dynamo.trackers.base import MISSING, Awaited, CannotEmit, Const, Raised, Tracker
 from magneto.dynamo.trackers.build import from_value, wrap
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.construct import call_value
@@ -126,6 +126,7 @@ RULES = (
 )
 
 __all__ = [
+    "Awaited",
     "EXACT",
     "MISSING",
     "PUT",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.source import Source
+from magneto.dynamo.guards.source import namespace_of as namespace_of
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -25,14 +26,6 @@ class Const:
     """A constant that capture knows completely (`try_const` returns it, or None)."""
 
     value: Any
-
-
-_NAMESPACE: Any = vars(type)["__dict__"].__get__
-
-
-def namespace_of(cls: type) -> Mapping[str, Any]:
-    """`vars(cls)`, past a metaclass that has a `__dict__` of its own."""
-    return _NAMESPACE(cls)  # type: ignore[no-any-return]
 
 
 class Missing:
@@ -136,6 +129,19 @@ class Tracker:
 
     def __repr__(self) -> str:
         return self.show()
+
+
+class Awaited(Tracker):
+    """An existing object that an effect of the region will change in a way that capture does not know: who reaches it waits for that."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def show(self) -> str:
+        return self.name
 
 
 class Later:

@@ -99,6 +99,8 @@ def run_rule(m: Machine, fn: Any, body: Rule, args: Sequence[Tracker], kwargs: M
         for arg in (*args, *kwargs.values()):
             if hasattr(arg, "needed"):  # a rule may have taken a number of the run for something that is no number
                 arg.needed(m)
+            elif not arg.shared:
+                arg.python_type()  # nor may an error stand for arguments of other types: the type of a scalar is guarded when it is asked for
         raise
     name = getattr(fn, "__qualname__", None) or repr(fn)
     m.graph_break("B101", callee=name, reason="arguments that its rule does not describe")

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.guards.source import Attr, Cell, Held, InstanceDict, Item, Local, Part, Peek, Source, Stack
+from magneto.dynamo.guards.source import Attr, Cell, Held, InstanceDict, Item, Local, Part, Peek, Source, Stack, may_die
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
@@ -168,8 +168,10 @@ class FunctionTracker(Tracker):
             m.guard(Kind.ID_IS, Attr(source, "__code__"), fn.__code__)
             m.guard(Kind.ID_IS, Attr(source, "__defaults__"), fn.__defaults__)
 
+        followed = anew or may_die(fn)
+
         def part(attr: str, key: Any, value: Any) -> Source:
-            return Item(Attr(source, attr), key) if anew else Held(f"{fn.__name__}.{attr}[{key!r}]", value)
+            return Item(Attr(source, attr), key) if followed else Held(f"{fn.__name__}.{attr}[{key!r}]", value)
 
         cells = tuple(m.wrap(cell, part("__closure__", i, cell)) for i, cell in enumerate(fn.__closure__ or ()))
         defaults = [m.wrap(value, part("__defaults__", i, value)) for i, value in enumerate(fn.__defaults__ or ())]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, Tracker, namespace_of
 from magneto.dynamo.trackers.constant import is_constant
 from magneto.dynamo.trackers.klass import held
 
@@ -20,7 +20,7 @@ _UNGUARDED = frozenset(
 
 
 def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | None:
-    """The module's global; missing names ask the module's __getattr__ (executed: it imports)."""
+    """The module's global; missing names ask the module's __getattr__ (one of the module's class is executed: it imports)."""
     obj = module.obj
     namespace = obj.__dict__
     overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
@@ -35,6 +35,15 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
     if m.switches and isinstance(computed, types.FunctionType):  # type: ignore[attr-defined]
         label = f"{obj.__name__}.{name}"  # a setting that the region may have changed
         return m.call(held(m, computed, label), [held(m, type(obj).__dict__[name], label), module, held(m, type(obj), label)], {})
+    hook = namespace.get("__getattr__")
+    if (
+        isinstance(hook, types.FunctionType)
+        and obj.__name__ != "magneto"
+        and not any(name in namespace_of(base) for base in type(obj).__mro__)
+    ):
+        m.guard(Kind.KEY_ABSENT, Held(obj.__name__, namespace), name)
+        asked = m.wrap(hook, Item(InstanceDict(Held(obj.__name__, obj)), "__getattr__"))
+        return m.call(asked, [m.const(name)], {})
     value = getattr(obj, name, MISSING)
     if is_constant(value):  # a computed setting, as in torch.backends
         m.guard(Kind.STATE, None, (f"{obj.__name__}.{name}", getattr, (obj, name), value))

@@ -22,7 +22,7 @@ from magneto.dynamo.trackers.function import BuiltinTracker, CellTracker
 from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
 from magneto.dynamo.trackers.module import ModuleTracker
-from magneto.dynamo.trackers.object import IdTracker, ObjectTracker, OpaqueTracker
+from magneto.dynamo.trackers.object import IdTracker, ObjectTracker
 from magneto.dynamo.trackers.parent import SuperTracker
 from magneto.dynamo.trackers.rules_tensor_state import LEGACY
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -159,13 +159,14 @@ def super_(m: Machine, *args: Tracker) -> Any:
 # -- types
 
 
+_OF_C = (types.WrapperDescriptorType, types.MethodDescriptorType)
+
+
 def class_info(m: Machine, v: Tracker) -> Any:
     """The real second argument of isinstance."""
     if isinstance(v, ClassTracker):
         return v.obj
-    if isinstance(v, SequenceTracker):
-        return tuple(class_info(m, item) for item in v.items(m))
-    if isinstance(v, OpaqueTracker) and isinstance(v.obj, (types.UnionType, types.GenericAlias)) or hasattr(v.obj, "__instancecheck__"):
+    if v.obj is not MISSING and isinstance(getattr(type(v.obj), "__instancecheck__", None), _OF_C):
         return v.obj
     const = v.try_const()
     if const is not None and isinstance(const.value, (tuple, types.UnionType)):
@@ -177,22 +178,31 @@ def _plain_metaclass(cls: Any) -> bool:
     return type(cls).__instancecheck__ is type.__instancecheck__  # type: ignore[comparison-overlap]
 
 
+def _checks(m: Machine, v: Tracker, info: Tracker, name: str) -> Tracker | None:
+    """The hook of an object that stands for classes, and is none."""
+    hook = getattr(info.python_type(), name, None)
+    if isinstance(info, ClassTracker) or not isinstance(hook, types.FunctionType):
+        return None
+    return m.const(m.truth(m.call(held(m, hook, name), [info, v], {})))
+
+
 @rule(isinstance, Tracker, Tracker)
 def isinstance_(m: Machine, v: Tracker, info: Tracker) -> Tracker:
-    return m.const(is_instance(m, v, class_info(m, info)))
+    if isinstance(info, SequenceTracker) and issubclass(info.cls, tuple):
+        return m.const(any(m.truth(isinstance_(m, v, item)) for item in info.items(m)))
+    return _checks(m, v, info, "__instancecheck__") or m.const(is_instance(m, v, class_info(m, info)))
 
 
 _LIBRARIES = ("abc", "typing", "enum", "torch", "_py_abc")
 
 
 def _asked(m: Machine, info: Any, name: str, v: Tracker) -> bool | None:
-    """The answer of a metaclass of the program; None where the check is the interpreter's or a library's."""
-    if not isinstance(info, type):
-        return None
+    """The answer of a metaclass of the program, or of an object that stands for classes; None where the check is the interpreter's or of a library's class."""
     hook = getattr(type(info), name, None)
-    if not isinstance(hook, types.FunctionType) or str(hook.__module__).partition(".")[0] in _LIBRARIES:
+    library = isinstance(info, type) and str(getattr(hook, "__module__", "")).partition(".")[0] in _LIBRARIES
+    if library or not isinstance(hook, types.FunctionType):
         return None
-    return m.truth(m.call(held(m, hook, name), [held(m, info, info.__name__), v], {}))
+    return m.truth(m.call(held(m, hook, name), [held(m, info, getattr(info, "__name__", name)), v], {}))
 
 
 def _names_a_class(cls: type) -> bool:
@@ -263,25 +273,35 @@ def is_instance(m: Machine, v: Tracker, info: Any) -> bool:
             return isinstance(torch.empty(0, dtype=v.meta.dtype), info)
     const = v.try_const()
     if const is not None:
-        return isinstance(const.value, info)
+        return _real_check(m, isinstance, const.value, info)
     protocol = isinstance(info, type) and getattr(info, "_is_protocol", False) and getattr(info, "_is_runtime_protocol", False)
     if isinstance(v, ObjectTracker) and protocol:
         return _has_members(m, v, info)
     if v.obj is not MISSING and not isinstance(v, TensorTracker):
-        return isinstance(v.obj, info)
+        return _real_check(m, isinstance, v.obj, info)
+    return _real_check(m, issubclass, cls, info)
+
+
+def _real_check(m: Machine, check: Any, obj: Any, info: Any) -> bool:
     try:
-        return issubclass(cls, info)
+        return bool(check(obj, info))
     except TypeError as error:
         m.raise_exception(error)
 
 
 @rule(issubclass, Tracker, Tracker)
-def issubclass_(m: Machine, v: Tracker, info: Tracker) -> Tracker:
-    if not isinstance(v, ClassTracker):
-        m.raise_exception(TypeError("issubclass() arg 1 must be a class"))
+def issubclass_(m: Machine, v: Tracker, info: Tracker) -> Any:
+    if isinstance(info, SequenceTracker) and issubclass(info.cls, tuple):
+        return m.const(any(m.truth(m.apply(issubclass, v, item)) for item in info.items(m)))
+    checked = _checks(m, v, info, "__subclasscheck__")
+    if checked is not None:
+        return checked
     real = class_info(m, info)
+    if not isinstance(v, ClassTracker):
+        const = v.try_const()
+        return NotImplemented if const is None else m.const(_real_check(m, issubclass, const.value, real))
     answer = _asked(m, real, "__subclasscheck__", v)
-    return m.const(issubclass(v.obj, real) if answer is None else answer)
+    return m.const(_real_check(m, issubclass, v.obj, real) if answer is None else answer)
 
 
 @rule(type, Tracker)

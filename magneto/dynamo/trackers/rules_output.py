@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Held
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import MISSING, Awaited, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, rule
@@ -225,6 +225,27 @@ def _raises_now(*args: Any) -> bool:
     return raises(warnings.filters, *args)
 
 
+def _taker() -> str:
+    """Who is given a warning: nobody ("" : it is written), a list of catch_warnings, or a function of the program."""
+    if warnings.showwarning is not getattr(warnings, "_showwarning_orig", warnings.showwarning):
+        return "function"
+    shows = warnings._showwarnmsg_impl  # type: ignore[attr-defined]
+    if type(shows) is types.BuiltinMethodType and shows.__name__ == "append" and type(shows.__self__) is list:
+        return "list"
+    return "" if getattr(shows, "__module__", None) == "warnings" else "function"
+
+
+def _given(m: Machine) -> bool:
+    """Whether the warning may be given when the effects are replayed: to nobody who asks before."""
+    taker = _taker()
+    m.guard(Kind.STATE, None, ("who is given warnings", _taker, (), taker))
+    if taker == "list":
+        wrapped: dict[int, Tracker] = m.wrapped  # type: ignore[attr-defined]
+        log = warnings._showwarnmsg_impl.__self__  # type: ignore[attr-defined]
+        return isinstance(wrapped.setdefault(id(log), Awaited("the list of recorded warnings")), Awaited)
+    return not taker
+
+
 @rule(warnings.warn, ConstTracker)
 def warn(
     m: Machine, message: ConstTracker, category: Tracker | None = None, stacklevel: Tracker | None = None, source: Tracker | None = None
@@ -252,6 +273,8 @@ def warn(
         m.guard(Kind.STATE, None, ("warnings filters", _raises_now, asked, raising))
     if raising:
         m.raise_exception(kind(text))
+    if not _given(m):
+        return NotImplemented
     held = Named(names)
     m.effect("{0}({1}, {2}, {3}, {4})", _WARN_THERE, m.const(text), ClassTracker(kind), m.const((file, line)), held)
     return None

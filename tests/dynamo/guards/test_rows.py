@@ -5,15 +5,18 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import gc
 import math
 import struct
 import sys
 import types
+import weakref
 
 import pytest
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Stack
+from magneto.dynamo.guards.text import show_guards
 from tests.dynamo.guards.oracle import UNBOUND, Both, holds
 
 pytestmark = pytest.mark.torchfree
@@ -74,9 +77,6 @@ def test_id_is():
 
 
 def test_id_is_does_not_keep_the_object():
-    import gc
-    import weakref
-
     obj = Plain()
     ref = weakref.ref(obj)
     both = Both((Kind.ID_IS, X, obj))
@@ -88,6 +88,7 @@ def test_id_is_does_not_keep_the_object():
     gc.collect()  # the text's function and its globals are a cycle
     assert ref() is None
     assert not program.check((Plain(),), ())
+    assert not program.check((None,), ())
 
 
 EQUAL = [
@@ -262,14 +263,16 @@ def test_state():
     assert not both.program.check((), ())
 
 
+class Base:
+    a = 1
+
+
+class Child(Base):
+    def f(self):
+        pass
+
+
 def test_type_version():
-    class Base:
-        a = 1
-
-    class Child(Base):
-        def f(self):
-            pass
-
     both = Both((Kind.TYPE_VERSION, Held("Child", Child), Child))
     assert both.holds()
     Base.a = 2
@@ -282,6 +285,39 @@ def test_type_version():
     assert both.holds()
     Child.__bases__ = (type("Other", (), {"a": 1}),)
     assert not both.holds()
+    Child.__bases__ = (Base,)
+
+
+def test_guards_keep_no_class_or_function_alive_that_the_program_made_in_a_function():
+    class Made:
+        def method(self):
+            return __class__
+
+    def function():
+        return Made
+
+    made = Made()
+    rows = [
+        (Kind.TYPE_IS, X, Made),
+        (Kind.TYPE_VERSION, Held("Made", Made), Made),
+        (Kind.ID_IS, Y, function),
+        (Kind.PRESENT, Held("function", function), None),
+        (Kind.ID_IS, Attr(Held("method", Made.method), "__code__"), Made.method.__code__),
+    ]
+    both = Both(*rows)
+    assert both.holds(made, function)
+    both.guards.weaken()
+    text = show_guards(both.guards)
+    assert both.holds(made, function)
+    program, both.text = both.program, None  # the text holds them
+    Made.more = 1
+    assert not program.check((made, function), ())
+    references = [weakref.ref(Made), weakref.ref(function)]
+    del Made, made, function, rows
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert show_guards(both.guards) == text
+    assert not program.check((None, None), ()) and not program.check((Base(), None), ())
 
 
 def test_sources():

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import magneto
-from tests.compare import assert_equal, outcome
+from tests.compare import assert_equal, outcome, same
 from tests.python.programs import X
 
 LOG = logging.getLogger("magneto.tests.output")
@@ -186,8 +186,16 @@ def warnings_recorded(x):
     return y, len(seen), str(seen[0].message), seen[0].lineno
 
 
+def _written(message: Any) -> None:
+    print(message.category.__name__, message.message, message.filename, message.lineno, file=sys.stderr)
+
+
+_written.__module__ = "warnings"  # in place of the function there, which pytest has replaced
+
+
 def said(fn: Callable[..., Any], calls: int = 3) -> tuple[list[Any], str]:
     """Results and output of a few calls."""
+    monkeypatch = pytest.MonkeyPatch()
     fn_globals: Any = globals()
     fn_globals.pop("__warningregistry__", None)
     out = io.StringIO()
@@ -198,9 +206,10 @@ def said(fn: Callable[..., Any], calls: int = 3) -> tuple[list[Any], str]:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
             warnings.simplefilter("default")
-            warnings.showwarning = lambda message, kind, file, line, *rest: print(kind.__name__, message, file, line)
+            monkeypatch.setattr(warnings, "_showwarnmsg_impl", _written)
             results = [outcome(fn, ((X.clone(),), {})) for _ in range(calls)]
     finally:
+        monkeypatch.undo()
         LOG.removeHandler(handler)
     return results, out.getvalue()
 
@@ -322,3 +331,65 @@ def test_running_averages_of_state_dictionaries() -> None:
         return [fn(X) for _ in range(3)]
 
     assert_equal(run(magneto.optimize("eager", nopython=True)), run(lambda fn: fn))
+
+
+def _warned(x: Any) -> Any:
+    y = x + 1
+    warnings.warn("hello")
+    return y
+
+
+class Recording:
+    """A with-block of the program that reads what was recorded when it ends, as unittest's assertWarns does."""
+
+    def __enter__(self) -> Any:
+        self.block = warnings.catch_warnings(record=True)
+        self.log: Any = self.block.__enter__()
+        magneto.graph_break()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.block.__exit__(*error)
+        self.said = [(str(warning.message), warning.lineno) for warning in self.log]
+
+
+def _recorded(x: Any) -> Any:
+    recording = Recording()
+    with recording:
+        warnings.simplefilter("always")
+        y = _warned(x)
+        inside = len(recording.log)
+        y = _warned(y) * len(recording.log)
+    return y, inside, recording.said
+
+
+def _counted(x: Any, log: list[Any]) -> Any:
+    before = len(log)
+    y = _warned(x)
+    return y * len(log), before
+
+
+def test_recorded_warnings_are_there_when_the_program_looks() -> None:
+    same(_recorded, magneto.optimize("eager")(_recorded), X)
+    for fn in (_counted, magneto.optimize("eager")(_counted)):
+        for _ in range(3):
+            with warnings.catch_warnings(record=True) as log:
+                warnings.simplefilter("always")
+                y, before = fn(X, log)
+                assert (y.tolist(), before, len(log)) == ((X + 1).tolist(), 0, 1)
+
+
+def test_a_function_that_takes_warnings_is_called_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+
+    def fn(x):
+        before = len(log)
+        return _warned(x) * len(log), before
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: log.append(str(message)))
+        compiled = magneto.optimize("eager")(fn)
+        for n in range(3):
+            y, before = compiled(X)
+            assert (y.tolist(), before, log) == (((X + 1) * (n + 1)).tolist(), n, ["hello"] * (n + 1))

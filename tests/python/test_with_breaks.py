@@ -20,7 +20,6 @@ from tests.python.programs import Program
 FILES = (
     "asked",
     "attention_switches",
-    "class_checks",
     "class_hooks",
     "classes",
     "containers",

@@ -66,6 +66,32 @@ def reached(
     return Reached(graph, kept, tuple(_renumbered(gradient, renumbered, missing) for gradient in gradients))
 
 
+def left_over(backward: fx.Graph, n_kept: int, first: frozenset[int], rest: frozenset[int]) -> tuple[int, ...] | None:
+    """The values kept that the tangents `rest` need when those of `first` have gone through the graph and freed what they read. None where both go through
+    one formula that reads a value kept: there eager's engine refuses too."""
+    places = [node for node in backward.nodes if node.op == "placeholder"]
+    sides = {node: 1 if k in first else 2 if k in rest else 0 for k, node in enumerate(places[n_kept:])}
+    read: dict[fx.Node, frozenset[int]] = {node: frozenset((i,)) for i, node in enumerate(places[:n_kept])}
+    needed: set[int] = set()
+    for node in backward.nodes:
+        if node.op != "call_function":
+            continue
+        sources = node.all_input_nodes
+        values = frozenset[int]().union(*(read.get(source, ()) for source in sources))
+        side = 0
+        for source in sources:
+            side |= sides.get(source, 0)
+        if not side:
+            read[node] = values
+            continue
+        sides[node] = side
+        if side == 3 and values:
+            return None
+        if side == 2:
+            needed |= values
+    return tuple(sorted(needed))
+
+
 def _renumbered(gradient: Gradient, renumbered: dict[int, int], missing: frozenset[int]) -> Gradient:
     if isinstance(gradient, tuple):
         return None if gradient[1] in missing else gradient
@@ -108,4 +134,4 @@ def _zeros(graph: fx.Graph, like: fx.Node, before: fx.Node) -> fx.Node:
     return made
 
 
-__all__ = ["Reached", "reached"]
+__all__ = ["Reached", "left_over", "reached"]

@@ -19,7 +19,7 @@ from magneto import _C
 from magneto.aot_autograd.call import as_function, without_grad
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Partition, is_random
-from magneto.aot_autograd.reached import reached
+from magneto.aot_autograd.reached import left_over, reached
 from magneto.aot_autograd.signature import Result
 from magneto.aot_autograd.tangents import given_up, laid_out
 from magneto.base.errors import UserError
@@ -71,6 +71,7 @@ class TrainingPlan:
     backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
+    leftovers: dict[tuple[frozenset[int], frozenset[int]], tuple[int, ...] | None] = field(default_factory=dict)
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
 
@@ -111,6 +112,16 @@ class TrainingPlan:
             return lambda values: function(*values)
 
         return _C.call_inactive(called)  # type: ignore[no-any-return]
+
+    def leftover(self, ctx: Any, missing: frozenset[int]) -> tuple[int, ...] | None:
+        """The values kept that must outlive a backward in which the gradients `missing` were not there: they may come in a backward of their own."""
+        done = getattr(ctx, "done", _NOTHING)
+        rest = missing - done
+        key = (done, rest)
+        if rest and key not in self.leftovers:
+            first = frozenset(range(len(self.differentiable))) - rest
+            self.leftovers[key] = _C.call_inactive(functools.partial(left_over, self.cut.backward, len(self.cut.kept), first, rest))
+        return self.leftovers[key] if rest else None
 
     def _built(self, choice: Choice) -> Backward:
         part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, *choice)
@@ -232,8 +243,12 @@ class CompiledGraph(torch.autograd.Function):
         run = backward.run
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
             run = plan.batched(choice)
-        values = _saved(ctx, plan, backward.kept)
+        values = _left(ctx, plan, choice[0], backward.kept) if backward.kept else []
+        if values is None:
+            values = _saved(ctx, plan, backward.kept)
         if not _keeps_graph():  # the list alone holds what was saved from here on
+            if choice[0]:
+                _leave(ctx, plan, choice[0])
             ctx.maybe_clear_saved_tensors()
             ctx.inputs = None
         if backward.passes_tangents:
@@ -252,6 +267,34 @@ def _runs(node: Any) -> bool:
         return _executes(node)
     except RuntimeError:  # of a leaf whose gradient is asked for, and outside of a backward
         return True
+
+
+def _leave(ctx: Any, plan: TrainingPlan, missing: frozenset[int]) -> None:
+    """Set aside what a backward of the gradients that were `missing` will read, as eager's engine frees only what it has gone through."""
+    places = plan.leftover(ctx, missing)
+    if places is None:
+        ctx.left = None
+        return
+    before = getattr(ctx, "left", None)
+    if before is None:
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError:  # written since, or freed
+            return
+        before = {i: (saved[i].detach(), saved[i]._version) for i in places}  # not the results themselves, which hold this node
+    ctx.left = {i: before[i] for i in places if i in before}
+    ctx.done = frozenset(range(len(plan.differentiable))) - missing | getattr(ctx, "done", _NOTHING)
+
+
+def _left(ctx: Any, plan: TrainingPlan, missing: frozenset[int], wanted: tuple[int, ...]) -> list[Any] | None:
+    """What an earlier backward has set aside for the gradients that are there now."""
+    left = getattr(ctx, "left", None)
+    there = frozenset(range(len(plan.differentiable))) - missing
+    if left is None or there & ctx.done or any(i not in left for i in wanted):
+        return None
+    if any(left[i][0]._version != left[i][1] for i in wanted):
+        raise RuntimeError(_WRITTEN)
+    return [left[i][0] for i in wanted]
 
 
 def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:

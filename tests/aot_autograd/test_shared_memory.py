@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -204,3 +205,54 @@ def test_memory_with_gaps_gets_a_history(backend: str) -> None:
         found = run(magneto.optimize(backend)(fn))
     for one, other in zip(run(fn), found, strict=True):
         assert torch.allclose(one, other)
+
+
+def test_results_go_backward_one_after_another() -> None:
+    """Without `retain_graph`, where their formulas share no saved value; in any order; nothing is held when the results are gone."""
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def apart(x: torch.Tensor) -> Any:
+        return (one(x).tanh() ** 2).sum(), (other(x).sigmoid() ** 2).sum(), one(x).cos().sum()
+
+    def sums(x: torch.Tensor) -> Any:
+        return x.sum(), x.mean(), x.sum(0)
+
+    def shared(x: torch.Tensor) -> Any:
+        hidden = one(x).tanh()
+        return (hidden**2).sum(), other(hidden).exp().sum(), x.sum()
+
+    def run(call: Callable[..., Any], order: tuple[int, ...], write: bool = False) -> list[Any]:
+        one.zero_grad()
+        other.zero_grad()
+        x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+        results = call(x)
+        seen: list[Any] = []
+        for k in order:
+            try:
+                results[k].sum().backward()
+                seen += [None if p.grad is None else p.grad.clone() for p in (x, one.weight, other.weight)]
+            except RuntimeError as error:
+                seen.append(str(error)[:60])
+                break
+            if write:
+                with torch.no_grad():
+                    other.weight.mul_(1.0)
+        references = [weakref.ref(result) for result in results]
+        del results
+        assert all(reference() is None for reference in references)
+        return seen
+
+    for backend in COMPILERS:
+        for fn in (apart, sums, shared):
+            optimised = magneto.optimize(backend)(fn)
+            for order in ((0, 1, 2), (2, 0, 1), (1, 1), (0, 1, 0), (1, 2)):
+                expected, found = run(fn, order), run(optimised, order)
+                assert len(expected) == len(found), (fn, order, expected, found)
+                for a, b in zip(expected, found, strict=True):
+                    assert a == b if a is None or isinstance(a, str) else torch.allclose(a, b, atol=1e-6), (fn, order)
+
+    def late(x: torch.Tensor) -> Any:
+        return x.sin().sum(), (x @ other.weight).sum()
+
+    for call in (late, magneto.optimize("aot_eager")(late)):  # what is set aside for later must not be written either
+        assert run(call, (0, 1), True)[-1] == run(late, (0, 1), True)[-1]

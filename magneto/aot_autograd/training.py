@@ -18,9 +18,9 @@ from torch import fx
 from magneto import _C
 from magneto.aot_autograd.call import as_function, without_grad
 from magneto.aot_autograd.joint import JointGraph
-from magneto.aot_autograd.partition import Partition, is_random
+from magneto.aot_autograd.partition import Partition
 from magneto.aot_autograd.reached import left_over, reached
-from magneto.aot_autograd.signature import Result
+from magneto.aot_autograd.replay import Replay, replay_of
 from magneto.aot_autograd.tangents import given_up, laid_out
 from magneto.base.errors import UserError
 from magneto.graph.meta import TensorMeta
@@ -63,7 +63,7 @@ class TrainingPlan:
     differentiable: tuple[int, ...]
     tangent_metas: tuple[TensorMeta, ...]
     captured: Compiled
-    replay_outputs: tuple[int, ...] | None  # positions of the differentiable results among the captured graph's outputs
+    replay: Replay | None
     unchecked: tuple[int, ...]  # tensors among the inputs of whose version autograd takes no note, as the backward does not read them
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
@@ -157,6 +157,7 @@ def plan_training(
     kept = {k.index for k in cut.kept if k.kind == "input"}
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
     cut_off = tuple(i for i in differentiable if cut.gradients[i] is None)
+    again = replay_of(joint) if replay else None
     tensors = [i for i, node in enumerate(inputs) if isinstance(node.meta["val"], TensorMeta)]
     return TrainingPlan(
         joint.name,
@@ -168,23 +169,12 @@ def plan_training(
         joint.differentiable,
         tuple(joint.results[i].meta["val"] for i in joint.differentiable),
         captured,
-        _replay_outputs(joint) if replay else None,
-        tuple(i for i, node in enumerate(inputs) if i not in kept and isinstance(node.meta["val"], TensorMeta)),
+        again,
+        tuple(i for i in tensors if i not in kept and (again is None or i not in again.written)),
         holds,
         cut_off,
         tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
     )
-
-
-def _replay_outputs(joint: JointGraph) -> tuple[int, ...] | None:
-    """Where a second run of the captured graph would return the differentiable results; None when a second run is not the same."""
-    signature = joint.signature
-    if signature.single or signature.mutations or signature.n_constants or any(is_random(node) for node in joint.graph.nodes):
-        return None
-    places = {output.index: i for i, output in reversed(list(enumerate(signature.outputs))) if isinstance(output, Result)}
-    if any(index not in places for index in joint.differentiable):
-        return None
-    return tuple(places[index] for index in joint.differentiable)
 
 
 def training_function(plan: TrainingPlan) -> Compiled:
@@ -213,6 +203,8 @@ class CompiledGraph(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: TrainingPlan, *inputs: Any) -> Any:
+        if plan.replay is not None and plan.replay.draws:
+            ctx.random = torch.get_rng_state()
         out = tuple(plan.forward(*inputs))
         if plan.views is None:
             shown = out[: plan.n_results] if plan.shown is None else plan.shown(out)
@@ -222,7 +214,7 @@ class CompiledGraph(torch.autograd.Function):
         ctx.save_for_backward(*plan.keep(inputs + out))
         ctx.plan = plan
         ctx.written = _NOTHING
-        if plan.replay_outputs is not None:
+        if plan.replay is not None:
             ctx.inputs, ctx.versions = inputs, _versions(inputs, plan.unchecked)
         results = out[: plan.n_results] if plan.shown is None else plan.shown(out)
         if plan.silent:
@@ -370,8 +362,8 @@ def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
 def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
     """Backward with create_graph=True, or of functions that read other values by now: the captured graph runs again in eager."""
     again = torch.is_grad_enabled()
-    if plan.replay_outputs is None:
-        raise _cannot_replay(plan, "which writes inputs, draws random numbers or returns views")
+    if plan.replay is None:
+        raise _cannot_replay(plan, "which writes inputs that it reads, returns views, or draws random numbers elsewhere than on the CPU")
     inputs = ctx.inputs
     if inputs is None:
         raise _cannot_replay(plan, "whose backward has run already")
@@ -379,9 +371,16 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
         raise _cannot_replay(plan, "an input of which has been written since")
     unwanted = plan.unwanted(ctx)
     wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad and i not in unwanted}
-    with torch.enable_grad():
-        outputs = plan.captured(*inputs)
-    pairs = [(outputs[place], gradients[index]) for place, index in zip(plan.replay_outputs, plan.differentiable, strict=True)]
+    present = torch.get_rng_state() if plan.replay.draws else None
+    try:
+        if present is not None:
+            torch.set_rng_state(ctx.random)
+        with torch.enable_grad():
+            outputs = plan.captured(*plan.replay.inputs(inputs))
+    finally:
+        if present is not None:
+            torch.set_rng_state(present)
+    pairs = [(outputs[place], gradients[index]) for place, index in zip(plan.replay.outputs, plan.differentiable, strict=True)]
     pairs = [(output, gradient) for output, gradient in pairs if gradient is not None]
     found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=again, allow_unused=True)
     by_input = dict(zip(wanted, found, strict=True))

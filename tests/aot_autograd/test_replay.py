@@ -1,0 +1,69 @@
+"""Higher derivatives of compiled graphs: the graph runs again in eager, with its random numbers and without a second write of its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import magneto
+from magneto.base.errors import UserError
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1)),
+    "dropout": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 1)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Linear(8, 1)),
+    "both": lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1)),
+    "evaluation": lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).eval(),
+}
+
+
+def penalised(net: nn.Module, run: Callable[..., torch.Tensor]) -> list[Any]:
+    """Two steps with a gradient penalty: losses, gradients, statistics and the random stream."""
+    seen: list[Any] = []
+    for k in range(2):
+        torch.manual_seed(k)
+        x = torch.randn(6, 4, requires_grad=True)
+        y = run(x)
+        drawn = torch.rand(3)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        loss = ((g.norm(2, 1) - 1) ** 2).mean() + y.pow(2).mean()
+        loss.backward()
+        seen += [loss, x.grad, drawn, torch.rand(2), *(p.grad for p in net.parameters()), *(b.clone() for b in net.buffers())]
+        net.zero_grad()
+    return seen
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", list(NETS))
+def test_gradient_penalty(name: str, backend: str) -> None:
+    found = []
+    for optimise in (lambda net: net, magneto.optimize(backend, nopython=True)):
+        torch.manual_seed(0)
+        net = NETS[name]()
+        found.append(penalised(net, optimise(net)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+class Running(nn.Module):
+    """Reads what it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mean = self.get_buffer("mean")
+        mean.add_(x.detach().mean(0))
+        return ((x * mean).tanh().sum(),)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_graph_that_reads_what_it_writes_is_refused(backend: str) -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+    (y,) = magneto.optimize(backend, nopython=True)(Running())(x)
+    with pytest.raises(UserError, match="writes inputs that it reads"):
+        torch.autograd.grad(y, x, create_graph=True)

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -35,13 +36,17 @@ from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_m
 from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import Kernel, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, TableKernel
 from magneto.inductor.schedule.memory import peak_bytes, plan_memory
 from magneto.inductor.schedule.prepared import keep_results
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.table import gather
 
 Compiled = Callable[..., Sequence[Any]]
+
+CHEAPLY = '__attribute__((optimize("O1"))) '
+"""Before a kernel that runs seldom or does next to nothing: gcc takes half the time, and simd loops are vectorised all the same. (clang ignores it.)"""
+SMALL = 4096  # points of a pointwise kernel that takes a microsecond at any level
 
 ARENAS_KEPT = 1 << 30  # bytes that all plans together keep between calls; beyond it the oldest plans give theirs back
 
@@ -169,7 +174,8 @@ def _finished(
         plan = gather(write_inputs(schedule(program, _updates(program, written), training), written))
         plan = keep_results(plan, frozenset(b.name for k in state if (b := program.inputs[k]) is not None))
     with timer("codegen"):
-        kernels = {step: _text_of(step, name) for step in plan.steps if not isinstance(step, LibraryCall)}
+        seldom = set(plan.steps[: plan.prepared])
+        kernels = {step: _text_of(step, name, step in seldom or is_small(step)) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("plan"):
         memory = plan_memory(plan, training)
         code = plan_code(plan, memory, lambda step: kernels[step].hash)
@@ -197,13 +203,21 @@ def _updates(program: Program, written: Mapping[int, int]) -> frozenset[str]:
     return frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
 
 
-def _text_of(step: Kernel, name: str) -> KernelText:
+def _text_of(step: Kernel, name: str, cheaply: bool = False) -> KernelText:
     text = table_text(step) if isinstance(step, TableKernel) else kernel_text(step)
+    text = CHEAPLY + text if cheaply else text
     kernel = KernelText.of(text, preamble(vector_math_level()))
     trace_kernel(lambda: f"{describe(step)}\n{kernel.source}", f"{name}: {', '.join(step.stored)}")
     if logging(KERNELS):
         log(KERNELS, f"{name}: {kernel.symbol} computes {', '.join(step.stored)}")
     return kernel
+
+
+def is_small(step: Kernel | LibraryCall) -> bool:
+    """Is it a pointwise kernel over few points?"""
+    if not isinstance(step, FusedKernel) or any(member.is_reduction for member in step.members):
+        return False
+    return prod(dim.size for dim in (*step.rows, *step.cols)) <= SMALL
 
 
 def _built(kernels: list[KernelText]) -> dict[str, int]:

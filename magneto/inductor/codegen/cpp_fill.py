@@ -155,7 +155,7 @@ class Fill:
             pragma = [f"#pragma omp simd{checks}"] if size > 1 else []
             lines = [*pragma, f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         else:
-            lines = self._folding(name, first, last, size, scope)
+            lines = self._folding(name, first, last, size, scope, start.isdigit())
         if pieces:
             lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, min(size, block))]
         if blocked:
@@ -193,12 +193,13 @@ class Fill:
             lines.append(f"mg_ahead({place}, {count} * sizeof({memory_type(load.dtype)}));")
         return lines
 
-    def _folding(self, name: str, first: str, last: str, size: int, scope: Scope) -> list[str]:
+    def _folding(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool) -> list[str]:
+        """`whole`: all `size` points, in blocks or at once, not a portion of them."""
         simd = all(fold.vectorised for fold in self.folds)
         if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and size >= LANES_FROM:
-            return self._lanes(name, first, last, size, scope, LANES)
+            return self._lanes(name, first, last, size, scope, LANES, whole)
         if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
-            return self._lanes(name, first, last, size, scope, FEW_LANES if size < 8 * FEW_LANES else 2 * FEW_LANES)
+            return self._lanes(name, first, last, size, scope, FEW_LANES if size < 8 * FEW_LANES else 2 * FEW_LANES, whole)
         return self._lane(name, first, last, scope, simd)
 
     def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:
@@ -210,7 +211,7 @@ class Fill:
         lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         return [*self._fetches(first, min(SUM_BLOCK, self.writer.nest.inner[-1].size)), *lines, *(fold.join() for fold in self.folds)]
 
-    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int) -> list[str]:
+    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int, whole: bool) -> list[str]:
         """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
         texts = {fold.lane: f"{fold.lane}s[l]" for fold in self.folds}
         searches = [fold for fold in self.folds if isinstance(fold, ArgFold)]
@@ -241,10 +242,11 @@ class Fill:
                 f"#pragma omp simd{fold.clause()}",
                 f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}",
             ]
-        if size % width or not first.isdigit():
+        if size % width or not whole:  # blocks are multiples of the width
+            rest = str(size // width * width) if first == "0" else "g"  # few steps: known in number, they need no loop
             clauses = "".join(fold.clause() for fold in self.folds) + checks
             pragma = [] if searches else [f"#pragma omp simd{clauses}"]
-            lines += [*pragma, f"for (i64 {name} = g; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+            lines += [*pragma, f"for (i64 {name} = {rest}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         return lines + [fold.join() for fold in self.folds]
 
 

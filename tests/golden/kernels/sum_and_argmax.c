@@ -26,7 +26,7 @@ int SYMBOL(void *const *p) {
             
             a1v = mg_lanes_sum_f32(a1vs, 64);
             for (i64 l = 0; l < 64; l++) if (a2xs[l] >= 0) { if (a2x < 0 || (a2 == a2 && (a2s[l] > a2 || (a2s[l] == a2 && (a2xs[l]) < a2x) || a2s[l] != a2s[l])) || (a2 != a2 && a2s[l] != a2s[l] && (a2xs[l]) < a2x)) { a2 = a2s[l]; a2x = a2xs[l]; } }
-            for (i64 j0 = g; j0 < 300; j0++) {
+            for (i64 j0 = 256; j0 < 300; j0++) {
                 f32 t3 = p0[300 * i0 + j0];
                 a1v = a1v + t3;
                 { const _Bool ka2 = (a2x < 0) | (a2 == a2 & !(t3 <= a2)); a2 = ka2 ? t3 : a2; a2x = ka2 ? (i32)(j0) : a2x; }

@@ -424,8 +424,8 @@ def main() -> None:
         found.seconds = time.process_time() - start
         print(name, vars(found), flush=True)
         if options.record:
-            what = "forward and backward" if options.grad else "sizes only" if options.few else ""
-            record(options.record, f"{name}, {what}" if what else name, found)
+            what = [name, *["forward and backward"] * options.grad, *["sizes only"] * options.few]
+            record(options.record, ", ".join(what), found)
 
 
 if __name__ == "__main__":

@@ -287,10 +287,16 @@ mg_frame_raise_at(mg_frame *f, int unit)
 #endif
 }
 
+/* What is left on the stack dies with the frame, behind its variables: mostly it is what the region was about to give to one. (Not where somebody may
+ * keep the frame, nor in debug builds, which assert that nothing is left.) */
 void
 mg_frame_return_next(mg_frame *f)
 {
-    int base = mg_frame_code(f)->co_nlocalsplus;
+#ifndef Py_DEBUG
+    const int base = f->frame_obj == NULL ? f->stacktop : mg_frame_code(f)->co_nlocalsplus;
+#else
+    const int base = mg_frame_code(f)->co_nlocalsplus;
+#endif
     while (f->stacktop > base) {
         PyObject *dropped = f->localsplus[--f->stacktop];
         Py_XDECREF(dropped);

@@ -94,7 +94,9 @@ strip_traceback(PyObject *exc, PyObject *fn)
 static MG_COLD PyObject *
 throw_in_frame(PyThreadState *ts, mg_frame *f, Resume *resume)
 {
-    PyErr_Restore(Py_NewRef(Py_TYPE(resume->exc)), Py_NewRef(resume->exc), PyException_GetTraceback(resume->exc));
+    PyObject *exc = resume->exc, *traceback = PyException_GetTraceback(exc);
+    resume->exc = NULL; /* its traceback may lead to the function that has made the Resume, and holds it */
+    PyErr_Restore(Py_NewRef(Py_TYPE(exc)), exc, traceback);
     mg_frame_raise_at(f, resume->offset / 2);
     Py_DECREF(resume);
     return mg_interpret(ts, f, 1);
@@ -380,6 +382,7 @@ run_frame(PyThreadState *ts, mg_thread *t, mg_frame *f, Policy *policy, mg_entry
                 return ended(ts, generator, outer, throw_in_frame(ts, f, resume));
             }
             offset = 2 * target; /* its handler is an entry point, too */
+            Py_CLEAR(resume->exc);
         }
         Py_DECREF(result);
         if (interpret || is_followed(ts, mg_frame_code(f))) {
@@ -431,6 +434,7 @@ run_pending(PyThreadState *ts, mg_thread *t, mg_frame *f)
             return throw_in_frame(ts, f, resume);
         }
         offset = 2 * target;
+        Py_CLEAR(resume->exc);
     }
     Py_DECREF(resume);
     if (interpret || t->policy == NULL || is_followed(ts, mg_frame_code(f))) {

@@ -575,3 +575,64 @@ def test_a_capture_lets_go_of_the_objects_of_its_call(fn: Callable[..., Any], ki
         assert reference() is None
     finally:
         gc.enable()
+
+
+class Noted:
+    """Notes its death."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def __del__(self) -> None:
+        self.log.append(self.name)
+
+
+def _variables_of_a_return(log):
+    first = Noted("first", log)
+    second = Noted("second", log)
+    return log.append(f"return {first.name} {second.name}")
+
+
+def _raising(log, x):
+    noted = Noted("noted", log)
+    y = x + 1
+    raise LookupError(noted.name, y)
+
+
+def _handling(log, x):
+    try:
+        _raising(log, x)
+    except LookupError as error:
+        return x + len(error.args)
+
+
+def _letting_go(log, x):
+    noted = [Noted("noted", log)]
+    magneto.graph_break()
+    log.append(noted[0].name)
+    noted = None
+    magneto.graph_break()
+    log.append("behind")
+    return x
+
+
+def _calling(log, x):
+    y = _letting_go(log, x + 1)
+    log.append("returned")
+    return y
+
+
+@pytest.mark.parametrize("fn", [lambda log, x: _variables_of_a_return(log), _handling, _calling], ids=["return", "exception", "nested"])
+def test_what_a_callee_holds_dies_without_a_collection(fn: Callable[..., Any]) -> None:
+    compiled = magneto.optimize("eager")(fn)
+    gc.collect()
+    gc.disable()
+    try:
+        plain: list[str] = []
+        fn(plain, torch.ones(2))
+        for _ in range(3):
+            log: list[str] = []
+            compiled(log, torch.ones(2))
+            assert log == plain
+    finally:
+        gc.enable()

@@ -347,6 +347,27 @@ def exceptions_whose_contexts_run_in_a_circle(x):
         return x + 1, type(first), first.__context__ is first
 
 
+class NoManager:
+    pass
+
+
+class HalfManager:
+    def __enter__(self):
+        return self
+
+
+@programs.add(graphs=None, again=False)
+def with_blocks_of_no_context_manager(x):
+    found = []
+    for manager in (NoManager(), HalfManager()):
+        try:
+            with manager:
+                x = x + 1
+        except TypeError as error:
+            found.append((str(error), error.__context__, error.__cause__, error.__suppress_context__))
+    return x, found
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program: Program) -> None:
     check(program)

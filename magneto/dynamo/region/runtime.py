@@ -61,14 +61,14 @@ def merge(table: dict[Any, Any], value: Any) -> None:
 def enter(manager: Any) -> tuple[Any, Any]:
     """(bound `__exit__`, result of `__enter__`), looked up as a with-statement does."""
     cls = type(manager)
-    try:
-        enter_method, exit_method = cls.__enter__, cls.__exit__
-    except AttributeError as error:
-        missing = "__enter__" if "__enter__" in str(error) else "__exit__"
-        text = f"'{_C.type_name(cls)}' object does not support the context manager protocol"
-        raise TypeError(text + (" (missed __exit__ method)" if missing == "__exit__" else "")) from None
-    leave = exit_method.__get__(manager, cls)
-    return leave, enter_method.__get__(manager, cls)()
+    found = []
+    for name in ("__enter__", "__exit__"):
+        method = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+        if method is None:
+            text = f"'{_C.type_name(cls)}' object does not support the context manager protocol"
+            raise TypeError(text + (" (missed __exit__ method)" if name == "__exit__" else ""))
+        found.append(method.__get__(manager, cls) if hasattr(type(method), "__get__") else method)
+    return found[1], found[0]()
 
 
 def _matches(exc: BaseException, kinds: Any) -> bool:

@@ -16,7 +16,7 @@ from math import prod
 import torch
 
 from magneto.inductor.codegen.cpp_emit import Emitter, indent, plain_loads
-from magneto.inductor.codegen.cpp_fill import STREAM_FROM, STREAM_RUN, Fill
+from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill
 from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
@@ -246,27 +246,30 @@ class Writer:
         self.emitter.pop()
         start, stop = bounds.get(position, ("0", str(dim.size)))
         if self.nest.tiled and not last:
-            return self._tile(name, start, stop, dims[position + 1].size, [*scope.lines, *inner])
+            across = bounds.get(position + 1, ("0", str(dims[position + 1].size)))
+            return self._tile(name, (start, stop), across, [*scope.lines, *inner])
+        if self.nest.tiled:
+            start, stop = "vlo", "vhi"
         if last:
             return fill.wrap(name, start, stop, dim.size, scope)
         return [f"for (i64 {name} = {start}; {name} < {stop}; {name}++) {{", *indent([*scope.lines, *inner]), "}"]
 
-    def _tile(self, name: str, start: str, stop: str, size: int, inner: list[str]) -> list[str]:
-        """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi."""
+    def _tile(self, name: str, bounds: tuple[str, str], across: tuple[str, str], inner: list[str]) -> list[str]:
+        """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi, `across` its bounds over all squares."""
         square = [
-            f"const i64 vhi = mg_min(vlo + {TILE}, {size});",
+            f"const i64 vhi = mg_min(vlo + {TILE}, {across[1]});",
             *self._turned(),
             f"for (i64 {name} = tlo; {name} < thi; {name}++) {{",
             *indent(inner),
             "}",
         ]
-        across = [
-            f"const i64 thi = mg_min(tlo + {TILE}, {stop});",
-            f"for (i64 vlo = 0; vlo < {size}; vlo += {TILE}) {{",
+        squares = [
+            f"const i64 thi = mg_min(tlo + {TILE}, {bounds[1]});",
+            f"for (i64 vlo = {across[0]}; vlo < {across[1]}; vlo += {TILE}) {{",
             *indent(square),
             "}",
         ]
-        return [f"for (i64 tlo = {start}; tlo < {stop}; tlo += {TILE}) {{", *indent(across), "}"]
+        return [f"for (i64 tlo = {bounds[0]}; tlo < {bounds[1]}; tlo += {TILE}) {{", *indent(squares), "}"]
 
     def _turned(self) -> list[str]:
         """Squares read along the dimension in which memory is contiguous, for the loads that jump along the vector loop."""
@@ -279,9 +282,10 @@ class Writer:
             place = to_c(load.index, lambda s, names=names: names[s])  # type: ignore[misc]
             lines.append(f"{kind} {array}[{TILE * TILE}] __attribute__((aligned(64)));")
             step = stride_along(load.index, vector.sym)
-            lines.append(
-                f"mg_tile_{bits}(({bits} *){array}, (const {bits} *)({self.pointers[load.buffer]} + {place}), {step}, thi - tlo, vhi - vlo);"
-            )
+            square = f"{array}, (const {bits} *)({self.pointers[load.buffer]} + {place}), {step}, thi - tlo, vhi - vlo"
+            long = load.index.hi is not None and load.index.hi * load.dtype.itemsize >= STREAM_FROM
+            ahead = 0 if not long else TILE * (step or 0) if vector.size > TILE else TILE
+            lines.append(f"mg_tile_{bits}(({bits} *){square}, {ahead});")
         return lines
 
     def store(self, member: Member, target: str = "") -> str:
@@ -300,11 +304,14 @@ class Writer:
     def streams(self, member: Member) -> bool:
         """Is a result so large that it should be written past the caches? (See cpp_fill.)"""
         nest, size = self.nest, member.buffer.nbytes
-        if not nest.parallel or nest.tiled or nest.mode not in ("point", "inner") or not isinstance(size, int) or size < STREAM_FROM:
+        if not nest.parallel or nest.mode not in ("point", "inner") or not isinstance(size, int) or size < STREAM_FROM:
             return False
         vector = nest.inner[-1]
         run = min(vector.size, nest.chunk or vector.size) if len(nest.inner) == 1 else vector.size
-        if stride_along(member.store, vector.sym) != 1 or run * member.buffer.dtype.itemsize < STREAM_RUN:
+        least = STREAM_RUN
+        if nest.tiled:
+            run, least = min(TILE, vector.size), SQUARE_RUN
+        if stride_along(member.store, vector.sym) != 1 or run * member.buffer.dtype.itemsize < least:
             return False
         self.streaming.add(member.name)
         return True
@@ -330,9 +337,8 @@ class Writer:
             stores = [self.store(m) for m in members]
             return stores
         fill = Fill(self, stores=members)
-        bounds = {0: ("lo", "hi")} if self.nest.chunk else {}
+        bounds = {self.nest.inner.index(self.nest.cut): ("lo", "hi")} if self.nest.chunk and self.nest.cut is not None else {}
         if self.nest.tiled:
-            bounds[1] = ("vlo", "vhi")
             jumping = dict.fromkeys(load for m in self.kernel.members for load in plain_loads(m.body) if self._jumps(load))
             self.turned = {load: self.emitter.fresh("w") for load in jumping}
             place = f"(j0 - tlo) * {TILE} + j1 - vlo"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from magneto.inductor.codegen.cpp_emit import Scope, indent, plain_loads
-from magneto.inductor.codegen.cpp_nest import stride_along
+from magneto.inductor.codegen.cpp_nest import TILE, stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
 from magneto.inductor.codegen.cpp_types import memory_type
 from magneto.inductor.loops.ir import Indirect, Load, Value, loads
@@ -32,6 +32,7 @@ FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
 STREAM_RUN = 512  # bytes that are written one after the other at least
 FETCHED_ROW = 512 << 10  # bytes of a row that is fetched while the one before is walked again, at most
+SQUARE_RUN = 256  # the same of the rows of a square (cpp_nest.TILE)
 CONVERT_FROM = 64  # elements: shorter loops convert float16 one by one
 CONVERTED = 6  # arrays of converted elements, at most
 
@@ -147,8 +148,9 @@ class Fill:
     def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
         """The innermost loop itself."""
         pieces = bool(self.streamed or self.widened or self.narrowed)
-        block = SUM_BLOCK if self.folds else PIECE
-        blocked = size > block and not self.across and (bool(self.folds) or pieces)
+        tiled = self.writer.nest.tiled
+        block = TILE if tiled else SUM_BLOCK if self.folds else PIECE
+        blocked = size > block and not tiled and not self.across and (bool(self.folds) or pieces)
         first, last = ("b", "e") if blocked else (start, stop)
         if self.across or not self.folds:
             checks = " reduction(|:status)" if scope.checks else ""

@@ -23,12 +23,15 @@ PARALLEL = 16384  # elements: below, starting threads costs more than it gains
 CHUNK = 8192  # elements of one thread's portion of a long vector loop
 BLOCK = 256  # accumulators held side by side in outer mode
 ROWS_WANTED = 64
-TILE = 32
+TILE = 64
+STRIP = (
+    256  # of the vector loop of squares: few enough pages of memory are walked along the other loop to be walked again for its next squares
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """`mode`: point, inner, outer or split. `chunk`: how much of the loop that is cut (the vector loop in outer mode, else inner[0]) one portion covers, 0: all.
+    """`mode`: point, inner, outer or split. `chunk`: how much of the loop that is cut (see `cut`) one portion covers, 0: all.
     Portions of a row are iterations of the parallel loop of their own. `tiled`: the last two inner loops run in squares, because some
     memory is contiguous along the one and some along the other (transposition)."""
 
@@ -51,7 +54,9 @@ class Nest:
     @property
     def cut(self) -> Dim | None:
         """The loop that portions are cut from."""
-        return self.inner[-1 if self.mode == "outer" else 0] if self.inner else None
+        if not self.inner:
+            return None
+        return self.inner[-1 if self.mode == "outer" or (self.tiled and self.inner[-1].size > STRIP) else 0]
 
     @property
     def iterations(self) -> int:
@@ -94,7 +99,8 @@ def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> N
     if other is not None:
         rest = tuple(d for d in dims[:-1] if d is not other)
         chunk = other.size if prod(d.size for d in rest) >= ROWS_WANTED else max(TILE, CHUNK // dims[-1].size // TILE * TILE)
-        return Nest(kernel, "point", rest, (other, dims[-1]), min(chunk, other.size), parallel, True)
+        chunk = STRIP if dims[-1].size > STRIP else min(chunk, other.size)
+        return Nest(kernel, "point", rest, (other, dims[-1]), chunk, parallel, True)
     split = 0
     while split < len(dims) - 1 and prod(d.size for d in dims[:split]) < ROWS_WANTED:
         split += 1

@@ -76,6 +76,19 @@ def test_in_the_memory_of_an_input() -> None:
     torch.testing.assert_close(x, kept)
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(600, 70), (601, 131), (64, 256), (70, 3, 131)])
+def test_squares(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Strips of squares, tails in both dimensions, rows at every alignment."""
+    g = Graph()
+    x, y = (torch.randint(-50, 50, s, generator=torch.Generator().manual_seed(3)).to(dtype) for s in (shape, shape[::-1]))
+    g.output(g.add(g.input(y), g.transpose(g.input(x), tuple(range(len(shape)))[::-1])))
+    text = texts(g)
+    assert "mg_tile_" in text and ("mg_stream(" in text) == (dtype is not torch.bfloat16)
+    check_compiled(g, 0)
+
+
 def test_small_results_stay_in_the_caches() -> None:
     g = Graph()
     g.output(g.exp(g.input(torch.randn(1000, 300))))

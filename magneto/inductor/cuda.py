@@ -57,7 +57,7 @@ def compile_on_cuda(
         cloned = (
             None if replay.results is None else sum(1 for place in halves.places[: replay.results] if place is not None and not place[0])
         )
-        run = Graphed(run, device, name, cloned, frozenset(pairs[k] for k in done))
+        run = Graphed(run, device, name, launches, cloned, frozenset(pairs[k] for k in done))
     if halves.host is None and all(place is not None for place in halves.places):
         return run, halves.whole(done)
     return Joined(host(halves.host, f"{name}_host") if halves.host is not None else None, run, halves, device), halves.whole(done)
@@ -69,7 +69,8 @@ def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compi
         device, halves = split(graph)
     except CannotLower:
         return run
-    return Graphed(run, device, name, replay.results) if halves.host is None and _recordable(graph) else run
+    launches = sum(node.op == "call_function" for node in graph.nodes)
+    return Graphed(run, device, name, launches, replay.results) if halves.host is None and _recordable(graph) else run
 
 
 def _recordable(graph: fx.Graph) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.gpu.kernels import KERNELS
 from tests.gpu.programs import PROGRAMS, check
 from tests.gpu.recordings import CHECKS
 
@@ -19,3 +20,8 @@ def test_program(name: str) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_recording(name: str) -> None:
     CHECKS[name]()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels(name: str) -> None:
+    KERNELS[name]()

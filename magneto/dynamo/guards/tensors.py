@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_OBJECT_WORDS = 16
 IMPL_WORDS = 22  # 176 bytes: the size of a c10::TensorImpl, nothing beyond it is read
+OLDER_IMPL_WORDS = 23  # before torch 2.12
 META_WORDS = 15  # MG_META_WORDS in csrc/guards.h
 INLINE_SIZES = 5  # more dimensions than these lie elsewhere
 SIZES = (3, 7, 5, 11, 2)
@@ -97,6 +99,14 @@ def _samples() -> list[torch.Tensor]:
     return samples
 
 
+@functools.cache
+def _impl_words() -> int:
+    import torch
+
+    release = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return OLDER_IMPL_WORDS if release is not None and (int(release[1]), int(release[2])) < (2, 12) else IMPL_WORDS
+
+
 def _calibrate() -> tuple[int, int]:
     """(word of the Python object that points to the tensor, word of the tensor that is its key set), -1 where unknown."""
     import torch
@@ -107,12 +117,13 @@ def _calibrate() -> tuple[int, int]:
     samples = _samples()
     n_object = min(torch.Tensor.__basicsize__ // 8, MAX_OBJECT_WORDS)
     impl_words = set(range(2, n_object))
-    keys_words = set(range(1, IMPL_WORDS))
+    words_there = _impl_words()
+    keys_words = set(range(1, words_there))
     keys = [key_set(tensor).raw_repr() for tensor in samples]
     for tensor, expected in zip(samples, keys, strict=True):
         words = _C.read_words(id(tensor), n_object)
         impl_words &= {i for i, word in enumerate(words) if word == tensor._cdata}
-        words = _C.read_words(tensor._cdata, IMPL_WORDS)
+        words = _C.read_words(tensor._cdata, words_there)
         keys_words &= {i for i, word in enumerate(words) if word == expected}
     if len(impl_words) != 1:
         return -1, -1
@@ -135,7 +146,7 @@ def _metadata_words(keys_word: int) -> tuple[int, int, int]:
     emptied.untyped_storage().resize_(0)
     shapes: list[torch.Tensor] = [torch.zeros(SIZES[:n], device="cpu").permute(tuple(reversed(range(n)))) for n in range(INLINE_SIZES + 1)]
     for tensor in (*shapes, torch.frombuffer(bytearray(8), dtype=torch.uint8)[1:], emptied):
-        words, n = _C.read_words(tensor._cdata, IMPL_WORDS), tensor.dim()
+        words, n = _C.read_words(tensor._cdata, _impl_words()), tensor.dim()
         facts = words[first], words[first + 1 : first + 1 + n], words[first + 6 : first + 6 + n], words[first + 11 : first + 13]
         if facts != (n, tuple(tensor.shape), tensor.stride(), (tensor.storage_offset(), tensor.numel())):
             return -1, 0, 0
@@ -159,7 +170,7 @@ def _words_tell_dtypes(first: int, keys_word: int) -> bool:
         if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits", "torch.complex32"))
     ]
     kinds = [(dtype, device) for dtype in set(dtypes) for device in ("cpu", "meta")]
-    seen = {_C.read_words(torch.empty(2, dtype=dtype, device=device)._cdata, IMPL_WORDS)[first:keys_word] for dtype, device in kinds}
+    seen = {_C.read_words(torch.empty(2, dtype=dtype, device=device)._cdata, _impl_words())[first:keys_word] for dtype, device in kinds}
     return len(seen) == len(kinds)
 
 

@@ -6,18 +6,19 @@ Reductions are exact about NaN (maxima let it through, the first one wins a sear
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from magneto.inductor.codegen.cpp import parameters
-from magneto.inductor.codegen.cpp_emit import indent
+from magneto.inductor.codegen.cpp_emit import indent, plain_loads
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
 from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import POINTERS, compute_type
-from magneto.inductor.loops.ir import Buffer, Load, Value
+from magneto.inductor.loops.ir import Buffer, Indirect, Load, Value
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,15 @@ class _Writer:
     def run(self) -> TritonKernel:
         for axis in self.blocks.axes:
             self._name_symbols(axis)
+        for n, dim in enumerate(self.blocks.outer):
+            self.emitter.symbols[dim.sym] = Name("z" if len(self.blocks.outer) == 1 else f"z_{n}")
         if self.blocks.looped:
             self._passes()
         else:
             self._once()
-        lines = [line for axis in self.blocks.axes if axis.name != "r" or not self.blocks.looped for line in self._axis_lines(axis)]
+        lines = self._outer_lines() + [
+            line for axis in self.blocks.axes if axis.name != "r" or not self.blocks.looped for line in self._axis_lines(axis)
+        ]
         lines += self.emitter.scopes[0].lines
         constants = [(f"{a.name.upper()}BLOCK", a.block) for a in self.blocks.axes]
         arguments = [*self.pointers.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
@@ -97,10 +102,21 @@ class _Writer:
         lines = [f"{name} = {start}{within}"]
         if axis.masked:
             lines.append(f"{name}mask = {name} < {axis.size}")
-        step = axis.size
-        for n, dim in enumerate(axis.dims):
+        return [*lines, *self._parts(name, axis.dims)]
+
+    def _outer_lines(self) -> list[str]:
+        if not self.blocks.outer:
+            return []
+        program = sum(a.name != "r" for a in self.blocks.axes)
+        return [f"z = tl.program_id({program}){'.to(tl.int64)' if self.wide else ''}", *self._parts("z", self.blocks.outer)]
+
+    def _parts(self, name: str, dims: tuple[Dim, ...]) -> list[str]:
+        """The indices of dimensions that are counted as one."""
+        lines = []
+        step = prod(d.size for d in dims)
+        for n, dim in enumerate(dims):
             step //= dim.size
-            if len(axis.dims) > 1 and dim.sym in self.emitter.used:
+            if len(dims) > 1 and dim.sym in self.emitter.used:
                 part = name if step == 1 else f"{name} // {step}"
                 lines.append(
                     f"{name}_{n} = {part}"
@@ -115,6 +131,7 @@ class _Writer:
 
     def _once(self) -> None:
         """Every member in order, each value computed once."""
+        self._load_ahead(self.kernel.members)
         for member in self.kernel.members:
             if member.is_reduction:
                 fold = Fold(member, self.emitter, self.every)
@@ -135,6 +152,7 @@ class _Writer:
                 for _, fold in folds:
                     fold.start()
                 self.emitter.scopes.append(Scope())
+                self._load_ahead([m for m, _ in folds] + stores)
                 for member, fold in folds:
                     fold.step(self._value(member), self._flat(member))
                 for member in stores:
@@ -149,6 +167,13 @@ class _Writer:
                 if not member.full and not member.is_reduction and member.name in self.kernel.stored:
                     self._store(member, self._value(member))
         self._flush(False)
+
+    def _load_ahead(self, members: Sequence[Member]) -> None:
+        """What is read at every point anyway is read first, so that all of it is under way before the first reduction waits."""
+        for member in members:
+            for load in plain_loads(member.body):
+                if load.buffer not in self.members and not any(isinstance(s, Indirect) for s in load.index.free):
+                    self.emitter.emit(load)
 
     def _value(self, member: Member) -> Name:
         return self.emitter.emit(member.body)

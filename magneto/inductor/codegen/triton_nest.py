@@ -17,7 +17,9 @@ from magneto.inductor.schedule.kernel import Dim, FusedKernel
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
 TILE = 32
-WANTED = 264  # blocks, two for each multiprocessor of a large GPU
+NARROW_ROW = 16
+MOST_BLOCKS = 65535  # along all but the first axis of a grid
+WANTED = 256  # blocks, about two for each multiprocessor of a large GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,18 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """`axes` in the order of the blocks' dimensions. `looped`: the last one is walked in a loop."""
+    """`axes` in the order of the blocks' dimensions. `looped`: the last one is walked in a loop. `outer`: dimensions of which a block has one index, a scalar."""
 
     kernel: FusedKernel
     axes: tuple[Axis, ...]
     looped: bool
     warps: int
+    outer: tuple[Dim, ...] = ()
 
     @property
     def grid(self) -> tuple[int, ...]:
         """Blocks along each axis that is shared out, the fastest first."""
-        return tuple(a.blocks for a in reversed(self.axes) if a.name != "r")
+        return (*(a.blocks for a in reversed(self.axes) if a.name != "r"), *((prod(d.size for d in self.outer),) if self.outer else ()))
 
 
 def power_above(n: int) -> int:
@@ -71,7 +74,7 @@ def blocks_of(kernel: FusedKernel) -> Blocks:
     if other is not None:
         outer = (*(d for d in dims[:-1] if d is not other), other)
         y, x = Axis("y", outer, TILE), Axis("x", dims[-1:], TILE)
-        if y.blocks < 65536:
+        if y.blocks <= MOST_BLOCKS:
             return Blocks(kernel, (y, x), False, 4)
     size = prod(d.size for d in dims)
     block = min(power_above(size), 1024 if size >= 1024 * WANTED else 256)
@@ -80,13 +83,19 @@ def blocks_of(kernel: FusedKernel) -> Blocks:
 
 def _reduction(kernel: FusedKernel) -> Blocks:
     rows, length = prod(d.size for d in kernel.rows), prod(d.size for d in kernel.cols)
-    if contiguous_row(kernel) is not None:
+    side = contiguous_row(kernel)
+    if side is not None:
+        outer = tuple(d for d in kernel.rows if d is not side)
+        if side.size < NARROW_ROW or prod(d.size for d in outer) > MOST_BLOCKS:
+            outer = ()
+        along = (side,) if outer else kernel.rows
+        outside, rows = prod(d.size for d in outer), prod(d.size for d in along)
         across = min(power_above(length), PERSISTENT_ACROSS)
-        wide = next((w for w in (64, 32, 16) if -(-rows // w) >= WANTED), 16)
+        wide = next((w for w in (64, 32) if -(-rows // w) * outside >= WANTED), 16 if rows * outside <= 4 * WANTED else 32)
         while across * wide < 1024 and across < power_above(length):
             across *= 2
-        x, r = Axis("x", kernel.rows, min(wide, power_above(rows))), Axis("r", kernel.cols, across)
-        return Blocks(kernel, (x, r), across < length, 4 if x.block * across <= 2048 else 8)
+        x, r = Axis("x", along, min(wide, power_above(rows))), Axis("r", kernel.cols, across)
+        return Blocks(kernel, (x, r), across < length, 4 if x.block * across <= 2048 else 8, outer)
     whole = power_above(length)
     if whole <= PERSISTENT:
         wide = 1

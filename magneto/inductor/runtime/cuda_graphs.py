@@ -28,6 +28,8 @@ Compiled = Callable[..., Sequence[Any]]
 
 RECORDINGS = 256  # that live at the same time
 ATTEMPTS = 4  # recordings of one graph
+LAUNCH = 5e-6  # seconds that a replay spares, per launch
+BANDWIDTH = 1.5e12  # bytes copied per second
 PATIENCE = 3  # calls in a row that do not fit, before it is recorded anew
 
 _alive: weakref.WeakSet[Recording] = weakref.WeakSet()
@@ -50,11 +52,18 @@ class Recording:
 
 
 class Graphed:
-    """`cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move."""
+    """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move."""
 
     def __init__(
-        self, run: Compiled, device: torch.device, name: str, cloned: int | None = None, written: frozenset[int] = frozenset()
+        self,
+        run: Compiled,
+        device: torch.device,
+        name: str,
+        launches: int,
+        cloned: int | None = None,
+        written: frozenset[int] = frozenset(),
     ) -> None:
+        self.room = int(launches * LAUNCH * BANDWIDTH)  # bytes worth copying for a replay
         self.run, self.name, self.written = run, name, written
         self.cloned = cloned if _users is not None else None
         self.index = device.index or 0
@@ -152,12 +161,20 @@ class Graphed:
             else:
                 given[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
                 made.copied.append((given[i], i))
+        moved = sum(buffer.nbytes for buffer, _ in made.copied)
+        if moved > self.room:
+            self._off(f"{moved} bytes of inputs would be copied in each call")
+            return None
         outs = self._captured(made.graph, given)
         places = {id(x): i for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
         memory = {x.untyped_storage().data_ptr(): i for i, x in enumerate(given) if here[i]}
         for k, out in enumerate(outs):
             made.outputs.append(self._output(made, k, out, places, memory, given))
         del outs, given
+        moved += sum(out.nbytes for out, storage in made.held if storage is None)
+        if moved > self.room:
+            self._off(f"{moved} bytes would be copied in each call")
+            return None
         made.lent = [(storage._cdata, _users(storage._cdata)) for _, storage in made.held if storage is not None]  # type: ignore[misc]
         return made
 

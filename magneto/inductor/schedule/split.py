@@ -92,6 +92,8 @@ def _across(node: Reduction) -> bool:
     last = [s for s in reduce_symbols(node.reduce_ranges) if isinstance(s, Sym)]
     rows = [s for s in index_symbols(node.ranges) if isinstance(s, Sym)]
     indices = [load.index for load in loads(node.body)]
+    most = max((len(index.free) for index in indices), default=0)
+    indices = [index for index in indices if len(index.free) == most]  # what is walked as a whole, not the numbers of a row
     along = any(coefficient(index, s) is ONE for index in indices for s in last if s in index.free)
     return not along and any(coefficient(index, s) is ONE for index in indices for s in rows if s in index.free)
 

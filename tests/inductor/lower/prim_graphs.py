@@ -27,7 +27,7 @@ def _slice(x: torch.Tensor, starts: Sequence[int], limits: Sequence[int], steps:
 
 
 def _pad(x: torch.Tensor, lo: Sequence[int], hi: Sequence[int], value: float) -> torch.Tensor:
-    out = torch.full([s + a + b for s, a, b in zip(x.shape, lo, hi, strict=True)], value, dtype=x.dtype)
+    out = torch.full([s + a + b for s, a, b in zip(x.shape, lo, hi, strict=True)], value, dtype=x.dtype, device=x.device)
     out[tuple(slice(a, a + s) for s, a in zip(x.shape, lo, strict=True))] = x
     return out
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from magneto.inductor.codegen.cpp_types import compute_type, convert, is_float
-from magneto.inductor.schedule.kernel import Member
+from magneto.inductor.schedule.kernel import Member, member_loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ class Fold:
 
     def __init__(self, member: Member, name: str) -> None:
         self.member, self.name, self.lane = member, name, f"{name}v"
-        self.type = "int" if member.kind in ("any", "all") else compute_type(member.acc_dtype)
+        self.type = compute_type(member.acc_dtype)
+        if member.kind in ("any", "all"):  # as wide as what is read, so that a vector holds as many
+            self.type = "u8" if all(load.dtype.itemsize == 1 for load in member_loads(member.body)) else "int"
         self.row = FOLDS[member.kind]
         self.is_float = is_float(member.acc_dtype) and member.kind not in ("any", "all")
         self.accumulator = "f64" if self.is_float and member.kind in ("sum", "prod") else self.type

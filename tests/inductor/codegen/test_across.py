@@ -66,3 +66,18 @@ def test_searches_of_rows_side_by_side(dtype: torch.dtype, shape: tuple[int, ...
     g.output(*found)
     assert "if (a" not in texts(g)
     check_compiled(g, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 3), (70, 33), (5, 1025), (300, 260), (3, 20000)])
+def test_any_and_all_of_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Bytes are gathered in bytes: along rows, across them and over everything, with single elements that decide."""
+    g = Graph()
+    rare, most = torch.zeros(shape), torch.ones(shape)
+    rare[-1, shape[1] // 2], most[0, -1] = 1, 0
+    a, b = g.input(rare.to(dtype)), g.input(most.to(dtype))
+    for dims in ((0,), (1,), (0, 1)):
+        g.output(g.any(a, dims), g.all(a, dims), g.any(b, dims), g.all(b, dims))
+    text = texts(g)
+    assert ("int a" in text) == (dtype is torch.float32)
+    check_compiled(g, 0)

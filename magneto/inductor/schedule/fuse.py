@@ -78,7 +78,7 @@ def may_fuse(a: Group, b: Group, buffers: Mapping[str, Buffer], limit: int = 64)
     fused = _joined(a, b, host, guest, *sides)
     if isinstance(fused, No):
         return fused
-    refused = _unsound(fused) or _unprofitable(fused, buffers)
+    refused = _unsound(fused) or (None if flow else _apart(a, b, fused, shared, buffers)) or _unprofitable(fused, buffers)
     if refused is not None:
         return refused
     saved = sum(2 * _bytes(buffers[n]) for n in flow if n in buffers) + sum(_bytes(buffers[n]) for n in shared if n in buffers)
@@ -198,6 +198,14 @@ def _unsound(fused: Group) -> No | None:
     for member in fused.members:
         if not member.full and any(full.get(load.buffer, False) for load in _loads(member)):
             return No("a value per row would need a value per element")
+    return None
+
+
+def _apart(a: Group, b: Group, fused: Group, shared: Sequence[str], buffers: Mapping[str, Buffer]) -> No | None:
+    """On a GPU nothing is gained, and walks across memory are made, where two groups read the same buffers at different places."""
+    large = [name for name in shared if name in buffers and buffers[name].device.type == "cuda" and buffers[name].numel != 1]
+    if large and all(len(fused.reads[name]) == len(a.reads[name]) + len(b.reads[name]) for name in large):
+        return No("they read what they share at different places")
     return None
 
 

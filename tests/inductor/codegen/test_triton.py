@@ -125,3 +125,15 @@ def test_equal_computations_have_equal_text() -> None:
         g.output(*found, x)
 
     assert len(set(kernels(build))) == 1
+
+
+def test_a_matrix_is_not_walked_both_ways_at_once() -> None:
+    """Sums of rows and of columns have as many elements, but no element in common at the same time."""
+    g = Graph()
+    x = g.input(torch.randn(256, 256))
+    g.output(g.sum(x, (1,)), g.sum(x, (0,)), g.amax(x, (0,)))
+    for node in g.fx.nodes:
+        if node.op != "output":
+            node.meta["val"] = node.meta["val"].with_(device=torch.device("cuda", 0))
+    steps = schedule(lower_graph(g.fx), training=True).steps
+    assert [len(step.stored) for step in steps if isinstance(step, FusedKernel)] == [1, 2]

@@ -256,3 +256,27 @@ def test_results_go_backward_one_after_another() -> None:
 
     for call in (late, magneto.optimize("aot_eager")(late)):  # what is set aside for later must not be written either
         assert run(call, (0, 1), True)[-1] == run(late, (0, 1), True)[-1]
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("name", ["view_as", "squeeze", "transpose", "slice", "expand", "detach", "reshape", "turned"])
+def test_views_of_a_leaf_without_grad_mode(backend: str, name: str) -> None:
+    """Such a view requires grad although nothing is recorded, of the same shape too; `detach` does not."""
+    views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "view_as": lambda x: x.view_as(x),
+        "squeeze": lambda x: x.squeeze(),
+        "transpose": lambda x: x.transpose(0, 0),
+        "slice": lambda x: x[:],
+        "expand": lambda x: x.expand(3, 4),
+        "detach": lambda x: x.detach(),
+        "reshape": lambda x: x.reshape(3, 4),
+        "turned": lambda x: x.T,
+    }
+
+    def seen(call: Callable[..., Any]) -> Any:
+        x = torch.ones(3, 4).requires_grad_()
+        with torch.no_grad():
+            result = call(x)
+        return result.requires_grad, result._is_view(), result._base is x, result is x
+
+    assert seen(magneto.optimize(backend)(views[name])) == seen(views[name])

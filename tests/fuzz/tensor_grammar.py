@@ -142,10 +142,26 @@ class Program:
     specs: list[tuple[tuple[int, ...], str, str, bool]]  # shape, dtype, layout, requires_grad
     lines: list[str] = field(default_factory=list)
     returned: list[str] = field(default_factory=list)
+    _memory: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
-    def inputs(self, double: bool = False) -> list[torch.Tensor]:
+    def inputs(self, double: bool = False, shared: str = "") -> list[torch.Tensor]:
+        """`shared`: "same" passes one tensor for all that look like it, "window" puts inputs of one type into one memory, where they overlap."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [_tensor(generator, *spec, double) for spec in self.specs]
+        made = [_tensor(generator, *spec, double) for spec in self.specs]
+        if shared == "same":
+            return [next(t for t in made if (t.shape, t.dtype, t.stride()) == (own.shape, own.dtype, own.stride())) for own in made]
+        if shared == "window":
+            self._memory = {}
+            return [self._window(made, i) for i in range(len(made))]
+        return made
+
+    def _window(self, made: list[torch.Tensor], i: int) -> torch.Tensor:
+        """Inputs of one type, laid into the memory of all of them so that they overlap."""
+        of_type = [k for k, t in enumerate(made) if t.dtype == made[i].dtype]
+        memory = torch.cat([*(made[k].detach().reshape(-1) for k in of_type), made[i].new_zeros(8)])
+        window = self._memory.setdefault(made[i].dtype, memory)
+        start = self.seed % 3 * of_type.index(i)
+        return window[start : start + made[i].numel()].view(made[i].shape)
 
     def source(self) -> str:
         parameters = ", ".join(f"a{i}" for i in range(len(self.specs)))

@@ -9,9 +9,10 @@ A difference of `inductor` counts where it stays in float64. An error that eager
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +26,23 @@ HALF = 0.03
 _HALVES = ("half", "float16", "autocast")
 
 
-def outcome(fn: Callable[..., Any], program: Program, double: bool = False) -> dict[str, Any]:
-    inputs = program.inputs(double)
+VARIANTS = {
+    "": ("", contextlib.nullcontext),
+    "same": ("same", contextlib.nullcontext),
+    "window": ("window", contextlib.nullcontext),
+    "no_grad": ("", torch.no_grad),
+    "inference": ("", torch.inference_mode),
+}
+"""How a program is called: which inputs share memory, in which mode."""
+
+
+def outcome(fn: Callable[..., Any], program: Program, double: bool = False, variant: str = "") -> dict[str, Any]:
+    shared, mode = VARIANTS[variant]
+    inputs = program.inputs(double, shared)
     torch.manual_seed(program.seed)
     try:
-        results = fn(*inputs)
+        with mode():
+            results = fn(*inputs)
         described = [(tuple(t.shape), t.dtype, _strides(t), t.requires_grad, t.is_leaf) for t in results]
     except Exception as error:  # noqa: BLE001 - an error is an outcome
         return {"error": (type(error).__name__, str(error)[:150])}
@@ -91,25 +104,23 @@ def difference(expected: dict[str, Any], found: dict[str, Any], tolerance: float
     return None
 
 
-def check(program: Program, backend: str, bits: bool = True) -> str | None:
-    """What differs from eager in the first or second call. `bits`: values of `aot_eager` must be equal; sums over inputs with gaps that are written need not be."""
+def check(program: Program, backend: str, bits: bool = True, variants: Sequence[str] = ("",)) -> str | None:
+    """What differs from eager when one optimised function is called in all variants, twice. `bits`: values of `aot_eager` must be equal; sums over inputs with gaps that are written need not be."""
     tolerance = FAST if backend != "aot_eager" else 0 if bits else GRADIENTS
     fn = program.function()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = outcome(fn, program)
         magneto.reset()
         optimised = magneto.optimize(backend)(fn)
-        for _ in range(2):
-            found = difference(expected, outcome(optimised, program), tolerance)
+        for variant in (*variants, *variants):
+            found = difference(outcome(fn, program, False, variant), outcome(optimised, program, False, variant), tolerance)
             if found and backend != "aot_eager" and found.startswith(("value", "gradient")):
                 if any(word in program.source() + str(program.specs) for word in _HALVES):
                     continue  # one rounding more or less decides comparisons
-                magneto.reset()
-                again = outcome(magneto.optimize(backend)(fn), program, True)
-                found = difference(outcome(fn, program, True), again, DOUBLE)
+                again = outcome(magneto.optimize(backend)(fn), program, True, variant)
+                found = difference(outcome(fn, program, True, variant), again, DOUBLE)
             if found:
-                return found
+                return f"{variant} {found}"
     return None
 
 
@@ -119,13 +130,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--size", type=int, default=8, help="statements in a program")
     parser.add_argument("--backends", default="aot_eager,inductor")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="how each is called, one after another by one optimised function")
     options = parser.parse_args()
     torch.set_num_threads(1)
     failures = 0
     for seed in range(options.first, options.first + options.count):
         program = program_of(seed, options.size)
         for backend in options.backends.split(","):
-            found = check(program, backend)
+            found = check(program, backend, variants=options.variants.split(","))
             if found:
                 failures += 1
                 print(f"---- seed {seed}, {backend}: {program.specs}\n{program.source()}{found}\n", flush=True)

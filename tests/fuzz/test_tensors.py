@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from tests.fuzz.tensor_grammar import Program, program_of
-from tests.fuzz.tensors import check, difference, outcome
+from tests.fuzz.tensors import VARIANTS, check, difference, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("backend, first, count, size", [("aot_eager", 0, 60, 8), ("aot_eager", 100, 20, 16), ("inductor", 0, 20, 8)])
+@pytest.mark.parametrize("backend, first, count, size", [("aot_eager", 0, 40, 8), ("aot_eager", 100, 10, 16), ("inductor", 0, 12, 8)])
 def test_programs(backend: str, first: int, count: int, size: int) -> None:
     for seed in range(first, first + count):
         program = program_of(seed, size)
-        found = check(program, backend, bits=False)
+        found = check(program, backend, bits=False, variants=list(VARIANTS))
         assert found is None, f"seed {seed}: {program.specs}\n{program.source()}{found}"
 
 

@@ -31,7 +31,7 @@ _LOOK = {
 class JointGraph:
     """`graph` has no output node. `results`: nodes the forward returns. `tangents[k]`: placeholder of the gradient of result
     `differentiable[k]`. `gradients[i]`: node of the gradient of input i (constants included), or None. `checked`: the inputs and results whose version autograd checks, when
-    the graph itself does not show it any more."""
+    the graph itself does not show it any more. `frees`: whether a formula has saved tensors, which a backward frees."""
 
     graph: fx.Graph
     signature: Signature
@@ -42,6 +42,7 @@ class JointGraph:
     gradients: tuple[fx.Node | None, ...]
     name: str = "graph"
     checked: frozenset[fx.Node] | None = None
+    frees: bool = True
 
 
 def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:
@@ -68,11 +69,33 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         differentiable = tuple(sorted(collector.carriers))
         mode = tracing.mode
         results = tuple(collector.results)
+        frees = _has_saved([carrier.grad_fn for carrier in collector.carriers.values()])
         tangents, gradients = _backward(mode, collector, differentiable, leaves, len(tensors), results)
     constants = (*tracing.attributes, *mode.literals)
     signature = replace(signature, n_constants=len(constants))
     gradients += (None,) * len(mode.literals)
-    return JointGraph(mode.graph, signature, constants, results, differentiable, tangents, gradients, name)
+    return JointGraph(mode.graph, signature, constants, results, differentiable, tangents, gradients, name, frees=frees)
+
+
+def _has_saved(todo: list[Any]) -> bool:
+    """Whether any formula has saved a tensor: only then autograd refuses to go through the graph a second time."""
+    seen = set(todo)
+    while todo:
+        fn = todo.pop()
+        if isinstance(fn, torch.autograd.function.BackwardCFunction):
+            return True
+        kind = type(fn)
+        if kind not in _SAVES:
+            _SAVES[kind] = tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved"))
+        if any(getattr(fn, name) is not None for name in _SAVES[kind]):
+            return True
+        found = {following for following, _ in getattr(fn, "next_functions", ()) if following is not None} - seen
+        seen |= found
+        todo.extend(found)
+    return False
+
+
+_SAVES: dict[type, tuple[str, ...]] = {}
 
 
 def _repeats(x: torch.Tensor) -> bool:

@@ -66,11 +66,11 @@ def reached(
     return Reached(graph, kept, tuple(_renumbered(gradient, renumbered, missing) for gradient in gradients))
 
 
-def left_over(backward: fx.Graph, n_kept: int, first: frozenset[int], rest: frozenset[int]) -> tuple[int, ...] | None:
-    """The values kept that the tangents `rest` need when those of `first` have gone through the graph and freed what they read. None where both go through
+def left_over(backward: fx.Graph, n_kept: int, first: frozenset[int], late: int) -> tuple[int, ...] | None:
+    """The values kept that the tangent `late` needs when those of `first` have gone through the graph and freed what they read. None where both go through
     one formula that reads a value kept: there eager's engine refuses too."""
     places = [node for node in backward.nodes if node.op == "placeholder"]
-    sides = {node: 1 if k in first else 2 if k in rest else 0 for k, node in enumerate(places[n_kept:])}
+    sides = {node: 1 if k in first else 2 if k == late else 4 for k, node in enumerate(places[n_kept:])}
     read: dict[fx.Node, frozenset[int]] = {node: frozenset((i,)) for i, node in enumerate(places[:n_kept])}
     needed: set[int] = set()
     for node in backward.nodes:
@@ -85,9 +85,9 @@ def left_over(backward: fx.Graph, n_kept: int, first: frozenset[int], rest: froz
             read[node] = values
             continue
         sides[node] = side
-        if side == 3 and values:
+        if side & 3 == 3 and values:
             return None
-        if side == 2:
+        if side & 2:
             needed |= values
     return tuple(sorted(needed))
 

@@ -77,7 +77,7 @@ class Collector:
         return self._alias(Result(self._result(root, base)), steps, value, number)
 
     def _alias(self, base: Result | Input, steps: tuple[ViewStep, ...], value: torch.Tensor, number: int) -> Alias:
-        its_view = isinstance(base, Input) and value._base is self.tensors[base.index]  # in no_grad too, where the view of what requires grad does
+        its_view = isinstance(base, Input) and value._base is self.tensors[base.index]  # requires grad as it does, in no_grad too
         return Alias(base, steps, not value.requires_grad and not its_view, _made(value, self.mode.view_for(value)), number)
 
     def _base_on(self, address: int) -> torch.Tensor | None:

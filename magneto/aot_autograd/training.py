@@ -67,11 +67,12 @@ class TrainingPlan:
     unchecked: tuple[int, ...]  # tensors among the inputs of whose version autograd takes no note, as the backward does not read them
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
+    frees: bool  # whether a second backward is refused
     flows: tuple[tuple[int, int], ...]  # (place among the tensors, input) of the inputs to which gradients flow
     backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
-    leftovers: dict[tuple[frozenset[int], frozenset[int]], tuple[int, ...] | None] = field(default_factory=dict)
+    leftovers: dict[frozenset[int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
 
@@ -113,15 +114,14 @@ class TrainingPlan:
 
         return _C.call_inactive(called)  # type: ignore[no-any-return]
 
-    def leftover(self, ctx: Any, missing: frozenset[int]) -> tuple[int, ...] | None:
-        """The values kept that must outlive a backward in which the gradients `missing` were not there: they may come in a backward of their own."""
-        done = getattr(ctx, "done", _NOTHING)
-        rest = missing - done
-        key = (done, rest)
-        if rest and key not in self.leftovers:
+    def leftover(self, ctx: Any, missing: frozenset[int]) -> dict[int, tuple[int, ...]]:
+        """By gradient that has not been there yet and may come in a backward of its own: the values kept that it will read."""
+        rest = missing - getattr(ctx, "done", _NOTHING)
+        if rest not in self.leftovers:
             first = frozenset(range(len(self.differentiable))) - rest
-            self.leftovers[key] = _C.call_inactive(functools.partial(left_over, self.cut.backward, len(self.cut.kept), first, rest))
-        return self.leftovers[key] if rest else None
+            places = {k: _C.call_inactive(functools.partial(left_over, self.cut.backward, len(self.cut.kept), first, k)) for k in rest}
+            self.leftovers[rest] = {k: found for k, found in places.items() if found is not None}
+        return self.leftovers[rest]
 
     def _built(self, choice: Choice) -> Backward:
         part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, *choice)
@@ -173,6 +173,7 @@ def plan_training(
         tuple(i for i in tensors if i not in kept and (again is None or i not in again.written)),
         holds,
         cut_off,
+        joint.frees or bool(cut.kept),
         tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
     )
 
@@ -235,7 +236,7 @@ class CompiledGraph(torch.autograd.Function):
         run = backward.run
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
             run = plan.batched(choice)
-        values = _left(ctx, plan, choice[0], backward.kept) if backward.kept else []
+        values = _left(ctx, plan, choice[0], backward.kept) if plan.frees else []
         if values is None:
             values = _saved(ctx, plan, backward.kept)
         if not _keeps_graph():  # the list alone holds what was saved from here on
@@ -263,17 +264,18 @@ def _runs(node: Any) -> bool:
 
 def _leave(ctx: Any, plan: TrainingPlan, missing: frozenset[int]) -> None:
     """Set aside what a backward of the gradients that were `missing` will read, as eager's engine frees only what it has gone through."""
-    places = plan.leftover(ctx, missing)
-    if places is None:
-        ctx.left = None
-        return
+    ctx.allowed = plan.leftover(ctx, missing)
+    places = {i for found in ctx.allowed.values() for i in found}
     before = getattr(ctx, "left", None)
     if before is None:
-        try:
-            saved = ctx.saved_tensors
-        except RuntimeError:  # written since, or freed
-            return
-        before = {i: (saved[i].detach(), saved[i]._version) for i in places}  # not the results themselves, which hold this node
+        before = {}
+        if places:
+            try:
+                saved = ctx.saved_tensors
+            except RuntimeError:  # written since
+                ctx.allowed = {k: found for k, found in ctx.allowed.items() if not found}
+            else:  # not the results themselves, which hold this node
+                before = {i: (saved[i].detach(), saved[i]._version) for i in places}
     ctx.left = {i: before[i] for i in places if i in before}
     ctx.done = frozenset(range(len(plan.differentiable))) - missing | getattr(ctx, "done", _NOTHING)
 
@@ -281,8 +283,8 @@ def _leave(ctx: Any, plan: TrainingPlan, missing: frozenset[int]) -> None:
 def _left(ctx: Any, plan: TrainingPlan, missing: frozenset[int], wanted: tuple[int, ...]) -> list[Any] | None:
     """What an earlier backward has set aside for the gradients that are there now."""
     left = getattr(ctx, "left", None)
-    there = frozenset(range(len(plan.differentiable))) - missing
-    if left is None or there & ctx.done or any(i not in left for i in wanted):
+    there = [k for k in range(len(plan.differentiable)) if k not in missing]
+    if left is None or any(k not in ctx.allowed for k in there) or any(i not in left for i in wanted):
         return None
     if any(left[i][0]._version != left[i][1] for i in wanted):
         raise RuntimeError(_WRITTEN)

@@ -295,3 +295,16 @@ def test_export_of_aten_operations_with_views_mutation_and_parameters() -> None:
     gm, _ = magneto.export(f, X.clone(), aten_graph=True)
     assert all(isinstance(node.target, torch._ops.OpOverload) for node in gm.graph.nodes if node.op == "call_function")
     same(f, gm, X * 3)
+
+
+def test_generated_code_is_the_programs() -> None:
+    """Graph modules of torch.fx and functions from `exec` are captured whole, whatever their file is called."""
+    namespace: dict[str, Any] = {}
+    exec(compile("def made(x):\n    return x.sin() * 2\n", "<made by a template>", "exec"), namespace)
+    module = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+    x = torch.ones(2, 4)
+    for target in (namespace["made"], module, module.forward):
+        magneto.reset()
+        report = magneto.explain(target, x)
+        assert len(report.graphs) == 1
+        assert torch.equal(magneto.optimize("eager", nopython=True)(target)(x), target(x))

@@ -280,3 +280,22 @@ def test_views_of_a_leaf_without_grad_mode(backend: str, name: str) -> None:
         return result.requires_grad, result._is_view(), result._base is x, result is x
 
     assert seen(magneto.optimize(backend)(views[name])) == seen(views[name])
+
+
+def test_equal_results_are_apart() -> None:
+    """Results that happen to be the same computation lie in memory of their own."""
+
+    def constants(x: torch.Tensor) -> Any:
+        ones = torch.ones_like(x)
+        return ones * 1, ones**2, ones.clone(), torch.where(x > 0, 1.0, 1.0), ones.clone().as_strided((2, 2), (1, 1), 1)
+
+    def computed(x: torch.Tensor) -> Any:
+        return (x * 2).clone(), x * 2, x + x, x.view(4, 4).amax(1), x.view(4, 4).amax(-1)
+
+    for backend in COMPILERS:
+        for fn in (constants, computed):
+            x = torch.linspace(-1, 1, 16)
+            found = magneto.optimize(backend)(fn)(x)
+            for one, other in zip(found, fn(x), strict=True):
+                assert torch.equal(one, other)
+            assert len({result.untyped_storage().data_ptr() for result in found}) == len(found)

@@ -229,8 +229,9 @@ class _GraphLowering:
             if may_alias or item.op == "placeholder" or not (outside or shared):
                 view = self.low.strided(box)
                 assert view is not None
-                taken.setdefault(view.buffer, item)
-                return ViewOf(view.buffer, view.shape, strides, view.offset, view.dtype)
+                if may_alias or item.op == "placeholder" or view.buffer not in taken:  # another output may compute the same
+                    taken.setdefault(view.buffer, item)
+                    return ViewOf(view.buffer, view.shape, strides, view.offset, view.dtype)
         stored = self.copy_of_output(box, strides)
         taken[stored.buffer.name] = item
         return ViewOf(stored.buffer.name, box.shape, strides, 0, box.dtype)

@@ -15,7 +15,7 @@ from torch import fx
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.partition import is_random
-from magneto.aot_autograd.signature import Result
+from magneto.aot_autograd.signature import Alias, Result
 from magneto.graph.meta import TensorMeta
 
 _STATISTICS = (3, 4)  # of batch norm: which arguments they are, and which results
@@ -23,11 +23,14 @@ _STATISTICS = (3, 4)  # of batch norm: which arguments they are, and which resul
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`outputs`: positions of the differentiable results among the captured graph's outputs. `draws`: whether it draws random numbers. `written`: inputs that it writes."""
+    """`outputs`: positions of the differentiable results among the captured graph's outputs, and whether the result is what the output is a view of. `draws`: whether it draws random numbers. `written`: inputs that it writes."""
 
-    outputs: tuple[int, ...]
+    outputs: tuple[tuple[int, bool], ...]
     draws: bool
     written: tuple[int, ...]
+
+    def results(self, outputs: Sequence[Any]) -> list[Any]:
+        return [outputs[place]._base if of_view else outputs[place] for place, of_view in self.outputs]
 
     def inputs(self, inputs: Sequence[Any]) -> list[Any]:
         return [x.detach().clone() if i in self.written else x for i, x in enumerate(inputs)]
@@ -42,7 +45,9 @@ def replay_of(joint: JointGraph) -> Replay | None:
     draws = any(is_random(node) for node in joint.graph.nodes)
     if draws and any(_elsewhere(node) for node in joint.graph.nodes if node.op == "placeholder"):
         return None
-    places = {output.index: i for i, output in reversed(list(enumerate(signature.outputs))) if isinstance(output, Result)}
+    views = ((i, output.base) for i, output in enumerate(signature.outputs) if isinstance(output, Alias))
+    places = {base.index: (i, True) for i, base in views if isinstance(base, Result)}
+    places.update({output.index: (i, False) for i, output in enumerate(signature.outputs) if isinstance(output, Result)})
     if any(index not in places for index in joint.differentiable):
         return None
     return Replay(tuple(places[index] for index in joint.differentiable), draws, written)

@@ -365,7 +365,7 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
     """Backward with create_graph=True, or of functions that read other values by now: the captured graph runs again in eager."""
     again = torch.is_grad_enabled()
     if plan.replay is None:
-        raise _cannot_replay(plan, "which writes inputs that it reads, returns views, or draws random numbers elsewhere than on the CPU")
+        raise _cannot_replay(plan, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
     inputs = ctx.inputs
     if inputs is None:
         raise _cannot_replay(plan, "whose backward has run already")
@@ -382,8 +382,10 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
     finally:
         if present is not None:
             torch.set_rng_state(present)
-    pairs = [(outputs[place], gradients[index]) for place, index in zip(plan.replay.outputs, plan.differentiable, strict=True)]
-    pairs = [(output, gradient) for output, gradient in pairs if gradient is not None]
+    pairs = [(result, gradients[index]) for result, index in zip(plan.replay.results(outputs), plan.differentiable, strict=True)]
+    pairs = [(result, gradient) for result, gradient in pairs if gradient is not None]
+    if any(result is None or result.shape != gradient.shape for result, gradient in pairs):
+        raise _cannot_replay(plan, "which returns views of what it does not show")
     found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=again, allow_unused=True)
     by_input = dict(zip(wanted, found, strict=True))
     return [by_input.get(i) for i in range(len(inputs))]

@@ -67,3 +67,31 @@ def test_a_graph_that_reads_what_it_writes_is_refused(backend: str) -> None:
     (y,) = magneto.optimize(backend, nopython=True)(Running())(x)
     with pytest.raises(UserError, match="writes inputs that it reads"):
         torch.autograd.grad(y, x, create_graph=True)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["select", "chunk", "expand", "both", "unbind", "nested", "real"])
+def test_results_that_are_views(backend: str, name: str) -> None:
+    layer = torch.nn.Linear(4, 4)
+    programs: dict[str, Callable[[torch.Tensor], Any]] = {
+        "select": lambda x: layer(x).tanh()[0],
+        "chunk": lambda x: layer(x).tanh().chunk(2, 1),
+        "expand": lambda x: layer(x).tanh()[:, :1].expand(3, 4),
+        "both": lambda x: (lambda y: (y, y.view(-1)))(layer(x).tanh()),
+        "unbind": lambda x: layer(x).exp().unbind(0),
+        "nested": lambda x: layer(x).sin()[1:][0][:2],
+        "real": lambda x: torch.view_as_complex((layer(x) ** 2).view(3, 2, 2)).real,
+    }
+
+    def run(call: Callable[..., Any]) -> list[torch.Tensor]:
+        layer.zero_grad()
+        x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+        results = call(x)
+        first = results[0] if isinstance(results, tuple) else results
+        (gradient,) = torch.autograd.grad((first * first).sum(), layer.weight, create_graph=True)
+        (gradient * gradient).sum().backward()
+        assert x.grad is not None and layer.weight.grad is not None
+        return [gradient.detach(), x.grad, layer.weight.grad.clone()]
+
+    for one, other in zip(run(programs[name]), run(magneto.optimize(backend)(programs[name])), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)

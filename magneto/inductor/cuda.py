@@ -29,6 +29,7 @@ from magneto.inductor.runtime.triton_launch import Launcher, launchers, source_o
 from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import FusedKernel, Step
 from magneto.inductor.schedule.memory import plan_memory
+from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 
@@ -84,7 +85,7 @@ def compile_for(
 ) -> tuple[Compiled, frozenset[int], int]:
     """As compile_on_cuda, for a graph whose memory is all on the device; also how many launches and library calls a run makes. `build`: what makes launchers."""
     with timer("lower"):
-        program = split_reductions(_on_device(lower_graph(graph), device))
+        program = split_reductions(online_sums(_on_device(lower_graph(graph), device)))
     with timer("schedule"):
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
         plan = write_inputs(schedule(program, updates, True), written)

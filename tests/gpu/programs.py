@@ -94,6 +94,19 @@ def cross_entropy() -> Any:
     return lambda x: F.cross_entropy(x * 1.5, target), (randn(64, 500, grad=True),)
 
 
+@program(1e-4, train=True)
+def cross_entropy_of_many_classes() -> Any:
+    target = torch.randint(0, 32768, (160,)).to(DEVICE)
+    return lambda x: F.cross_entropy(x * 1.5, target), (randn(160, 32768, grad=True),)
+
+
+@program(1e-5)
+def exponentials_of_long_rows() -> Any:
+    rows = randn(8, 40000) * 20
+    rows[0, :20000], rows[1], rows[2, 7] = -float("inf"), -float("inf"), float("inf")
+    return lambda x: (F.softmax(x, -1), F.log_softmax(x, -1), x.logsumexp(-1)), (rows,)
+
+
 @program(1e-5, train=True)
 def embedding_bag_of_words() -> Any:
     table, index = randn(100, 32, grad=True), torch.randint(0, 100, (8, 12)).to(DEVICE)

@@ -19,6 +19,7 @@ from magneto.inductor.codegen.triton_types import POINTERS, compute_type
 from magneto.inductor.loops.ir import Buffer, Indirect, Load, Value
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_loads
+from magneto.symbolic import add, mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,10 @@ class _Writer:
         for n, dim in enumerate(axis.dims):
             text = axis.name if len(axis.dims) == 1 else f"{axis.name}_{n}"
             self.emitter.symbols[dim.sym] = Name(text, frozenset(axis.name))
+        if len(axis.dims) > 1:
+            steps = [prod(d.size for d in axis.dims[n + 1 :]) for n in range(len(axis.dims))]
+            whole = add(0, 0, *(mul(d.sym, step) for d, step in zip(axis.dims, steps, strict=True)))
+            self.emitter.dense[whole] = Name(axis.name, frozenset(axis.name))
 
     def _axis_lines(self, axis: Axis) -> list[str]:
         """The statements that define an axis: where the block begins, its mask, the indices of its dimensions."""

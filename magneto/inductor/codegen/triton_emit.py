@@ -46,6 +46,7 @@ class Emitter:
     def __init__(self, pointers: Mapping[str, str], axes: Sequence[str], masks: Mapping[str, str], wide: bool, resolve: Answer) -> None:
         self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
         self.symbols: dict[Sym, Name] = {}
+        self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
         self.scopes: list[Scope] = [Scope()]
         self.used: set[Sym] = set()
         self._count = 0
@@ -160,6 +161,8 @@ class Emitter:
 
     def index(self, index: Expr, under: Name | None, wide: bool = False) -> Name:
         """An index expression; computed indices are checked."""
+        if (dense := self.dense.get(index)) is not None and not wide:
+            return dense
         axes: set[str] = set()
         names: dict[Sym, str] = {}
         for symbol in sorted(index.free, key=lambda s: s.key):

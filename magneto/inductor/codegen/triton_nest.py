@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from math import prod
 
 from magneto.inductor.codegen.cpp_nest import contiguous_row, normal_form, other_contiguous
-from magneto.inductor.schedule.kernel import Dim, FusedKernel
+from magneto.inductor.schedule.kernel import Dim, FusedKernel, member_loads
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
+HELD = 32  # bytes of each operand that a thread holds: two vectors
 TILE = 32
 NARROW_ROW = 16
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
@@ -81,6 +82,16 @@ def blocks_of(kernel: FusedKernel) -> Blocks:
     return Blocks(kernel, (Axis("x", dims, block),), False, max(1, min(4, block // 64)))
 
 
+def _width(kernel: FusedKernel) -> int:
+    """Bytes of the widest elements that are read at every point, 4 at most."""
+    rows, cols = {d.sym for d in kernel.rows}, {d.sym for d in kernel.cols}
+    loads = [load for m in kernel.members for load in member_loads(m.body)]
+    widths = [
+        load.dtype.itemsize for load in loads if not load.index.free.isdisjoint(cols) and not (rows and load.index.free.isdisjoint(rows))
+    ]
+    return min(4, max(widths, default=4))
+
+
 def _reduction(kernel: FusedKernel) -> Blocks:
     rows, length = prod(d.size for d in kernel.rows), prod(d.size for d in kernel.cols)
     side = contiguous_row(kernel)
@@ -101,6 +112,6 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         wide = 1
         while wide * whole < 1024 and wide < rows and -(-rows // (2 * wide)) >= WANTED:
             wide *= 2
-        warps = max(1, min(16, wide * whole // 256))
+        warps = max(1, min(16, wide * whole * _width(kernel) // (32 * HELD)))
         return Blocks(kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, warps)
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, 16)

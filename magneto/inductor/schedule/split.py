@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 import torch
 
@@ -38,19 +38,29 @@ ENOUGH = 132  # blocks: one for each multiprocessor of a large GPU
 WANTED = 528
 SHORTEST = 128  # elements of a partial result, at least
 ACROSS = 32  # rows of a block where memory is contiguous along them
+ALIGNED = 8  # elements: chunks begin where rows of vectors do
 SMALL = 1 << 15  # elements in all
-KINDS = {"sum": 0, "prod": 1, "any": False, "all": True}
-"""Kinds that are cut with chunks of unequal size; the neutral element."""
+KINDS: dict[str, float] = {"sum": 0, "prod": 1, "any": False, "all": True}
+"""Kinds that are cut with chunks of unequal size; the neutral element. Maxima are where they are cut with the sums that belong to them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """`parts`: sizes of the dimensions of the partial results; `rest`: what each of them reduces; `mapping`: of the reduced symbols; `inside`: whether an element exists."""
 
     parts: tuple[int, ...]
     rest: tuple[int, ...]
     mapping: dict[Expr, Expr]
     inside: Expr | None
+
+    def buffer(self, node: Reduction, rows: tuple[int, ...]) -> Buffer:
+        """Where a reduction's partial results are: the rows fastest."""
+        shape = (*rows, *self.parts)
+        strides, step = [0] * len(shape), 1
+        for d in reversed((*range(len(rows), len(shape)), *range(len(rows)))):
+            strides[d] = step
+            step *= shape[d]
+        return Buffer(f"{node.name}.parts", shape, tuple(strides), node.acc_dtype, node.device, True)
 
 
 def split_reductions(program: Program) -> Program:
@@ -61,7 +71,7 @@ def split_reductions(program: Program) -> Program:
 
 def _of(node: Reduction) -> Iterator[Node]:
     ints = all(isinstance(s, int) for s in (*node.ranges, *node.reduce_ranges))
-    if not ints or node.kind in ("argmax", "argmin") or (wanted := _pieces(node)) < 2:
+    if not ints or node.kind in ("argmax", "argmin") or (wanted := pieces(node)) < 2:
         yield node
     elif node.kind == "welford":
         yield from _variance(node)
@@ -70,15 +80,15 @@ def _of(node: Reduction) -> Iterator[Node]:
         if cut is None:
             yield node
         else:
-            yield from _halves(node, cut)
+            yield from halves(node, cut)
 
 
-def _pieces(node: Reduction) -> int:
+def pieces(node: Reduction) -> int:
     """How many partial results each row should have."""
     rows, length = _count(node.ranges), _count(node.reduce_ranges)
     if rows * length < SMALL or not rows:
         return 1
-    blocks = -(-rows // ACROSS) if _across(node) else rows
+    blocks = -(-rows // ACROSS) if across(node) else rows
     return 1 if blocks >= ENOUGH else min(-(-WANTED // blocks), length // SHORTEST)
 
 
@@ -87,7 +97,7 @@ def _count(sizes: Sequence[Size]) -> int:
     return prod([int(s) if isinstance(s, int) else 0 for s in sizes])
 
 
-def _across(node: Reduction) -> bool:
+def across(node: Reduction) -> bool:
     """Is memory contiguous along the rows, and not along what is reduced?"""
     last = [s for s in reduce_symbols(node.reduce_ranges) if isinstance(s, Sym)]
     rows = [s for s in index_symbols(node.ranges) if isinstance(s, Sym)]
@@ -98,7 +108,7 @@ def _across(node: Reduction) -> bool:
     return not along and any(coefficient(index, s) is ONE for index in indices for s in rows if s in index.free)
 
 
-def _cut(node: Reduction, wanted: int) -> _Cut | None:
+def _cut(node: Reduction, wanted: int) -> Cut | None:
     sizes = [int(s) for s in node.reduce_ranges]  # type: ignore[arg-type]
     symbols, rank = reduce_symbols(node.reduce_ranges), len(node.ranges)
     parts: list[int] = []
@@ -131,21 +141,26 @@ def _cut(node: Reduction, wanted: int) -> _Cut | None:
             rest.append(sizes[later])
         break
     mapping = {s: e for s, e in mapping.items() if isinstance(s, Sym) and s is not e}
-    return _Cut(tuple(parts), tuple(rest), mapping, inside) if prod(parts) > 1 and rest else None
+    return Cut(tuple(parts), tuple(rest), mapping, inside) if prod(parts) > 1 and rest else None
 
 
-def _halves(node: Reduction, cut: _Cut) -> Iterator[Node]:
+def chunks(node: Reduction, wanted: int) -> Cut:
+    """The one reduced dimension in at least so many chunks: of equal size where a number of them near that allows it, of an aligned size with a shorter last one otherwise."""
+    (size,) = (int(s) for s in node.reduce_ranges)  # type: ignore[arg-type]
+    count = next((n for n in range(wanted, wanted + wanted // 4 + 1) if size % (n * ALIGNED) == 0), 0)
+    length = size // count if count else -(-size // (wanted * ALIGNED)) * ALIGNED
+    count = -(-size // length)
+    ((walked,), rank) = reduce_symbols(node.reduce_ranges), len(node.ranges)
+    position = add(mul(index_symbol(rank, count), length), reduce_symbol(0, length))
+    return Cut((count,), (length,), {walked: position}, compare("lt", position, size) if size % length else None)
+
+
+def halves(node: Reduction, cut: Cut) -> Iterator[Node]:
     rows = tuple(int(s) for s in node.ranges)  # type: ignore[arg-type]
-    shape = (*rows, *cut.parts)
-    order = [*range(len(rows), len(shape)), *range(len(rows))]  # the rows fastest
-    strides, step = [0] * len(shape), 1
-    for d in reversed(order):
-        strides[d] = step
-        step *= shape[d]
-    part = Buffer(f"{node.name}.parts", shape, tuple(strides), node.acc_dtype, node.device, True)
+    part = cut.buffer(node, rows)
     body = map_value(node.body, cut.mapping, {})
     if cut.inside is not None:
-        body = Masked(IndexValue(cut.inside, torch.bool), body, Const(KINDS[node.kind], body.dtype))
+        body = Masked(IndexValue(cut.inside, torch.bool), body, Const(-inf if node.kind == "max" else KINDS[node.kind], body.dtype))
     yield Reduction(node.kind, (part,), cut.rest, body, node.acc_dtype, node.origins)
     place = part.offset((*index_symbols(rows), *reduce_symbols(cut.parts)))
     yield replace(node, reduce_ranges=cut.parts, body=Load(part.name, place, node.acc_dtype))

@@ -17,7 +17,9 @@ import torch
 from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.schedule import schedule
+from magneto.inductor.schedule.split import split_reductions
 from tests.inductor.codegen.triton_cases import CASES
 from tests.inductor.lower.prim_graphs import Graph
 
@@ -44,11 +46,13 @@ def test_interpreted(name: str, verdicts: dict[str, str]) -> None:
     assert not verdicts[name], verdicts[name]
 
 
-def kernels(build: Callable[[Graph], Any]) -> list[TritonKernel]:
+def kernels(build: Callable[[Graph], Any], rewritten: bool = False) -> list[TritonKernel]:
+    """`rewritten`: long reductions are cut first, as they are for a GPU."""
     torch.manual_seed(0)
     g = Graph()
     build(g)
-    plan = schedule(lower_graph(g.fx), training=True)
+    program = lower_graph(g.fx)
+    plan = schedule(split_reductions(online_sums(program)) if rewritten else program, training=True)
     return [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
 
 
@@ -70,9 +74,9 @@ def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
 
 
-def softmax(g: Graph) -> None:
-    x = g.input(torch.randn(40, 512))
-    wide = lambda v: g.broadcast_in_dim(v, (40, 512), (0,))  # noqa: E731
+def softmax(g: Graph, shape: tuple[int, int] = (40, 512)) -> None:
+    x = g.input(torch.randn(shape))
+    wide = lambda v: g.broadcast_in_dim(v, shape, (0,))  # noqa: E731
     e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
     g.output(g.div(e, wide(g.sum(e, (1,)))))
 
@@ -101,6 +105,28 @@ def test_text(name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert text == path.read_text(), f"the text of {name} changed; MAGNETO_UPDATE_GOLDEN=1 keeps the new one"
+
+
+@pytest.mark.parametrize("shape", [(16, 20_011), (160, 20_480)])
+def test_long_rows_are_read_twice(shape: tuple[int, int]) -> None:
+    """Once for the maximum and the sum of each chunk, once to write the result; what lies between reads no row."""
+    parts, combine, result = kernels(lambda g: softmax(g, shape), True)
+    (x, chunk), (_, many), (_, block) = ([n for _, n in k.constants] + [0] * (2 - len(k.constants)) for k in (parts, combine, result))
+    assert x == 1 and chunk >= many and block == 0
+    assert [k.body.count("tl.load(") for k in (parts, combine, result)] == [1, 2, 3]
+    assert [k.body.count("tl.store(") for k in (parts, combine, result)] == [2, 2, 1]
+    assert not any("for offset" in k.body for k in (parts, combine, result))
+
+
+@needs_triton
+def test_chunks_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from magneto.inductor.runtime.triton_launch import binary_of
+
+    for kernel in kernels(lambda g: softmax(g, (16, 20_011)), True):
+        assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
 
 
 def test_large_memory_is_indexed_in_64_bits() -> None:

@@ -164,6 +164,40 @@ def _split(g: Graph) -> None:
     )
 
 
+def exponentials(g: Graph, x: Any, shape: tuple[int, ...], dim: int) -> None:
+    """softmax, log-softmax and logsumexp over one dimension."""
+    kept = tuple(d for d in range(len(shape)) if d != dim)
+    wide = lambda v: g.broadcast_in_dim(v, shape, kept)  # noqa: E731
+    most = g.amax(x, (dim,))
+    away = g.sub(x, wide(most))
+    e = g.exp(away)
+    safe = g.where(g.isinf(most), 0.0, most)
+    g.output(
+        g.div(e, wide(g.sum(e, (dim,)))),
+        g.sub(away, wide(g.log(g.sum(e, (dim,))))),
+        g.add(g.log(g.sum(g.exp(g.sub(x, wide(safe))), (dim,))), safe),
+        g.sum(x, (dim,)),
+    )
+
+
+def long_rows(rows: int, length: int) -> torch.Tensor:
+    """The first rows hold infinities and NaN, in a few places, in whole chunks, everywhere."""
+    x = torch.randn(rows, length) * 20
+    inf = float("inf")
+    x[0, : length // 2], x[1], x[2, 7], x[3, length - 3], x[4, 5] = -inf, -inf, inf, float("nan"), -inf
+    x[5, : length // 2], x[5, length - 1], x[6] = -inf, inf, inf
+    return x
+
+
+for _length, _dtype in ((4099, torch.bfloat16),):
+
+    @case(f"exponentials of few long rows, of {_length}", 3e-5)
+    def _online(g: Graph, length: int = _length, dtype: torch.dtype = _dtype) -> None:
+        """Chunks of equal size, and a last one that is shorter."""
+        x = g.input(long_rows(8, length).to(dtype))
+        exponentials(g, x if dtype is torch.float32 else g.convert_element_type(x, torch.float32), (8, length), 1)
+
+
 @case("long rows of integers", 0)
 def _looped_search(g: Graph) -> None:
     x = g.input(torch.randint(-50, 50, (1, 20000)))

@@ -38,7 +38,7 @@ from magneto.dynamo.trackers.base import Signal, Tracker
 from magneto.graph import SizeUnknown, TensorMeta
 
 MAX_INSTRUCTIONS = 2_000_000
-MAX_IDLE = 30_000  # instructions without any tensor operation
+MAX_IDLE = 60_000  # instructions without any tensor operation
 MAX_DEPTH = 60
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _GENERATOR, _COROUTINE = 0x20, 0x80 | 0x200

@@ -1,27 +1,36 @@
 """GPU benchmark: magneto against eager and torch.compile, interleaved, CUDA events, medians.
 
-`python -m benchmarks.gpu [--out benchmarks/results/gpu.json] [--budget seconds] [names...]`. Each row runs all contenders in turn, `ROUNDS` times; of models a time is that
-of one call between two events with the device idle before, so that the host's part shows; of kernels the mean of ten calls. Cold compile is the wall time of the first call (training: first step).
-`model` rows are whole calls, `kernel` rows report the share of the copy bandwidth measured in the same run.
+`python -m benchmarks.gpu [--out benchmarks/results/gpu.json] [--budget seconds] [--contenders ...] [names...]`. Each row runs all contenders in turn; of models a time is that
+of one call between two events with the device idle before, so that the host's part shows; of kernels the mean of ten calls. Results are merged into the file row by row. `--host`: host time per call.
+`--processes rows`: first calls in processes of their own, cold and with what the first has kept. Models (benchmarks/gpu_models.py) are whole calls, kernels report the share of the copy
+bandwidth measured in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-ROUNDS = 25
+from benchmarks.gpu_models import FLOPS, MODELS, STEPS, SUITE, moved_by
+
+ROUNDS = 25  # at most
+SECONDS = 3.0  # of a row's measuring
 REPEATED = 10  # calls of a kernel between two events: what the host costs is not what is asked there
 DEVICE = "cuda"
 Made = tuple[
@@ -120,74 +129,6 @@ def embedding() -> Made:
     return lambda w, i: F.embedding(i, w) * 2, (w, i), False, 8 * i.numel() * 1024
 
 
-# ---- models --------------------------------------------------------------------------------------------------------------
-
-
-@row
-def tiny_function() -> Made:
-    return lambda x: x + 1, (randn(8),), False, 0
-
-
-@row
-def mlp() -> Made:
-    layers = [m for _ in range(6) for m in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
-    return torch.nn.Sequential(*layers).to(DEVICE), (randn(32, 256),), False, 0
-
-
-@row
-def resnet18() -> Made:
-    import torchvision
-
-    return torchvision.models.resnet18().to(DEVICE).eval(), (randn(16, 3, 128, 128),), False, 0
-
-
-@row
-def resnet18_training() -> Made:
-    import torchvision
-
-    return torchvision.models.resnet18().to(DEVICE), (randn(16, 3, 128, 128),), True, 0
-
-
-@row
-def resnet50() -> Made:
-    import torchvision
-
-    return torchvision.models.resnet50().to(DEVICE).eval(), (randn(32, 3, 224, 224),), False, 0
-
-
-@row
-def gpt2() -> Made:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa", use_cache=False)).to(DEVICE).eval()
-    return lambda ids: model(ids).logits, (torch.randint(0, 50000, (4, 512), device=DEVICE),), False, 0
-
-
-def _bert() -> torch.nn.Module:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(BertConfig(attn_implementation="sdpa")).to(DEVICE).eval()
-
-
-@row
-def bert_base() -> Made:
-    model = _bert()
-    return lambda ids: model(ids).last_hidden_state, (torch.randint(0, 30000, (8, 128), device=DEVICE),), False, 0
-
-
-@row
-def bert_base_training() -> Made:
-    model = _bert()
-    return lambda ids: model(ids).last_hidden_state, (torch.randint(0, 30000, (8, 128), device=DEVICE),), True, 0
-
-
-@row
-def vit_b_16() -> Made:
-    import torchvision
-
-    return torchvision.models.vit_b_16().to(DEVICE).eval(), (randn(10, 3, 224, 224),), False, 0
-
-
 # ---- measuring -----------------------------------------------------------------------------------------------------------
 
 
@@ -229,28 +170,33 @@ def timed(call: Callable[[], Any], repeats: int = 1) -> float:
     return float(begin.elapsed_time(end)) / repeats
 
 
-def measure(name: str, opponents: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
+def maker(name: str) -> tuple[Callable[[Any], Callable[[], Any]], bool, int]:
+    """What makes a contender's call of what optimises a callable; whether it trains; bytes moved."""
+    if name in STEPS:
+        return STEPS[name], True, moved_by(name)
+    fn, args, train, moved = ({**ROWS, **MODELS})[name]()
+    return (lambda wrap: contender(wrap(fn), args, train)), train, moved
+
+
+def measure(name: str, contenders: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
     torch.manual_seed(0)
-    fn, args, train, moved = ROWS[name]()
+    make, train, moved = maker(name)
     calls: dict[str, Callable[[], Any]] = {}
-    result: dict[str, Any] = {"trains": train, "ms": {}, "cold_s": {}, "errors": {}, "peak_mib": {}}
-    for who, wrap in opponents.items():
+    result: dict[str, Any] = {"trains": train, "ms": {}, "first_call_s": {}, "errors": {}, "peak_mib": {}, "held_mib": {}}
+    for who, wrap in contenders.items():
         try:
-            calls[who] = contender(wrap(fn), args, train)
-            start = time.perf_counter()
-            calls[who]()
-            torch.cuda.synchronize()
-            result["cold_s"][who] = round(time.perf_counter() - start, 2)
-            for _ in range(4):
-                calls[who]()
-            result["peak_mib"][who] = _peak(calls[who])
+            _warm(who, make, wrap, calls, result)
         except Exception as error:
             calls.pop(who, None)
             result["errors"][who] = f"{type(error).__name__}: {str(error)[:200]}"
+    repeats = REPEATED if moved or name in FLOPS else 1
+    slowest = max((timed(call) for call in calls.values()), default=0.0) * 1e-3 * repeats
+    rounds = max(5, min(ROUNDS, int(SECONDS / max(slowest, 1e-6) / max(len(calls), 1))))
     times: dict[str, list[float]] = {who: [] for who in calls}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for who, call in calls.items():
-            times[who].append(timed(call, REPEATED if moved else 1))
+            times[who].append(timed(call, repeats))
+    result["rounds"] = rounds
     result["ms"] = {who: round(statistics.median(t), 5) for who, t in times.items()}
     ours = result["ms"].get("magneto")
     if ours:
@@ -261,17 +207,41 @@ def measure(name: str, opponents: dict[str, Callable[[Any], Any]]) -> dict[str, 
     if moved:
         copy = _bandwidth()
         result["share_of_copy"] = {who: round(moved / (t * 1e-3) / copy, 3) for who, t in result["ms"].items()}
+    if name in FLOPS:
+        rate = _product_rate()
+        result["share_of_product"] = {who: round(FLOPS[name] / (t * 1e-3) / rate, 3) for who, t in result["ms"].items()}
+        print(name, "of", round(rate / 1e12), "TFLOP/s", result["share_of_product"])
     return result
 
 
-def _peak(call: Callable[[], Any]) -> float:
-    """MiB of the largest part of memory in use during a call, beyond what is in use before it: recordings keep theirs, in no one's count."""
+def _product_rate() -> float:
+    """Operations per second of a large product in bfloat16."""
+    n = 8192
+    a, b = randn(n, n, dtype=torch.bfloat16), randn(n, n, dtype=torch.bfloat16)
+    return 2 * n**3 / (statistics.median([timed(lambda: a @ b, 3) for _ in range(5)]) * 1e-3)
+
+
+def _warm(who: str, make: Any, wrap: Any, calls: dict[str, Callable[[], Any]], result: dict[str, Any]) -> None:
+    """Compile, record, and look at the memory: `peak_mib` is the most a call allocates, `held_mib` what the process must have for it (with the pools of recordings, which nobody else can
+    use, and without caches that are only kept)."""
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    calls[who] = make(wrap)
+    start = time.perf_counter()
+    calls[who]()
+    torch.cuda.synchronize()
+    result["first_call_s"][who] = round(time.perf_counter() - start, 2)
+    for _ in range(4):
+        calls[who]()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    allocated = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    call()
+    calls[who]()
     torch.cuda.synchronize()
-    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+    result["peak_mib"][who] = round((torch.cuda.max_memory_allocated() - allocated) / 2**20, 1)
+    result["held_mib"][who] = round((torch.cuda.max_memory_reserved() - before) / 2**20, 1)
 
 
 def _bandwidth() -> float:
@@ -282,45 +252,197 @@ def _bandwidth() -> float:
     return 2 * source.nbytes / (statistics.median(times) * 1e-3)
 
 
+# ---- host time -----------------------------------------------------------------------------------------------------------
+
+
+def host_times(contenders: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Microseconds that the host spends on a call whose work on the device is next to nothing."""
+    layers = [m for _ in range(8) for m in (torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU())]
+    module = torch.nn.Sequential(*layers).to(DEVICE)
+    cases: dict[str, tuple[Any, tuple[Any, ...], bool]] = {
+        "tiny function": (lambda x: x + 1, (randn(8),), False),
+        "24 operations": (module, (randn(8, 64),), False),
+        "24 operations, forward and backward": (module, (randn(8, 64),), True),
+    }
+    found: dict[str, Any] = {}
+    for name, (fn, args, train) in cases.items():
+        calls = {}
+        for who, wrap in contenders.items():
+            try:
+                calls[who] = contender(wrap(fn), args, train)
+                for _ in range(20):
+                    calls[who]()
+            except Exception as error:
+                calls.pop(who, None)
+                print("host", name, who, type(error).__name__, str(error)[:200], flush=True)
+        times: dict[str, list[float]] = {who: [] for who in calls}
+        for _ in range(15):
+            for who, call in calls.items():
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(20):
+                    call()
+                times[who].append((time.perf_counter() - start) / 20 * 1e6)
+        found[name] = {who: round(statistics.median(t), 2) for who, t in times.items()}
+        print("host us:", name, found[name], flush=True)
+        torch.compiler.reset()
+    return found
+
+
+# ---- processes of their own ----------------------------------------------------------------------------------------------
+
+
+def first_call(name: str, who: str) -> None:
+    """Prints the seconds of a row's first call (training: first step); a process of its own runs this."""
+    torch.manual_seed(0)
+    make, _, _ = maker(name)
+    torch.randn(8, device=DEVICE).sum().item()
+    call = make(CONTENDERS[who])
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    print(json.dumps({"seconds": round(time.perf_counter() - start, 3)}))
+
+
+def processes(name: str, contenders: Sequence[str]) -> dict[str, Any]:
+    """The first call in a fresh process, and in a second one with what the first has kept on disk."""
+    found: dict[str, Any] = {}
+    for who in contenders:
+        with tempfile.TemporaryDirectory() as directory:
+            kept = {"MAGNETO_CACHE_DIR": "magneto", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+            environment = {**os.environ, **{key: f"{directory}/{folder}" for key, folder in kept.items()}}
+            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", "--first-call", name, who]
+            times = []
+            for _ in range(2):
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+                lines = done.stdout.strip().splitlines()
+                times.append(json.loads(lines[-1])["seconds"] if done.returncode == 0 and lines else None)
+                if done.returncode:
+                    print(done.stderr[-500:], flush=True)
+        found[who] = dict(zip(("cold_s", "second_process_s"), times, strict=True))
+    print("processes:", name, found, flush=True)
+    return found
+
+
+def warm_caches(names: Sequence[str], contenders: Sequence[str], jobs: int) -> None:
+    """Every row's first call by processes side by side, so that what compilers keep on disk is there when rows are measured one by one."""
+    work = [(name, who) for name in names for who in contenders if who != "eager"]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", "--first-call"]
+
+    def one(item: tuple[str, str]) -> None:
+        subprocess.run([*command, *item], capture_output=True, timeout=240, check=False)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, work))
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------
+
+
+def _magneto(fn: Any, mode: str | None = None) -> Any:
+    import magneto
+
+    return magneto.optimize("inductor", mode=mode)(fn)
+
+
+CONTENDERS: dict[str, Callable[[Any], Any]] = {
+    "magneto": _magneto,
+    "eager": lambda fn: fn,
+    "torch.compile": lambda fn: torch.compile(fn),
+    "torch.compile reduce-overhead": lambda fn: torch.compile(fn, mode="reduce-overhead"),
+    "torch.compile max-autotune": lambda fn: torch.compile(fn, mode="max-autotune"),
+    "magneto max-autotune": lambda fn: _magneto(fn, "max-autotune"),
+    "magneto no-cudagraphs": lambda fn: _magneto(fn, "no-cudagraphs"),
+}
+USUAL = "magneto,eager,torch.compile,torch.compile reduce-overhead"
+
+
+def summary(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Geometric means over the suite."""
+    found: dict[str, Any] = {}
+    for kind, names in (("inference", [n for n in SUITE if not n.endswith("_training")]), ("training", [n for n in SUITE if n.endswith("_training")]), ("all", SUITE)):
+        for against in ("eager", "torch.compile", "torch.compile, its best mode"):
+            ratios = [rows[n]["speedup"][against] for n in names if against in rows.get(n, {}).get("speedup", {})]
+            if ratios:
+                found[f"{kind}: {against}"] = {"geometric_mean": round(statistics.geometric_mean(ratios), 3), "least": min(ratios), "rows": len(ratios)}
+        for what in ("held_mib", "peak_mib"):
+            pairs = [(rows[n][what].get("magneto"), rows[n][what].get("torch.compile")) for n in names if what in rows.get(n, {})]
+            ratios = [a / b for a, b in pairs if a and b]
+            if ratios:
+                found[f"{kind}: {what} of torch.compile's"] = {"geometric_mean": round(statistics.geometric_mean(ratios), 3), "most": round(max(ratios), 3)}
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=str(Path(__file__).parent / "results/gpu.json"))
-    parser.add_argument("--budget", type=float, default=1e9)
-    parser.add_argument("--modes", action="store_true", help="also torch.compile with CUDA graphs, and magneto without")
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no row is begun")
+    parser.add_argument("--contenders", default=USUAL, help="comma-separated: " + ", ".join(CONTENDERS))
+    parser.add_argument("--host", action="store_true", help="host time per call")
+    parser.add_argument("--processes", default="", help="comma-separated rows: the first call in a fresh and in a second process")
+    parser.add_argument("--warm", type=int, default=0, help="compile the rows by so many processes first")
+    parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", help="rows, or kernels, suite, steps; none: all")
     options = parser.parse_args()
-    import triton
+    if options.first_call:
+        first_call(*options.names)
+        return 0
+    contenders = {who: CONTENDERS[who] for who in options.contenders.split(",")}
+    groups = {"kernels": list(ROWS), "suite": SUITE, "steps": list(STEPS), "models": list(MODELS)}
+    names = [name for given in (options.names or ["kernels", "models", "steps"]) for name in groups.get(given, [given]) if name != "none"]
+    started = time.perf_counter()
+    result = _before(Path(options.out))
+    if options.warm:
+        warm_caches(names, list(contenders), options.warm)
+        print(f"caches are warm after {time.perf_counter() - started:.0f} s", flush=True)
+    if options.host:
+        result["host_us"] = host_times(contenders)
+        _keep(options.out, result)
+    for name in filter(None, options.processes.split(",")):
+        result["processes"][name] = processes(name, [who for who in contenders if who in ("magneto", "torch.compile")])
+        _keep(options.out, result)
+    for name in names:
+        if time.perf_counter() - started > options.budget:
+            print("no time for", *names[names.index(name) :], flush=True)
+            break
+        _row(name, contenders, result["rows"])
+        _keep(options.out, result)
+    print(json.dumps(result.get("summary", {}), indent=1))
+    return 0
 
+
+def _row(name: str, contenders: Mapping[str, Callable[[Any], Any]], rows: dict[str, Any]) -> None:
     import magneto
 
-    opponents: dict[str, Callable[[Any], Any]] = {
-        "magneto": lambda fn: magneto.optimize("inductor")(fn),
-        "eager": lambda fn: fn,
-        "torch.compile": lambda fn: torch.compile(fn),
-    }
-    if options.modes:
-        opponents["torch.compile reduce-overhead"] = lambda fn: torch.compile(fn, mode="reduce-overhead")
-        opponents["magneto no-cudagraphs"] = lambda fn: magneto.optimize("inductor", mode="no-cudagraphs")(fn)
-    started = time.perf_counter()
-    rows: dict[str, Any] = {}
-    result = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version(),
-        "rounds": ROUNDS, "allow_tf32": torch.backends.cuda.matmul.allow_tf32, "rows": rows,
-    }  # fmt: skip
-    for name in options.names or ROWS:
-        if time.perf_counter() - started > options.budget:
-            break
-        try:
-            rows[name] = measure(name, opponents)
-            print(name, rows[name]["ms"], rows[name].get("share_of_copy", ""), rows[name]["cold_s"], rows[name]["errors"] or "", flush=True)
-        except Exception:
-            rows[name] = {"error": traceback.format_exc()[-600:]}
-            print(name, rows[name]["error"], flush=True)
-        torch.compiler.reset()
-        magneto.reset()
-        torch.cuda.empty_cache()
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    begun = time.perf_counter()
+    try:
+        rows[name] = measure(name, contenders)
+        row = rows[name]
+        print(name, row["ms"], row.get("share_of_copy", ""), row["first_call_s"], row["held_mib"], row["errors"] or "", flush=True)
+    except Exception:
+        rows[name] = {"error": traceback.format_exc()[-600:]}
+        print(name, rows[name]["error"], flush=True)
+    rows[name]["took_s"] = round(time.perf_counter() - begun, 1)
+    torch.compiler.reset()
+    magneto.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _before(path: Path) -> dict[str, Any]:
+    """The file's content, if it is of this device and these versions: rows measured now replace those of the same name."""
+    import triton
+
+    head = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()}
+    head["allow_tf32"] = torch.backends.cuda.matmul.allow_tf32
+    found = json.loads(path.read_text()) if path.exists() else {}
+    same = all(found.get(key) == value for key, value in head.items())
+    return {**head, **{key: found.get(key, {}) if same else {} for key in ("host_us", "processes", "rows")}}
+
+
+def _keep(out: str, result: dict[str, Any]) -> None:
+    result["summary"] = summary(result["rows"])
+    Path(out).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

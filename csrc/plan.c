@@ -31,7 +31,6 @@
 #include "plan.h"
 #include <stddef.h>
 #include <string.h>
-#include "dlpack.h"
 
 static const mg_dlpack_api *dlpack;
 static PyObject *is_grad_enabled, *set_grad_enabled, *str_data_ptr;
@@ -87,6 +86,19 @@ plan_data(PyObject *tensor, void **out)
     *out = PyLong_AsVoidPtr(address);
     Py_DECREF(address);
     return *out == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+int
+mg_plan_data(PyObject *tensor, void **out)
+{
+    return plan_bind_torch() < 0 ? -1 : plan_data(tensor, out);
+}
+
+const mg_dlpack_api *
+mg_plan_dlpack(void)
+{
+    if (plan_bind_torch() < 0) PyErr_Clear();
+    return dlpack;
 }
 
 /* ---- workspaces ---- */

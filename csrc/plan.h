@@ -4,6 +4,7 @@
 
 #include "magneto.h"
 #include "digest.h"
+#include "dlpack.h"
 #include "pages.h"
 
 typedef enum { OP_ALLOC, OP_VIEW, OP_KERNEL, OP_TABLE, OP_CALL, OP_LIST, OP_UNPACK, OP_LAYOUT, OP_FREE, OP_KEEP, OP_KEPT } PlanOp;
@@ -67,6 +68,10 @@ typedef struct {
 
 enum { REG_TEMP = 0, REG_INPUT = 1, REG_CONST = 2, REG_KEPT = 3 };
 enum { VIEW_NEW = 0, VIEW_KEPT = 1, VIEW_ONCE = 2 }; /* PlanInstr.flag of a VIEW */
+
+/* plan.c. The address of the first element of a tensor: 0, or -1 with an exception. torch's table of DLPack functions, or NULL (no exception is left). */
+int mg_plan_data(PyObject *tensor, void **out);
+const mg_dlpack_api *mg_plan_dlpack(void);
 
 /* plan_parse.c: 0, or -1 with an exception */
 int mg_plan_parse(PlanObject *plan, PyObject *instructions, PyObject *outputs);

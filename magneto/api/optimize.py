@@ -19,8 +19,14 @@ from magneto.dynamo.region import policy
 from magneto.dynamo.region.policy import Context
 from magneto.dynamo.region.skip import TORCH_CODE, skip_reason
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "no-cudagraphs")
-WITHOUT_GRAPHS = ("max-autotune-no-cudagraphs", "no-cudagraphs")
+MODES: Mapping[str, Mapping[str, bool]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {"max_autotune": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True, "cuda_graphs": False},
+    "no-cudagraphs": {"cuda_graphs": False},
+}
+"""Flags that a mode sets."""
 _policies: list[Any] = []
 
 
@@ -56,7 +62,7 @@ def optimize(
             )
     chosen = config.backend if backend is None else backend
     fn = lookup_backend(chosen)
-    values = {"cuda_graphs": False, **(options or {})} if mode in WITHOUT_GRAPHS else dict(options or {})
+    values = {**MODES.get(mode or "default", {}), **(options or {})}
     if values:
         config.patch(**values)
         fn = _with_options(fn, values)

@@ -121,7 +121,7 @@ def recall_compiled(unit: Unit) -> Unit:
     """An equal graph may have been compiled before, by another process; then the passes up to compile_kernels have nothing to do."""
     from magneto.inductor.compile import kept_graph
 
-    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit), state_of(unit), unit.training)
+    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit), state_of(unit), unit.training, replay_of(unit))
     return replace(unit, key=key) if found is None else _with_kernels(unit, *found)
 
 

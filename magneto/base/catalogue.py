@@ -229,6 +229,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Install the triton that your torch names among its requirements.",
     ),
     ErrorEntry(
+        "W005",
+        "no memory on the GPU to measure kernels in, a product stays with the library",
+        "mode=\"max-autotune\" measures with tensors of its own beside the model's.",
+        "Compile before the device is full, or use the default mode.",
+    ),
+    ErrorEntry(
         "W010",
         "internal error while capturing {code} ({file}:{line}), it runs in eager: {error}",
         "",

@@ -61,6 +61,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("buffer_reuse", bool, True, "reuse the memory of buffers that are no longer read", True),
     Flag("channels_last", bool, True, "lay convolutional networks out channels-last on the CPU where it pays", True),
     Flag("cuda_graphs", bool, True, "record what a graph launches on a GPU and replay it, where that is safe"),
+    Flag("max_autotune", bool, False, "on a GPU, measure kernels of ours for products and what follows them against the library", True),
     Flag("vector_math", bool, True, "use the C library's vector functions for exp, tanh, erf, ...", True),
     Flag("compiler", str, "", "C compiler; empty looks for gcc, clang, cc", True),
     Flag("compiler_flags", str, "", "flags added to the C compiler's", True),

@@ -75,7 +75,7 @@ def compile_writing(
     nothing: frozenset[int] = frozenset()
     foreign = foreign_device(graph)
     if foreign is not None:
-        return compile_foreign(graph, name, written, foreign, replay)
+        return compile_foreign(graph, name, written, foreign, replay, key)
     try:
         unchanged = _leave_unchanged(graph, written)
         with timer("lower"):
@@ -95,7 +95,7 @@ def compile_writing(
 
 
 def compile_foreign(
-    graph: fx.Graph, name: str, written: Mapping[int, int], kind: str, replay: Replay | None
+    graph: fx.Graph, name: str, written: Mapping[int, int], kind: str, replay: Replay | None, key: str | None = None
 ) -> tuple[Compiled, frozenset[int]]:
     """A graph with tensors that are not the CPU's: Triton kernels on a CUDA device, operation by operation elsewhere and where those cannot be had."""
     reason = f"no kernels for {kind} yet"
@@ -103,7 +103,7 @@ def compile_foreign(
         from magneto.inductor.cuda import NoKernels, compile_on_cuda
 
         try:
-            return compile_on_cuda(graph, name, written, compile_graph, replay)
+            return compile_on_cuda(graph, name, written, _host_half, replay, key)
         except (CannotLower, CannotSchedule, CannotEmit) as error:
             reason = f"{type(error).__name__}: {error}"
         except NoKernels as error:
@@ -114,18 +114,48 @@ def compile_foreign(
     return without_grad(as_function(graph, name)), frozenset()
 
 
+def _host_half(graph: fx.Graph, name: str) -> tuple[Compiled, Finished | None]:
+    """What of a graph for another device is computed on the CPU; as data too, where it was compiled."""
+    try:
+        with timer("lower"):
+            program = lower_graph(graph)
+        finished = _finished(program, name, {})
+        return _loaded(finished, name), finished
+    except (CannotLower, CannotSchedule, CannotEmit, BuildFailed) as error:
+        emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
+    return without_grad(as_function(graph, name)), None
+
+
 def kept_graph(
-    graph: fx.Graph, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False
+    graph: fx.Graph,
+    name: str,
+    written: Mapping[int, int],
+    state: frozenset[int] = frozenset(),
+    training: bool = False,
+    replay: Replay | None = None,
 ) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
     """(the key of a graph that has not been decomposed yet, what compile_writing made of an equal one before)."""
-    key = key_of_graph(graph, written, state, training) if foreign_device(graph) is None else None
-    finished = recall(key) if key is not None else None
-    if finished is None:
-        return key, None
+    kind = foreign_device(graph) or ""
+    key = key_of_graph(graph, written, state, training, kind) if kind in ("", "cuda") else None
     try:
+        if kind:
+            return key, _kept_foreign(graph, key, name, replay) if key is not None else None
+        finished = recall(key) if key is not None else None
+        if finished is None:
+            return key, None
         return key, (_loaded(finished, name), finished.written)
     except BuildFailed:
         return None, None
+
+
+def _kept_foreign(graph: fx.Graph, key: str, name: str, replay: Replay | None) -> tuple[Compiled, frozenset[int]] | None:
+    from magneto.inductor.cuda import kept_on_cuda
+    from magneto.inductor.devices import device_of
+
+    try:
+        return kept_on_cuda(key, device_of(graph), name, replay, _loaded)
+    except CannotLower:
+        return None
 
 
 def _leave_unchanged(graph: fx.Graph, written: Mapping[int, int]) -> frozenset[int]:

@@ -1,12 +1,12 @@
 """`compile_on_cuda`: as `compile.compile_writing`, for a graph whose tensors are on one CUDA device.
 
-The same lowering, scheduler and plan; kernels are Triton's, library calls ATen's.
+The same lowering, scheduler and plan; kernels are Triton's, library calls ATen's. What is made of a graph is data (`Made`), which is kept on disk as the CPU's is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,24 +14,31 @@ from torch import fx
 
 from magneto import _C
 from magneto.base.events import counter, emit, timer
+from magneto.base.flags import config
 from magneto.base.logs import KERNELS, dump, log, logging
-from magneto.inductor.codegen.cuda_plan import cuda_plan
+from magneto.inductor.codegen.cuda_plan import cuda_plan, with_launchers
 from magneto.inductor.codegen.plan import PlanCode, show_plan
 from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
+from magneto.inductor.codegen.triton_product import triton_product
+from magneto.inductor.codegen.triton_table import TritonTable, triton_table
 from magneto.inductor.describe import describe
-from magneto.inductor.devices import Joined, split
+from magneto.inductor.devices import Halves, Joined, Sent, split
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Pointwise, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime.cuda_graphs import Graphed, recordable
-from magneto.inductor.runtime.triton_launch import Launcher, launchers, source_of, why_not
+from magneto.inductor.runtime.kept import Finished, keep_data, recall_data
+from magneto.inductor.runtime.triton_launch import Launched, Launcher, launchers, source_of, why_not
+from magneto.inductor.runtime.tuning import tuned
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import FusedKernel, Step
+from magneto.inductor.schedule.kernel import Kernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
-from magneto.inductor.schedule.schedule import schedule
+from magneto.inductor.schedule.product import ProductKernel
+from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.split import split_reductions
+from magneto.inductor.schedule.table import gather
 
 
 class NoKernels(Exception):
@@ -39,39 +46,100 @@ class NoKernels(Exception):
 
 
 WORTH_RECORDING = 4  # launches: a replay, with its copies, costs as much as three
+WORTH_A_TABLE = 16  # kernels in the middle of a graph, whose addresses are sent anew in each call that is no replay
 
 Compiled = Callable[..., Sequence[Any]]
-Host = Callable[[fx.Graph, str], Compiled]
-Build = Callable[[Iterable[TritonKernel]], dict[TritonKernel, Launcher]]
+Host = Callable[[fx.Graph, str], tuple[Compiled, Finished | None]]
+Build = Callable[[Iterable[Launched]], dict[Launched, Launcher]]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """A graph whose memory is all on the device, compiled. `code` launches `kernels` by number. `direct`: outputs that are written into inputs. `launches`: and library calls of a run.
+    `lasting`: inputs in whose memory outputs may lie."""
+
+    code: PlanCode
+    kernels: tuple[Launched, ...]
+    direct: frozenset[int]
+    launches: int
+    lasting: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A whole graph, compiled. `pairs`: the device's outputs that may be written into inputs. `host`: None where nothing is computed there."""
+
+    device: torch.device
+    plan: DevicePlan
+    halves: Halves
+    pairs: Mapping[int, int]
+    recordable: bool
+    host: Finished | None
+
+    @property
+    def written(self) -> frozenset[int]:
+        return self.halves.whole(self.plan.direct)
 
 
 def compile_on_cuda(
-    graph: fx.Graph, name: str, written: Mapping[int, int], host: Host, replay: Replay | None
+    graph: fx.Graph, name: str, written: Mapping[int, int], host: Host, replay: Replay | None, key: str | None = None
 ) -> tuple[Compiled, frozenset[int]]:
-    """The compiled graph, and which outputs it writes into inputs itself. `host`: compiles what runs on the CPU. CannotLower, CannotSchedule, CannotEmit, NoKernels."""
-    device, halves = split(graph)
+    """The compiled graph, and which outputs it writes into inputs itself. `host`: compiles what runs on the CPU. `key`: under which it is kept. CannotLower, CannotSchedule, CannotEmit,
+    NoKernels."""
+    device, before, graph, halves = split(graph)
     if reason := why_not(device):
         raise NoKernels(reason)
     pairs = halves.written(written)
-    run, done, launches = compile_for(halves.device, name, pairs, device, lambda kernels: _built(kernels, device))
-    if replay is not None and launches >= WORTH_RECORDING and _recordable(halves.device):
-        cloned = (
-            None if replay.results is None else sum(1 for place in halves.places[: replay.results] if place is not None and not place[0])
-        )
-        run = Graphed(run, device, name, launches, cloned, frozenset(pairs[k] for k in done))
-    if halves.host is None and all(place is not None for place in halves.places):
-        return run, halves.whole(done)
-    return Joined(host(halves.host, f"{name}_host") if halves.host is not None else None, run, halves, device), halves.whole(done)
+    plan = _planned(graph, name, pairs, device)
+    run = _loaded(plan, lambda kernels: _built(kernels, device))
+    beside, finished = host(before, f"{name}_host") if before is not None else (None, None)
+    made = Made(device, plan, halves, pairs, _recordable(graph), finished)
+    if key is not None and (before is None or finished is not None):
+        keep_data(_key(key, device), _plain(made))
+    return _whole(made, run, beside, name, replay), made.written
+
+
+def kept_on_cuda(
+    key: str, device: torch.device, name: str, replay: Replay | None, host: Callable[[Finished, str], Compiled]
+) -> tuple[Compiled, frozenset[int]] | None:
+    """What `compile_on_cuda` has kept of an equal graph. `host`: loads what runs on the CPU."""
+    if why_not(device) or (data := recall_data(_key(key, device))) is None:
+        return None
+    made = _of_plain(data)
+    try:
+        run = _loaded(made.plan, lambda kernels: _built(kernels, device))
+    except NoKernels:
+        return None
+    counter("graphs_from_store")
+    return _whole(made, run, None if made.host is None else host(made.host, f"{name}_host"), name, replay), made.written
+
+
+def _key(key: str, device: torch.device) -> str:
+    """The key on this kind of device."""
+    return f"{key}{'%d%d' % torch.cuda.get_device_capability(device)}"
+
+
+def _whole(made: Made, run: Compiled, host: Compiled | None, name: str, replay: Replay | None) -> Compiled:
+    """The plan of the device's half, recorded if it may be, behind the host's half."""
+    halves, plan = made.halves, made.plan
+    if replay is not None and plan.launches >= WORTH_RECORDING and made.recordable:
+        results = halves.places[: replay.results]
+        cloned = None if replay.results is None else sum(1 for place in results if place is not None and not place[0])
+        run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct))
+    if host is None and all(place is not None for place in halves.places):
+        return run
+    first = plan.code.n_inputs - len(halves.sent)
+    return Joined(host, run, halves, made.device, any(k >= first for k in plan.lasting))
 
 
 def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compiled:
     """A callable that runs the graph operation by operation, recorded; `run` itself where not all is on one device."""
     try:
-        device, halves = split(graph)
+        device, host, _, _ = split(graph)
     except CannotLower:
         return run
     launches = sum(node.op == "call_function" for node in graph.nodes)
-    return Graphed(run, device, name, launches, replay.results) if halves.host is None and _recordable(graph) else run
+    return Graphed(run, device, name, launches, replay.results) if host is None and _recordable(graph) else run
 
 
 def _recordable(graph: fx.Graph) -> bool:
@@ -80,31 +148,64 @@ def _recordable(graph: fx.Graph) -> bool:
     return bool(calls) and all(recordable(n.target) and n.kwargs.get("generator") is None for n in calls)
 
 
+# ---- the device's half ---------------------------------------------------------------------------------------------------
+
+
 def compile_for(
     graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device, build: Build
 ) -> tuple[Compiled, frozenset[int], int]:
     """As compile_on_cuda, for a graph whose memory is all on the device; also how many launches and library calls a run makes. `build`: what makes launchers."""
+    plan = _planned(graph, name, written, device)
+    return _loaded(plan, build), plan.direct, plan.launches
+
+
+def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device) -> DevicePlan:
     with timer("lower"):
         program = split_reductions(online_sums(_on_device(lower_graph(graph), device)))
     with timer("schedule"):
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
-        plan = write_inputs(schedule(program, updates, True), written)
+        plan = gather(write_inputs(schedule(program, updates, True), written), WORTH_A_TABLE, False)
+    if config.max_autotune and device.type == "cuda":
+        with timer("tune"):
+            plan = tuned(plan, device)
     with timer("codegen"):
-        kernels = {step: triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)}
-    with timer("build"):
-        made = build(kernels.values())
+        texts = {step: _text_of(step, plan) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("plan"):
-        code = cuda_plan(plan, plan_memory(plan, True, 0), lambda step: made[kernels[step]])  # type: ignore[index]
-    _report(name, plan.steps, kernels, code)
+        numbers = {kernel: n for n, kernel in enumerate(dict.fromkeys(texts.values()))}
+        code = cuda_plan(plan, plan_memory(plan, True, 0), lambda step: numbers[texts[step]])
+    _report(name, plan, texts, code)
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
-    return _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs), direct, len(plan.steps)
+    return DevicePlan(code, tuple(numbers), direct, len(plan.steps), _lasting(plan))
 
 
-def _built(kernels: Iterable[TritonKernel], device: torch.device) -> dict[TritonKernel, Launcher]:
+def _text_of(step: Kernel, plan: Schedule) -> Launched:
+    if isinstance(step, ProductKernel):
+        return triton_product(step, plan.buffers)
+    return triton_table(step, plan.into) if isinstance(step, TableKernel) else triton_kernel(step, plan.buffers)
+
+
+def _loaded(plan: DevicePlan, build: Build) -> Compiled:
+    """The plan in this process."""
+    with timer("build"):
+        made = build(plan.kernels)
+    code = with_launchers(plan.code, [made[kernel] for kernel in plan.kernels])
+    return _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
+
+
+def _built(kernels: Iterable[Launched], device: torch.device) -> dict[Launched, Launcher]:
     try:
         return launchers(kernels, device)
     except Exception as error:  # Triton refuses our text, or its own compilers fail
         raise NoKernels(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1][:200]}") from error
+
+
+def _lasting(plan: Schedule) -> frozenset[int]:
+    """Inputs in whose memory outputs may lie: library calls may return views."""
+    names = {view.buffer for view in plan.program.outputs if isinstance(view, ViewOf)}
+    for step in reversed(plan.steps):
+        if isinstance(step, LibraryCall) and step.may_alias and any(b.name in names for b in step.buffers):
+            names.update(view.buffer for view in step.views)
+    return frozenset(k for k, b in enumerate(plan.program.inputs) if b is not None and b.name in names)
 
 
 def _on_device(program: Program, device: torch.device) -> Program:
@@ -121,16 +222,41 @@ def _on_device(program: Program, device: torch.device) -> Program:
     return replace(program, nodes=tuple(map(node, program.nodes)))
 
 
-def _report(name: str, steps: Sequence[Step], kernels: Mapping[FusedKernel, TritonKernel], code: PlanCode) -> None:
-    distinct = {kernel: step for step, kernel in kernels.items()}
+def _report(name: str, plan: Schedule, texts: Mapping[Kernel, Launched], code: PlanCode) -> None:
+    distinct = {kernel: step for step, kernel in texts.items()}
     for kernel, step in distinct.items():
-        text = "\n".join(f"# {line.strip(' /*')}" for line in describe(step).split("\n")) + "\n" + source_of(kernel)
+        simple = kernel.kernel if isinstance(kernel, TritonTable) else kernel
+        text = "\n".join(f"# {line.strip(' /*')}" for line in describe(step).split("\n")) + "\n" + source_of(simple)
         emit("kernel", name=", ".join(step.stored), source=text, graph=name)
         if logging(KERNELS):
-            log(KERNELS, f"{name}: Triton kernel for {', '.join(step.stored)}, grid {kernel.grid}")
-    calls = sum(isinstance(step, LibraryCall) for step in steps)
-    counter("kernels", len(kernels))
+            log(KERNELS, f"{name}: Triton kernel for {', '.join(step.stored)}, grid {simple.grid}")
+    calls = sum(isinstance(step, LibraryCall) for step in plan.steps)
+    counter("kernels", len(texts))
     counter("kernels_distinct", len(distinct))
     counter("library_calls", calls)
-    emit("artifact", artifact="plan", graph=name, kernels=len(kernels), distinct=len(distinct), library_calls=calls)
+    emit("artifact", artifact="plan", graph=name, kernels=len(texts), distinct=len(distinct), library_calls=calls)
     dump(f"{name}_plan", ".txt", lambda: show_plan(code))
+
+
+# ---- as plain data -------------------------------------------------------------------------------------------------------
+
+
+def _fields(data: Any) -> tuple[Any, ...]:
+    return tuple(getattr(data, name) for name in data.__slots__)
+
+
+def _plain(made: Made) -> tuple[Any, ...]:
+    kernels = tuple((_fields(k.kernel), *_fields(k)[1:]) if isinstance(k, TritonTable) else (_fields(k),) for k in made.plan.kernels)
+    plan = (made.plan.code, kernels, *_fields(made.plan)[2:])
+    halves = (tuple(map(_fields, made.halves.sent)), made.halves.places, made.halves.rest)
+    return made.device, plan, halves, dict(made.pairs), made.recordable, None if made.host is None else _fields(made.host)
+
+
+def _of_plain(data: tuple[Any, ...]) -> Made:
+    device, (code, kernels, *plan), (sent, places, rest), pairs, may, host = data
+    found = tuple(TritonTable(TritonKernel(*k[0]), *k[1:]) if len(k) > 1 else TritonKernel(*k[0]) for k in kernels)
+    halves = Halves(tuple(Sent(*s) for s in sent), places, rest)
+    return Made(device, DevicePlan(code, found, *plan), halves, pairs, may, None if host is None else Finished(*host))
+
+
+__all__ = ["NoKernels", "compile_for", "compile_on_cuda", "kept_on_cuda", "replayed"]

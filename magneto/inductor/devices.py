@@ -7,13 +7,18 @@ belong to whoever reads them. What comes back from the device is not cut: such a
 
 from __future__ import annotations
 
+import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from magneto import _C
 from magneto.graph.meta import TensorMeta
 from magneto.inductor.lower.context import CannotLower, is_dense
 from magneto.inductor.lower.graph import PRIM_ROWS, prim_name
@@ -22,15 +27,27 @@ Compiled = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
-    """`host` takes the whole graph's inputs and returns `sent` values for the device, then its outputs; `device` takes the inputs and the sent values. `places`:
-    per output of the whole (of the host?, position there). A half without outputs is None."""
+class Sent:
+    """A value that the host sends, as it arrives. `dense`: it is so already; what is not becomes contiguous first."""
 
-    host: fx.Graph | None
-    device: fx.Graph
-    sent: tuple[bool, ...]  # per sent value: is its memory dense? (it is made so before it is sent)
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    dense: bool
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """How two halves make a whole. The host takes the whole graph's inputs and returns the `sent` values, then its outputs; the device takes the inputs and the sent values. `places`:
+    per output of the whole (of the host?, position there); None: it is no node but the value in `rest`."""
+
+    sent: tuple[Sent, ...]
     places: tuple[tuple[bool, int] | None, ...]
-    rest: tuple[Any, ...]  # outputs that are no nodes
+    rest: tuple[Any, ...]
 
     def written(self, pairs: Mapping[int, int]) -> dict[int, int]:
         """The outputs that may go into inputs' memory, counted in the device's half. (The host's do not: it runs before what may raise.)"""
@@ -42,9 +59,9 @@ class Halves:
         return frozenset(k for k, place in enumerate(self.places) if place is not None and not place[0] and place[1] in done)
 
 
-def split(graph: fx.Graph) -> tuple[torch.device, Halves]:
-    """The CUDA device of a graph, and its halves. CannotLower for several devices, and where the CPU waits for the device."""
-    device = _device(graph)
+def split(graph: fx.Graph) -> tuple[torch.device, fx.Graph | None, fx.Graph, Halves]:
+    """The CUDA device of a graph, its half on the host (None: nothing is to do there), that on the device, and how they belong together. CannotLower for several devices, and where the CPU waits for the device."""
+    device = device_of(graph)
     hosted = _hosted(graph, device)
     output = graph.output_node()
     results = tuple(output.args[0])  # type: ignore[arg-type]
@@ -64,9 +81,11 @@ def split(graph: fx.Graph) -> tuple[torch.device, Halves]:
             places.append((False, len(of_device)))
             of_device.append(result)
     host = _part(graph, (*sent, *of_host), {}) if sent or of_host else None
-    dense = tuple(is_dense(n.meta["val"].shape, n.meta["val"].strides) for n in sent)
+    dense = [is_dense(n.meta["val"].shape, n.meta["val"].strides) for n in sent]
     extra = {n: _sent(n.meta["val"], device, same) for n, same in zip(sent, dense, strict=True)}
-    return device, Halves(host, _part(graph, of_device, extra), dense, tuple(places), results)
+    kinds = tuple(Sent(tuple(m.shape), tuple(m.strides), m.dtype, same) for m, same in zip(extra.values(), dense, strict=True))
+    rest = tuple(None if isinstance(result, fx.Node) else result for result in results)
+    return device, host, _part(graph, of_device, extra), Halves(kinds, tuple(places), rest)
 
 
 def _sent(meta: TensorMeta, device: torch.device, same: bool) -> TensorMeta:
@@ -87,7 +106,8 @@ def _kind(node: fx.Node) -> str | None:
     return str(metas[0].device.type) if metas else None
 
 
-def _device(graph: fx.Graph) -> torch.device:
+def device_of(graph: fx.Graph) -> torch.device:
+    """The one CUDA device of a graph. CannotLower for others, and for several."""
     found = {m.device for node in graph.nodes for m in _metas(node) if m.device.type != "cpu"}
     if len(found) != 1:
         raise CannotLower("tensors of several devices")
@@ -143,17 +163,62 @@ def _part(graph: fx.Graph, results: Sequence[Any], extra: Mapping[fx.Node, Any])
     return made
 
 
-class Joined:
-    """Both halves as one callable."""
+PACKED = 4096  # bytes of a value, at most, that is sent with others in one copy
+ALIGNMENT = 16
 
-    def __init__(self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device) -> None:
-        self.host, self.device, self.where = host, device, where
-        self.sent, self.places = halves.sent, halves.places
-        self.rest = tuple(None if place is not None else value for place, value in zip(halves.places, halves.rest, strict=True))
+
+class Joined:
+    """Both halves as one callable. What the host sends goes over in one copy of all small values, to the same memory in each call: it is read by what was launched before the next call
+    writes it. `lasting`: results may lie in that memory, so that every call has its own."""
+
+    def __init__(self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device, lasting: bool) -> None:
+        self.host, self.device, self.where, self.lasting = host, device, where, lasting
+        self.sent, self.places, self.rest = halves.sent, halves.places, halves.rest
+        self.small = [k for k, s in enumerate(halves.sent) if s.dense and s.nbytes <= PACKED]
+        ends = list(accumulate(-(-self.sent[k].nbytes // ALIGNMENT) * ALIGNMENT for k in self.small))
+        self.starts = [0, *ends]
+        pairs = zip(self.starts, self.small, strict=False)
+        self.layout = array("q", [n for start, k in pairs for n in (start, self.sent[k].nbytes)]).tobytes()
+        with torch.inference_mode(False):
+            self.staged = torch.empty(self.starts[-1], dtype=torch.uint8)
+        self.memories: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}  # by stream
+        self.lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         made = self.host(*inputs) if self.host is not None else ()
-        found = self.device(*inputs, *((t if dense else t.contiguous()).to(self.where) for dense, t in zip(self.sent, made, strict=False)))
+        found = self.device(*inputs, *self._over(made))
         return tuple(
             [rest if place is None else (made if place[0] else found)[place[1]] for place, rest in zip(self.places, self.rest, strict=True)]
         )
+
+    def _over(self, made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if not self.small:
+            return [self._alone(t, s.dense) for t, s in zip(made, self.sent, strict=False)]
+        stream = torch._C._cuda_getCurrentRawStream(self.where.index or 0)  # type: ignore[attr-defined]
+        with self.lock:
+            memory = self.memories.get(stream)
+            if memory is None or self.lasting:
+                memory = self._memory()
+                if not self.lasting:
+                    self.memories = {**(self.memories if len(self.memories) < STREAMS else {}), stream: memory}
+            _C.pack(tuple([made[k] for k in self.small]), self.staged.data_ptr(), self.layout)
+            memory[0].copy_(self.staged, non_blocking=True)  # the driver has read pageable memory when it returns
+        if len(self.small) == len(self.sent):
+            return memory[1]
+        small = dict(zip(self.small, memory[1], strict=True))
+        return [small[k] if k in small else self._alone(made[k], s.dense) for k, s in enumerate(self.sent)]
+
+    def _alone(self, value: torch.Tensor, dense: bool) -> torch.Tensor:
+        return (value if dense else value.contiguous()).to(self.where)
+
+    def _memory(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Memory on the device, and the values in it."""
+        with torch.inference_mode(False), torch.no_grad():
+            flat = torch.empty(self.starts[-1], dtype=torch.uint8, device=self.where)
+            views = []
+            for start, s in zip(self.starts, (self.sent[k] for k in self.small), strict=False):
+                views.append(torch.as_strided(flat[start : start + s.nbytes].view(s.dtype), s.shape, s.strides))
+        return flat, views
+
+
+STREAMS = 8  # that have memory of their own

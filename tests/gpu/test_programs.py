@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.gpu.kernels import KERNELS
+from tests.gpu.optimisers import CHECKS as OPTIMISERS
 from tests.gpu.programs import PROGRAMS, check
 from tests.gpu.recordings import CHECKS
 
@@ -20,6 +21,11 @@ def test_program(name: str) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_recording(name: str) -> None:
     CHECKS[name]()
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_optimiser(name: str) -> None:
+    OPTIMISERS[name]()
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from magneto.graph import TensorMeta
-from magneto.inductor.devices import Joined, split
+from magneto.inductor.devices import Halves, Joined, Sent, split
 from magneto.inductor.lower.context import CannotLower
 from magneto.prims import prims
 
@@ -55,21 +55,27 @@ def scaled() -> tuple[fx.Graph, Building]:
 
 
 def test_single_numbers_are_sent_and_spread_on_the_device() -> None:
-    device, halves = split(scaled()[0])
-    assert device == CUDA and halves.places == ((False, 0), None, (True, 1)) and halves.sent == (True,)
-    assert halves.host is not None
-    assert targets(halves.host) == ["add"] and targets(halves.device) == ["broadcast_in_dim", "mul"]
-    assert [n.meta["val"].device for n in halves.device.nodes if n.name == "sent_0"] == [CUDA]
+    device, host, rest, halves = split(scaled()[0])
+    assert device == CUDA and halves.places == ((False, 0), None, (True, 1)) and [s.dense for s in halves.sent] == [True]
+    assert host is not None
+    assert targets(host) == ["add"] and targets(rest) == ["broadcast_in_dim", "mul"]
+    assert [n.meta["val"].device for n in rest.nodes if n.name == "sent_0"] == [CUDA]
 
 
 def test_written_outputs_are_counted_in_the_half_that_runs_last() -> None:
-    _, halves = split(scaled()[0])
+    halves = split(scaled()[0])[-1]
     assert halves.written({0: 0, 2: 1}) == {0: 0}
     assert halves.whole(frozenset([0])) == frozenset([0])
 
 
-def test_both_halves_are_one_callable() -> None:
-    _, halves = split(scaled()[0])
+@pytest.fixture
+def one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of torch without CUDA has no streams."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+
+
+def test_both_halves_are_one_callable(one_stream: None) -> None:
+    halves = split(scaled()[0])[-1]
 
     def host(x: torch.Tensor, s: torch.Tensor) -> Sequence[torch.Tensor]:
         return s + 1, s + 1
@@ -77,8 +83,25 @@ def test_both_halves_are_one_callable() -> None:
     def device(x: torch.Tensor, s: torch.Tensor, sent: torch.Tensor) -> Sequence[torch.Tensor]:
         return (x * sent,)
 
-    found = Joined(host, device, halves, CPU)(torch.ones(4), torch.tensor(2.0))
-    assert found[0].tolist() == [3.0] * 4 and found[1] is None and found[2].item() == 3.0
+    for lasting in (False, True):
+        found = Joined(host, device, halves, CPU, lasting)(torch.ones(4), torch.tensor(2.0))
+        assert found[0].tolist() == [3.0] * 4 and found[1] is None and found[2].item() == 3.0
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_small_values_are_sent_together(one_stream: None, lasting: bool) -> None:
+    values = [torch.tensor(2.5, dtype=torch.float64), torch.arange(6).reshape(2, 3).t(), torch.zeros(0), torch.tensor([True, False, True]), torch.randn(3000)]
+    values.insert(2, torch.arange(20.0)[::3])
+    kinds = tuple(Sent(tuple(v.shape), v.stride() if v.is_contiguous() or n == 1 else (1,), v.dtype, n != 2) for n, v in enumerate(values))
+    calls: list[Sequence[torch.Tensor]] = []
+    run = Joined(lambda: values, lambda *sent: calls.append(sent) or (), Halves(kinds, (), ()), CPU, lasting)
+    run()
+    for found, wanted in zip(calls[0], values, strict=True):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape) and torch.equal(found, wanted)
+    assert all(found.data_ptr() % 16 == 0 for found in calls[0] if found.numel())
+    values[0] = torch.tensor(-1.0, dtype=torch.float64)
+    run()
+    assert calls[1][0].item() == -1.0 and calls[0][0].item() == (2.5 if lasting else -1.0)
 
 
 def test_indices_made_of_no_input_belong_to_their_reader() -> None:
@@ -86,8 +109,8 @@ def test_indices_made_of_no_input_belong_to_their_reader() -> None:
     x = b.input("x", meta(4))
     index = b.call(prims.iota, meta(4, device=CPU, dtype=torch.int64), 4, torch.int64, CPU)
     b.graph.output((b.call(prims.index_select, meta(4), x, 0, index),))
-    _, halves = split(b.graph)
-    assert halves.host is None and targets(halves.device) == ["iota", "index_select"]
+    _, host, rest, _ = split(b.graph)
+    assert host is None and targets(rest) == ["iota", "index_select"]
 
 
 def test_what_the_cpu_draws_is_sent_dense() -> None:
@@ -95,9 +118,9 @@ def test_what_the_cpu_draws_is_sent_dense() -> None:
     x, y = b.input("x", meta(3, 4)), b.input("y", meta(3, 4, device=CPU, strides=(8, 2)))
     there = b.call(aten._to_copy.default, meta(3, 4), y)
     b.graph.output((b.call(prims.mul, meta(3, 4), x, there),))
-    _, halves = split(b.graph)
-    assert halves.sent == (False,)
-    assert [n.meta["val"].strides for n in halves.device.nodes if n.name == "sent_0"] == [(4, 1)]
+    _, _, rest, halves = split(b.graph)
+    assert [s.dense for s in halves.sent] == [False]
+    assert [n.meta["val"].strides for n in rest.nodes if n.name == "sent_0"] == [(4, 1)]
 
 
 @pytest.mark.parametrize("way", ["back", "two", "constant"])

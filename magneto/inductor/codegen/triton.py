@@ -32,16 +32,17 @@ class TritonKernel:
     grid: tuple[int, ...]
     warps: int
     asserts: bool
+    stages: int = 0  # loads under way in the loop of a product; 0: Triton's own choice
 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
     """The kernel's text. CannotEmit for what Triton has no type or operation for."""
     blocks = blocks_of(kernel)
-    writer = _Writer(blocks, parameters(kernel), buffers)
+    writer = Writer(blocks, parameters(kernel), buffers)
     return writer.run()
 
 
-class _Writer:
+class Writer:
     def __init__(self, blocks: Blocks, names: tuple[str, ...], buffers: Mapping[str, Buffer]) -> None:
         self.blocks, self.kernel, self.names = blocks, blocks.kernel, names
         self.members = {m.name: m for m in self.kernel.members}
@@ -51,7 +52,7 @@ class _Writer:
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
         reach = [int(buffers[n].storage_numel) for n in names if n in buffers]  # type: ignore[arg-type]
         masks = {a.name: f"{a.name}mask" for a in blocks.axes if a.masked}
-        self.wide = max([*reach, *(a.size + a.block for a in blocks.axes)]) >= NARROW
+        self.wide = max([0, *reach, *(a.size + a.block for a in blocks.axes)]) >= NARROW
         self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve)
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory

@@ -15,6 +15,7 @@ import gc
 import re
 import threading
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from magneto import _C
 from magneto.base.events import counter, emit
 
 Compiled = Callable[..., Sequence[Any]]
@@ -39,13 +41,13 @@ _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", No
 
 @dataclass(eq=False)
 class Recording:
-    """`fixed`: (input, address); `copied`: (buffer, input); `outputs`: one function of the inputs per output; `lent`: storages whose users are counted, with the count when nobody
+    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `lent`: storages whose users are counted, with the count when nobody
     else has them."""
 
     graph: Any
     stream: int
-    fixed: list[tuple[int, int]]
-    copied: list[tuple[torch.Tensor, int]]
+    lie: tuple[bytes, bytes] = (b"", b"")
+    copied: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     outputs: list[Callable[[Sequence[Any]], Any]] = field(default_factory=list)
     lent: list[tuple[int, int]] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
@@ -87,15 +89,14 @@ class Graphed:
 
     # ---- replaying -------------------------------------------------------------------------------------------------------
 
-    def _fits(self, r: Recording, inputs: Sequence[Any]) -> bool:
-        for i, address in r.fixed:
-            if inputs[i].data_ptr() != address:
-                self.moving.add(i)
-                return False
+    def _fits(self, r: Recording, inputs: tuple[Any, ...]) -> bool:
+        if (away := _C.moved(inputs, *r.lie)) >= 0:
+            self.moving.add(away)
+            return False
         for storage, count in r.lent:
             if _users(storage) > count:  # type: ignore[misc]
                 return False
-        return _stream(self.index) == r.stream and not torch.cuda.is_current_stream_capturing()
+        return _stream(self.index) == r.stream and not _capturing()
 
     def _replay(self, r: Recording, inputs: Sequence[Any]) -> Sequence[Any]:
         if r.copied:
@@ -148,12 +149,13 @@ class Graphed:
 
     def _record(self, inputs: Sequence[Any], here: tuple[int, ...]) -> Recording | None:
         given = list(inputs)
-        made = Recording(torch.cuda.CUDAGraph(), _stream(self.index), [], [])
+        made = Recording(torch.cuda.CUDAGraph(), _stream(self.index))
+        lie: list[int] = []
         for i, x in enumerate(inputs):
             if not here[i]:
                 continue
             if i not in self.moving:
-                made.fixed.append((i, here[i]))
+                lie.append(i)
                 given[i] = x.detach()
             elif i in self.written or not _dense(x):
                 self._off("an input that is written, or has gaps, moves")
@@ -161,6 +163,7 @@ class Graphed:
             else:
                 given[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
                 made.copied.append((given[i], i))
+        made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes()
         moved = sum(buffer.nbytes for buffer, _ in made.copied)
         if moved > self.room:
             self._off(f"{moved} bytes of inputs would be copied in each call")
@@ -236,6 +239,9 @@ def recordable(op: Any) -> bool:
 _WAITS = re.compile(
     r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|unique|bincount|histc|ctc_loss|_cudnn_rnn|repeat_interleave|nms"
 )
+
+
+_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 
 
 def _stream(index: int) -> int:

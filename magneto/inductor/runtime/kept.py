@@ -57,12 +57,15 @@ class _NotKept(Exception):
 # ---- the key ----------------------------------------------------------------------------------------------------------------
 
 
-def key_of_graph(graph: fx.Graph, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False) -> str | None:
-    """The key of a functional graph whose outputs `written` are copied into inputs, and whose inputs `state` are weights. None: it is not kept, or somebody wants to see how it is compiled."""
+def key_of_graph(
+    graph: fx.Graph, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False, foreign: str = ""
+) -> str | None:
+    """The key of a functional graph whose outputs `written` are copied into inputs, and whose inputs `state` are weights. None: it is not kept, or somebody wants to
+    see how it is compiled. `foreign`: the kind of device, where it is not the CPU."""
     if not config.cache or config.verify or config.trace or logging(LOOPS) or dumping():
         return None
     compiler = find_compiler()
-    if isinstance(compiler, NoCompiler):
+    if isinstance(compiler, NoCompiler) and not foreign:
         return None
     try:
         text = graph_text(graph)
@@ -74,8 +77,9 @@ def key_of_graph(graph: fx.Graph, written: Mapping[int, int], state: frozenset[i
     return key_of(
         _version(),
         *flags,
-        compiler.key(),
-        str(vector_math_level()),
+        "" if isinstance(compiler, NoCompiler) else compiler.key(),
+        foreign,
+        "" if isinstance(compiler, NoCompiler) else str(vector_math_level()),
         dtype,
         text,
         repr(sorted(written.items())),
@@ -153,9 +157,14 @@ def _value(value: Any) -> str:
 
 def keep(key: str, finished: Finished) -> None:
     """Put a compiled graph on disk, if all that it is made of can be named."""
+    keep_data(key, tuple(getattr(finished, name) for name in Finished.__slots__))
+
+
+def keep_data(key: str, data: tuple[Any, ...]) -> None:
+    """As keep, for plain data: plans, functions that have names, and what Python pickles by itself."""
     stream = io.BytesIO()
     try:
-        _Pickler(stream, 5).dump(tuple(getattr(finished, name) for name in Finished.__slots__))
+        _Pickler(stream, 5).dump(data)
     except _NotKept:
         counter("graphs_not_kept")
         return
@@ -164,15 +173,22 @@ def keep(key: str, finished: Finished) -> None:
 
 def recall(key: str) -> Finished | None:
     """The compiled graph of that key."""
+    data = recall_data(key)
+    if data is None or len(data) != len(Finished.__slots__):
+        return None
+    counter("graphs_from_store")
+    return Finished(*data)
+
+
+def recall_data(key: str) -> tuple[Any, ...] | None:
     payload = store().get("graph", key)
     if payload is None:
         return None
     try:
-        found = Finished(*_Unpickler(io.BytesIO(zlib.decompress(payload))).load())
+        found: tuple[Any, ...] = _Unpickler(io.BytesIO(zlib.decompress(payload))).load()
     except Exception:  # written by something else: it is made again, and replaced
         counter("graphs_unreadable")
         return None
-    counter("graphs_from_store")
     return found
 
 

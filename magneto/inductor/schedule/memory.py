@@ -173,7 +173,8 @@ def _taken_over(
             continue
         if alone and not _same_tensor(other, buffer, name in leaving):
             continue
-        if all(load.index is member.store for m in step.members for load in member_loads(m.body) if load.buffer == source):
+        places = [load.index for m in step.members for load in member_loads(m.body) if load.buffer == source]
+        if places and all(place is member.store for place in places):
             return source
     return None
 

@@ -124,9 +124,10 @@ class _Generic:
 # ---- the pass ------------------------------------------------------------------------------------------------------------
 
 
-def gather(plan: Schedule) -> Schedule:
-    """The schedule with equal kernels that do not wait for each other as tables."""
-    rows = {p: row for p, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and (row := row_of(step)) is not None}
+def gather(plan: Schedule, few: int = FEW, folds: bool = True) -> Schedule:
+    """The schedule with equal kernels that do not wait for each other as tables. `few`: how many there must be in the middle of a graph. `folds`: also reductions."""
+    found = ((p, row_of(step)) for p, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and (folds or not step.cols))
+    rows = {p: row for p, row in found if row is not None}
     if len(rows) < 2:
         return plan
     before = _order(plan)
@@ -136,13 +137,13 @@ def gather(plan: Schedule) -> Schedule:
         late = 0 <= plan.last <= position
         groups.setdefault((row.key, heights[position], late), []).append(position)
     last_use = {name: p for p, step in enumerate(plan.steps) for name in touched(step)[0]}
-    tables = [g for (_, _, late), g in groups.items() if len(g) > 1 and (late or _worthwhile(plan, g, last_use))]
+    tables = [g for (_, _, late), g in groups.items() if len(g) > 1 and (late or _worthwhile(plan, g, last_use, few))]
     return _merged(plan, rows, tables, before) if tables else plan
 
 
-def _worthwhile(plan: Schedule, group: Sequence[int], last_use: Mapping[str, int]) -> bool:
+def _worthwhile(plan: Schedule, group: Sequence[int], last_use: Mapping[str, int], few: int) -> bool:
     """In the middle of a graph: nothing that is read may have to live longer."""
-    if len(group) < FEW:
+    if len(group) < few:
         return False
     outside = {b.name for b in (*plan.program.inputs, *(c.buffer for c in plan.program.constants)) if b is not None}
     outside.update(view.buffer for view in plan.program.outputs if isinstance(view, ViewOf))

@@ -15,12 +15,17 @@ import pytest
 import torch
 
 from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
+from magneto.inductor.codegen.triton_product import triton_product
+from magneto.inductor.codegen.triton_table import TritonTable, triton_table, work_of
+from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.lower import lower_graph
-from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.kernel import FusedKernel, TableKernel
 from magneto.inductor.schedule.online import online_sums
+from magneto.inductor.schedule.product import ProductKernel, Tiles, joined, matches
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
-from tests.inductor.codegen.triton_cases import CASES
+from magneto.inductor.schedule.table import gather
+from tests.inductor.codegen.triton_cases import CASES, PRODUCTS
 from tests.inductor.lower.prim_graphs import Graph
 
 ROOT = Path(__file__).parents[3]
@@ -127,6 +132,94 @@ def test_chunks_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     for kernel in kernels(lambda g: softmax(g, (16, 20_011)), True):
         assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
+
+
+def tables(name: str) -> list[TritonTable]:
+    torch.manual_seed(0)
+    g = Graph()
+    CASES[name][0](g)
+    plan = gather(schedule(lower_graph(g.fx), training=True), 16, False)
+    return [triton_table(step, plan.into) for step in plan.steps if isinstance(step, TableKernel)]
+
+
+def test_many_kernels_become_one() -> None:
+    (table,) = tables("a table of torch.bfloat16")
+    assert len(table.sizes) == 16 and table.full == (True, False, True, True)  # the tensor of one element is another computation
+    path = GOLDEN / "table.py.txt"
+    if os.environ.get("MAGNETO_UPDATE_GOLDEN"):
+        path.write_text(written(table.kernel))
+    assert written(table.kernel) == path.read_text()
+    (numbers,) = tables("a table of single numbers")
+    assert numbers.block == 0 and len(numbers.sizes) == 20
+
+
+def test_blocks_of_a_table() -> None:
+    assert work_of((1, 1024, 1025), 1024).tolist() == [[0, 0, 1], [1, 0, 1024], [2, 0, 1025], [2, 1024, 1025]]
+    assert work_of((1, 1), 0).tolist() == [[0, 0, 1], [1, 0, 1]]
+
+
+@needs_triton
+@pytest.mark.parametrize("aligned", [True, False])
+def test_tables_compile_for_hopper(aligned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from magneto.inductor.runtime.triton_launch import binary_of
+
+    for name in ("a table of torch.bfloat16", "a table of single numbers"):
+        (table,) = tables(name)
+        made = binary_of(table.kernel, GPUTarget("cuda", 90, 32), aligned)
+        wide = ".v4.b32" in made.asm["ptx"] or ".v2.b64" in made.asm["ptx"] or ".v2.b32" in made.asm["ptx"]
+        assert len(made.asm["cubin"]) > 1000 and wide == (aligned and table.block > 0)
+
+
+def products(name: str, tiles: Tiles = Tiles(128, 128, 64, 4, 3)) -> list[TritonKernel]:
+    torch.manual_seed(0)
+    g = Graph()
+    CASES[name][0](g)
+    plan = schedule(lower_graph(g.fx), training=True)
+    plan = joined(plan, {match: tiles for match in matches(plan)})
+    assert not any(isinstance(step, LibraryCall) for step in plan.steps)
+    return [triton_product(step, plan.buffers) for step in plan.steps if isinstance(step, ProductKernel)]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_and_what_follows_are_one_kernel(name: str) -> None:
+    (kernel,) = products(name)
+    assert kernel.body.count("tl.dot(") == 1 and kernel.body.count("tl.store(") == 1
+
+
+def test_text_of_a_product() -> None:
+    (kernel,) = products(PRODUCTS[0])
+    path = GOLDEN / "product.py.txt"
+    if os.environ.get("MAGNETO_UPDATE_GOLDEN"):
+        path.write_text(written(kernel))
+    assert written(kernel) == path.read_text()
+
+
+@needs_triton
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_compile_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from magneto.inductor.runtime.triton_launch import binary_of
+
+    made = binary_of(products(name)[0], GPUTarget("cuda", 90, 32))
+    assert "wgmma" in made.asm["ptx"]
+
+
+def test_products_that_others_read_stay_apart() -> None:
+    def build(g: Graph, way: str) -> None:
+        x, w = g.input(torch.randn(64, 64).half()), g.input(torch.randn(64, 64).half())
+        y = g.call(torch.ops.aten.mm.default, x, w)
+        z = g.tanh(g.add(y, g.transpose(y, (1, 0))) if way == "both ways" else y)
+        g.output(*{"it leaves": (y, z), "summed": (g.sum(z, (1,)),)}.get(way, (z,)))
+
+    for way in ("it leaves", "summed", "both ways"):
+        g = Graph()
+        build(g, way)
+        assert not matches(schedule(lower_graph(g.fx), training=True)), way
 
 
 def test_large_memory_is_indexed_in_64_bits() -> None:

@@ -266,24 +266,73 @@ def _library(g: Graph) -> None:
     g.output(g.mul(y, g.broadcast_in_dim(g.sum(y, (1,)), (12, 8), (0,))), g.transpose(y, (1, 0)))
 
 
+for _dtype in (torch.float32, torch.bfloat16):
+
+    @case(f"a table of {_dtype}", HALF.get(_dtype, 2e-6))
+    def _table(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        """Sizes around a block, a scale of its own for each, and two memories that begin anywhere."""
+        found = []
+        for n, size in enumerate([1, 2, 7, 1023, 1024, 1025, 2048, 3000, *range(40, 49)]):
+            x, y = torch.randn(size + 3).to(dtype)[n % 4 :][:size], torch.randn(size).to(dtype)
+            scale = g.broadcast_in_dim(g.input(torch.tensor(0.5 + n, dtype=dtype)), (size,), ())
+            found.append(g.add(g.mul(g.input(x), scale), g.tanh(g.input(y))))
+        g.output(*found)
+
+
+@case("a table of single numbers")
+def _numbers(g: Graph) -> None:
+    g.output(*[g.add(g.sqrt(g.input(torch.tensor(float(n)))), 1.0) for n in range(20)])
+
+
+PRODUCTS = ("a product with bias and residual", "a product seen in three dimensions")
+"""Cases in which kernels of ours compute products too."""
+
+
+@case(PRODUCTS[0], 2e-3)
+def _product(g: Graph) -> None:
+    x, w, bias = torch.randn(80, 100).half(), (torch.randn(72, 100) * 0.2).half(), torch.randn(72).half()
+    y = g.call(torch.ops.aten.addmm.default, g.input(bias), g.input(x), g.input(w.t()))
+    g.output(g.add(g.tanh(y), g.input(torch.randn(80, 72).half())))
+
+
+@case(PRODUCTS[1], 2e-3)
+def _product_of_a_view(g: Graph) -> None:
+    y = g.call(torch.ops.aten.mm.default, g.input(torch.randn(80, 64).half()), g.input((torch.randn(64, 128) * 0.2).half()))
+    wide = g.reshape(y, (4, 20, 128))
+    g.output(g.mul(g.tanh(wide), g.broadcast_in_dim(g.input(torch.randn(4, 128).half()), (4, 20, 128), (0, 2))))
+
+
+def joining(plan: Any, *_: Any) -> Any:
+    """In place of `gather`: every product that can be joined is."""
+    from magneto.inductor.schedule.product import Tiles, joined, matches
+
+    found = matches(plan)
+    assert found, "no product was found"
+    return joined(plan, {match: Tiles(32, 32, 32, 4, 3) for match in found})
+
+
 def execute(name: str) -> str:
     """What is wrong with a case; empty: nothing."""
-    from magneto.inductor.cuda import compile_for
+    from magneto.inductor import cuda
     from magneto.inductor.runtime.triton_launch import interpreted
 
+    gather = cuda.gather
     build, tolerance = CASES[name]
     torch.manual_seed(0)
     g = Graph()
     build(g)
     kept = [t.clone() for t in g.inputs]
-    run, _, _ = compile_for(g.fx, "case", {}, torch.device("cpu"), interpreted)
     try:
+        cuda.gather = joining if name in PRODUCTS else gather
+        run, _, _ = cuda.compile_for(g.fx, "case", {}, torch.device("cpu"), interpreted)
         for found, wanted in zip(run(*g.inputs), g.expected, strict=True):
             assert (found.dtype, found.shape, found.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
             torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(kept, g.inputs, strict=True)), "an input was written"
     except Exception:
         return traceback.format_exc()[-1500:]
+    finally:
+        cuda.gather = gather
     return ""
 
 

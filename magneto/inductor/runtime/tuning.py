@@ -1,0 +1,126 @@
+"""`mode="max-autotune"`: which products are computed by kernels of ours, together with what follows them, and in which tiles.
+
+Measured on the device against the library's product and the kernel behind it, on random numbers, once for each shape class; the choice is kept on disk. A graph has a
+budget of seconds for that, beyond which the library serves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from magneto.base.errors import warn_once
+from magneto.base.events import counter, emit
+from magneto.inductor.codegen.cpp import parameters
+from magneto.inductor.codegen.triton import triton_kernel
+from magneto.inductor.codegen.triton_nest import power_above
+from magneto.inductor.codegen.triton_product import triton_product
+from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf
+from magneto.inductor.runtime.store import key_of, store
+from magneto.inductor.runtime.triton_launch import launchers
+from magneto.inductor.schedule.kernel import FusedKernel
+from magneto.inductor.schedule.product import Match, Tiles, joined, matches, product_kernel
+from magneto.inductor.schedule.schedule import Schedule
+
+SECONDS = 60.0  # of one graph
+REPEATS, ROUNDS = 10, 5
+GAIN = 0.97  # of the library's time: less is not worth another rounding order
+
+CANDIDATES = (
+    Tiles(128, 256, 64, 8, 3), Tiles(128, 256, 64, 8, 4), Tiles(256, 128, 64, 8, 3), Tiles(256, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 3),
+    Tiles(128, 128, 64, 4, 4), Tiles(128, 128, 128, 8, 3), Tiles(64, 256, 64, 4, 4), Tiles(64, 128, 64, 4, 4), Tiles(128, 64, 64, 4, 4),
+    Tiles(64, 64, 64, 4, 4), Tiles(64, 64, 128, 4, 3),
+)  # fmt: skip
+
+
+def tuned(plan: Schedule, device: torch.device) -> Schedule:
+    """The schedule with the products that kernels of ours compute faster."""
+    until = time.monotonic() + SECONDS
+    chosen: dict[Match, Tiles] = {}
+    for match in matches(plan):
+        tiles = _choice(plan, match, device, until)
+        if tiles is not None:
+            chosen[match] = tiles
+    counter("products_of_ours", len(chosen))
+    return joined(plan, chosen) if chosen else plan
+
+
+def _choice(plan: Schedule, match: Match, device: torch.device, until: float) -> Tiles | None:
+    kernel = plan.steps[match.kernel]
+    assert isinstance(kernel, FusedKernel)
+    rows, columns = (int(n) for n in match.result.shape)  # type: ignore[arg-type]
+    views = [(v.strides, v.dtype) for v in (match.a, match.b) if v is not None]
+    shape = power_above(rows), columns, int(match.a.shape[1])  # type: ignore[arg-type]
+    kind = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device), torch.__version__
+    text = triton_kernel(kernel, plan.buffers).body
+    key = key_of("tiles", repr((shape, views, match.bias is not None, kind, CANDIDATES)), text)
+    found = store().get("tiles", key)
+    if found is None:
+        if time.monotonic() > until:
+            return None
+        try:
+            best = _measured(plan, match, device)
+        except torch.OutOfMemoryError:
+            warn_once("W005")
+            return None
+        found = b"" if best is None else " ".join(str(getattr(best, name)) for name in Tiles.__slots__).encode()
+        store().put("tiles", key, found)
+    return Tiles(*map(int, found.split())) if found else None
+
+
+def _measured(plan: Schedule, match: Match, device: torch.device) -> Tiles | None:
+    """The fastest tiles; None: the library with the kernel behind it is about as fast."""
+    kernel = plan.steps[match.kernel]
+    assert isinstance(kernel, FusedKernel)
+    names = {*parameters(kernel), match.a.buffer, match.b.buffer, match.result.name, *([match.bias.buffer] if match.bias else ())}
+    memory = {name: _filled(plan.buffers[name], device) for name in names}
+    plain = triton_kernel(kernel, plan.buffers)
+    behind = launchers([plain], device)[plain]
+    library = _library(plan.steps[match.call], memory)  # type: ignore[arg-type]
+    ways: dict[Tiles | None, Callable[[], Any]] = {None: lambda: (library(), behind(*(memory[n] for n in parameters(kernel))))}
+    texts = {}
+    for tiles in CANDIDATES:
+        if tiles.rows <= 2 * power_above(int(match.result.shape[0])) and tiles.columns <= 2 * power_above(int(match.result.shape[1])):  # type: ignore[arg-type]
+            step = product_kernel(plan, match, tiles)
+            texts[tiles] = triton_product(step, plan.buffers), [memory[n] for n in parameters(step)]
+    made = launchers([text for text, _ in texts.values()], device, True)
+    for tiles, (text, tensors) in texts.items():
+        if text in made:
+            ways[tiles] = lambda run=made[text], given=tensors: run(*given)  # type: ignore[misc]
+    times = {tiles: _milliseconds(run, device) for tiles, run in ways.items()}
+    best = min(times, key=lambda tiles: times[tiles])
+    shape = "x".join(map(str, (*match.result.shape, match.a.shape[1])))
+    emit("artifact", artifact="tuning", product=shape, library_ms=times[None], best=str(best), best_ms=times[best])
+    return best if best is not None and times[best] < GAIN * times[None] else None
+
+
+def _filled(buffer: Buffer, device: torch.device) -> torch.Tensor:
+    flat = torch.empty(int(buffer.storage_numel), dtype=buffer.dtype, device=device)  # type: ignore[arg-type]
+    flat = flat.normal_() if buffer.dtype.is_floating_point else flat.zero_()
+    return torch.as_strided(flat, buffer.shape, buffer.strides)  # type: ignore[arg-type]
+
+
+def _library(call: LibraryCall, memory: Mapping[str, torch.Tensor]) -> Callable[[], Any]:
+    def argument(x: Any) -> Any:
+        return torch.as_strided(memory[x.buffer], x.shape, x.strides, x.offset) if isinstance(x, ViewOf) else x
+
+    args, result = [argument(x) for x in call.args], memory[call.buffers[0].name]
+    op = torch.mm if len(args) == 2 else torch.addmm
+    return lambda: op(*args, out=result)
+
+
+def _milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Of one call: the best of some means."""
+    best = float("inf")
+    for n in range(ROUNDS + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(REPEATS if n else 2):
+            run()
+        end.record()
+        torch.cuda.synchronize(device)
+        best = min(best, float(begin.elapsed_time(end)) / REPEATS) if n else best
+    return best

@@ -1,0 +1,38 @@
+"""What is made of a graph for a CUDA device goes to disk and comes back the same. No device is needed: nothing is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from magneto.base.flags import config
+from magneto.inductor.compile import _host_half
+from magneto.inductor.cuda import Made, _of_plain, _plain, _planned
+from magneto.inductor.devices import Halves, Sent
+from magneto.inductor.runtime.kept import keep_data, recall_data
+from tests.inductor.codegen.triton_cases import CASES
+from tests.inductor.lower.prim_graphs import Graph
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["products beside loops", "a table of torch.bfloat16", "softmax and layer norm"])
+@pytest.mark.parametrize("hosted", [False, True])
+def test_comes_back_the_same(name: str, hosted: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    g = Graph()
+    CASES[name][0](g)
+    host = None
+    if hosted:
+        beside = Graph()
+        beside.output(beside.add(beside.input(torch.tensor(1.0)), 1.0))
+        _, host = _host_half(beside.fx, "host")
+    halves = Halves((Sent((2, 3), (3, 1), torch.float64, True),), ((False, 0), None, (True, 1)), (None, 2.5, None))
+    made = Made(torch.device("cuda", 0), _planned(g.fx, "graph", {}, CPU), halves, {0: 1}, True, host)
+    with config.patch(cache_dir=str(tmp_path)):
+        keep_data("a key", _plain(made))
+        data = recall_data("a key")
+        assert data is not None and _of_plain(data) == made
+        assert recall_data("another key") is None

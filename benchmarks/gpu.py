@@ -360,16 +360,27 @@ USUAL = "magneto,eager,torch.compile,torch.compile reduce-overhead"
 def summary(rows: Mapping[str, Any]) -> dict[str, Any]:
     """Geometric means over the suite."""
     found: dict[str, Any] = {}
-    for kind, names in (("inference", [n for n in SUITE if not n.endswith("_training")]), ("training", [n for n in SUITE if n.endswith("_training")]), ("all", SUITE)):
+    for kind, names in (
+        ("inference", [n for n in SUITE if not n.endswith("_training")]),
+        ("training", [n for n in SUITE if n.endswith("_training")]),
+        ("all", SUITE),
+    ):
         for against in ("eager", "torch.compile", "torch.compile, its best mode"):
             ratios = [rows[n]["speedup"][against] for n in names if against in rows.get(n, {}).get("speedup", {})]
             if ratios:
-                found[f"{kind}: {against}"] = {"geometric_mean": round(statistics.geometric_mean(ratios), 3), "least": min(ratios), "rows": len(ratios)}
+                found[f"{kind}: {against}"] = {
+                    "geometric_mean": round(statistics.geometric_mean(ratios), 3),
+                    "least": min(ratios),
+                    "rows": len(ratios),
+                }
         for what in ("held_mib", "peak_mib"):
             pairs = [(rows[n][what].get("magneto"), rows[n][what].get("torch.compile")) for n in names if what in rows.get(n, {})]
             ratios = [a / b for a, b in pairs if a and b]
             if ratios:
-                found[f"{kind}: {what} of torch.compile's"] = {"geometric_mean": round(statistics.geometric_mean(ratios), 3), "most": round(max(ratios), 3)}
+                found[f"{kind}: {what} of torch.compile's"] = {
+                    "geometric_mean": round(statistics.geometric_mean(ratios), 3),
+                    "most": round(max(ratios), 3),
+                }
     return found
 
 
@@ -433,7 +444,12 @@ def _before(path: Path) -> dict[str, Any]:
     """The file's content, if it is of this device and these versions: rows measured now replace those of the same name."""
     import triton
 
-    head = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()}
+    head = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
     head["allow_tf32"] = torch.backends.cuda.matmul.allow_tf32
     found = json.loads(path.read_text()) if path.exists() else {}
     same = all(found.get(key) == value for key, value in head.items())

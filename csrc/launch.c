@@ -163,8 +163,8 @@ bind_driver(PyObject *Py_UNUSED(module), PyObject *args)
 {
     unsigned long long launch, capturing;
     if (!PyArg_ParseTuple(args, "KK", &launch, &capturing)) return NULL;
-    *(uintptr_t *)&launch_kernel = (uintptr_t)launch;
-    *(uintptr_t *)&is_capturing = (uintptr_t)capturing;
+    memcpy(&launch_kernel, &(uintptr_t){(uintptr_t)launch}, sizeof launch_kernel);
+    memcpy(&is_capturing, &(uintptr_t){(uintptr_t)capturing}, sizeof is_capturing);
     Py_RETURN_NONE;
 }
 

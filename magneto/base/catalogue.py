@@ -231,7 +231,7 @@ ROWS: tuple[ErrorEntry, ...] = (
     ErrorEntry(
         "W005",
         "no memory on the GPU to measure kernels in, a product stays with the library",
-        "mode=\"max-autotune\" measures with tensors of its own beside the model's.",
+        'mode="max-autotune" measures with tensors of its own beside the model\'s.',
         "Compile before the device is full, or use the default mode.",
     ),
     ErrorEntry(

@@ -103,7 +103,7 @@ def kept_on_cuda(
     key: str, device: torch.device, name: str, replay: Replay | None, host: Callable[[Finished, str], Compiled]
 ) -> tuple[Compiled, frozenset[int]] | None:
     """What `compile_on_cuda` has kept of an equal graph. `host`: loads what runs on the CPU."""
-    if why_not(device) or (data := recall_data(_key(key, device))) is None:
+    if why_not(device) or (data := recall_data(_key(key, device), PARTS)) is None:
         return None
     made = _of_plain(data)
     try:
@@ -116,7 +116,8 @@ def kept_on_cuda(
 
 def _key(key: str, device: torch.device) -> str:
     """The key on this kind of device."""
-    return f"{key}{'%d%d' % torch.cuda.get_device_capability(device)}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{key}{major}{minor}"
 
 
 def _whole(made: Made, run: Compiled, host: Compiled | None, name: str, replay: Replay | None) -> Compiled:
@@ -243,6 +244,9 @@ def _report(name: str, plan: Schedule, texts: Mapping[Kernel, Launched], code: P
 
 def _fields(data: Any) -> tuple[Any, ...]:
     return tuple(getattr(data, name) for name in data.__slots__)
+
+
+PARTS = 6
 
 
 def _plain(made: Made) -> tuple[Any, ...]:

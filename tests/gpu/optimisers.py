@@ -70,8 +70,12 @@ def compare(kind: str, dtype: torch.dtype, apart: bool = False, moving: bool = T
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     for n, (a, b) in enumerate(zip(found, expected, strict=True)):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m: f"parameter {n}: {m}")  # noqa: B023
-    plans = [e.fields for e in events.events("artifact") if e.fields.get("artifact") == "plan" and not str(e.fields.get("graph")).endswith("_host")]
-    assert plans and plans[-1]["kernels"] <= 6, plans
+    plans = [
+        e.fields
+        for e in events.events("artifact")
+        if e.fields.get("artifact") == "plan" and not str(e.fields.get("graph")).endswith("_host")
+    ]
+    assert (plans and plans[-1]["kernels"] <= 6) or events.counters().get("graphs_from_store", 0), plans
     assert not events.events("fallback"), [e.fields for e in events.events("fallback")]
 
 
@@ -139,7 +143,9 @@ def second_process() -> None:
         environment = {**os.environ, "MAGNETO_CACHE_DIR": directory}
         said = []
         for _ in range(2):
-            done = subprocess.run([sys.executable, "-W", "ignore", "-c", SECOND], env=environment, capture_output=True, text=True, timeout=200, check=False)
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", SECOND], env=environment, capture_output=True, text=True, timeout=200, check=False
+            )
             assert done.returncode == 0, done.stderr[-1000:]
             said.append(done.stdout.split())
     first, second = said

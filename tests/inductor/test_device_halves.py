@@ -90,7 +90,13 @@ def test_both_halves_are_one_callable(one_stream: None) -> None:
 
 @pytest.mark.parametrize("lasting", [False, True])
 def test_small_values_are_sent_together(one_stream: None, lasting: bool) -> None:
-    values = [torch.tensor(2.5, dtype=torch.float64), torch.arange(6).reshape(2, 3).t(), torch.zeros(0), torch.tensor([True, False, True]), torch.randn(3000)]
+    values = [
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.zeros(0),
+        torch.tensor([True, False, True]),
+        torch.randn(3000),
+    ]
     values.insert(2, torch.arange(20.0)[::3])
     kinds = tuple(Sent(tuple(v.shape), v.stride() if v.is_contiguous() or n == 1 else (1,), v.dtype, n != 2) for n, v in enumerate(values))
     calls: list[Sequence[torch.Tensor]] = []

@@ -9,7 +9,7 @@ import torch
 
 from magneto.base.flags import config
 from magneto.inductor.compile import _host_half
-from magneto.inductor.cuda import Made, _of_plain, _plain, _planned
+from magneto.inductor.cuda import PARTS, Made, _of_plain, _plain, _planned
 from magneto.inductor.devices import Halves, Sent
 from magneto.inductor.runtime.kept import keep_data, recall_data
 from tests.inductor.codegen.triton_cases import CASES
@@ -33,6 +33,6 @@ def test_comes_back_the_same(name: str, hosted: bool, tmp_path: Path) -> None:
     made = Made(torch.device("cuda", 0), _planned(g.fx, "graph", {}, CPU), halves, {0: 1}, True, host)
     with config.patch(cache_dir=str(tmp_path)):
         keep_data("a key", _plain(made))
-        data = recall_data("a key")
+        data = recall_data("a key", PARTS)
         assert data is not None and _of_plain(data) == made
-        assert recall_data("another key") is None
+        assert recall_data("another key", PARTS) is None

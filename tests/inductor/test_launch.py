@@ -31,7 +31,11 @@ def test_values_are_packed() -> None:
     values = (torch.tensor(2.5, dtype=torch.float64), torch.tensor([1, 2, 3], dtype=torch.int16), torch.tensor(True))
     memory = torch.zeros(40, dtype=torch.uint8)
     _C.pack(values, memory.data_ptr(), array("q", [16, 8, 0, 6, 32, 1]).tobytes())
-    assert memory[16:24].view(torch.float64).item() == 2.5 and memory[:6].view(torch.int16).tolist() == [1, 2, 3] and memory[32:].tolist() == [1] + [0] * 7
+    assert (
+        memory[16:24].view(torch.float64).item() == 2.5
+        and memory[:6].view(torch.int16).tolist() == [1, 2, 3]
+        and memory[32:].tolist() == [1] + [0] * 7
+    )
     with pytest.raises(ValueError, match="place"):
         _C.pack(values, memory.data_ptr(), b"")
 

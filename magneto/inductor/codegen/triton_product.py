@@ -27,7 +27,11 @@ def triton_product(step: ProductKernel, buffers: Mapping[str, Buffer]) -> Triton
 class _Product(Writer):
     def __init__(self, step: ProductKernel, buffers: Mapping[str, Buffer]) -> None:
         tiles = step.tiles
-        self.step, self.tall, self.wide_axis = step, Axis("y", step.rows[: step.tall], tiles.rows), Axis("x", step.rows[step.tall :], tiles.columns)
+        self.step, self.tall, self.wide_axis = (
+            step,
+            Axis("y", step.rows[: step.tall], tiles.rows),
+            Axis("x", step.rows[step.tall :], tiles.columns),
+        )
         super().__init__(Blocks(step, (self.tall, self.wide_axis), False, tiles.warps), parameters(step), buffers)
         self.dtypes.update({view.buffer: view.dtype for view in step.operands})
 
@@ -41,7 +45,13 @@ class _Product(Writer):
         tiles = self.step.tiles
         constants = (("YBLOCK", tiles.rows), ("XBLOCK", tiles.columns), ("KBLOCK", tiles.terms))
         arguments = [*self.pointers.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
-        lines = [*self._place(), *self._sum(), *self._parts("y", self.tall.dims), *self._parts("x", self.wide_axis.dims), *self.emitter.scopes[0].lines]
+        lines = [
+            *self._place(),
+            *self._sum(),
+            *self._parts("y", self.tall.dims),
+            *self._parts("x", self.wide_axis.dims),
+            *self.emitter.scopes[0].lines,
+        ]
         text = "\n".join([f"def kernel({', '.join(arguments)}):", *indent(lines)]) + "\n"
         pointers = tuple(POINTERS[self.dtypes[name]] for name in self.names)
         return TritonKernel(text, pointers, constants, (self.tall.blocks * self.wide_axis.blocks,), tiles.warps, False, tiles.stages)
@@ -64,7 +74,11 @@ class _Product(Writer):
         even = inner % step.tiles.terms == 0
         row = "y" if not self.tall.masked else f"(y % {self.tall.size})"  # rows that do not exist read others
         column = "x" if not self.wide_axis.masked else f"(x % {self.wide_axis.size})"
-        kinds = ("", "") if even else (f", mask=k[None, :] < {inner} - step * KBLOCK, other=0", f", mask=k[:, None] < {inner} - step * KBLOCK, other=0")
+        kinds = (
+            ("", "")
+            if even
+            else (f", mask=k[None, :] < {inner} - step * KBLOCK, other=0", f", mask=k[:, None] < {inner} - step * KBLOCK, other=0")
+        )
         lines = [
             "k = tl.arange(0, KBLOCK)",
             f"left = {self._start(step.a)} + {row} * {step.a.strides[0]} + k[None, :] * {step.a.strides[1]}",

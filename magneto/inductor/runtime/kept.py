@@ -173,19 +173,22 @@ def keep_data(key: str, data: tuple[Any, ...]) -> None:
 
 def recall(key: str) -> Finished | None:
     """The compiled graph of that key."""
-    data = recall_data(key)
-    if data is None or len(data) != len(Finished.__slots__):
+    data = recall_data(key, len(Finished.__slots__))
+    if data is None:
         return None
     counter("graphs_from_store")
     return Finished(*data)
 
 
-def recall_data(key: str) -> tuple[Any, ...] | None:
+def recall_data(key: str, many: int) -> tuple[Any, ...] | None:
+    """What `keep_data` has kept under that key, of so many parts."""
     payload = store().get("graph", key)
     if payload is None:
         return None
     try:
         found: tuple[Any, ...] = _Unpickler(io.BytesIO(zlib.decompress(payload))).load()
+        if len(found) != many:
+            raise ValueError
     except Exception:  # written by something else: it is made again, and replaced
         counter("graphs_unreadable")
         return None

@@ -184,7 +184,9 @@ class _Table:
             return
         if self.spare is None:
             self.spare = torch.empty(len(addresses), dtype=torch.int64, pin_memory=True)
-        rows = torch.frombuffer(addresses, dtype=torch.int64).to(self.forms.device, non_blocking=True)  # the driver copies pageable memory at once
+        rows = torch.frombuffer(addresses, dtype=torch.int64).to(
+            self.forms.device, non_blocking=True
+        )  # the driver copies pageable memory at once
         self.forms.launch(aligned, self.grid, stream, (rows.data_ptr(), self.work.data_ptr()))
         with self.lock:
             self.rows = rows

@@ -105,7 +105,7 @@ def _filled(buffer: Buffer, device: torch.device) -> torch.Tensor:
 
 def _library(call: LibraryCall, memory: Mapping[str, torch.Tensor]) -> Callable[[], Any]:
     def argument(x: Any) -> Any:
-        return torch.as_strided(memory[x.buffer], x.shape, x.strides, x.offset) if isinstance(x, ViewOf) else x
+        return torch.as_strided(memory[x.buffer], x.shape, x.strides, x.offset) if isinstance(x, ViewOf) else x  # type: ignore[arg-type]
 
     args, result = [argument(x) for x in call.args], memory[call.buffers[0].name]
     op = torch.mm if len(args) == 2 else torch.addmm
@@ -116,7 +116,7 @@ def _milliseconds(run: Callable[[], Any], device: torch.device) -> float:
     """Of one call: the best of some means."""
     best = float("inf")
     for n in range(ROUNDS + 1):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(REPEATS if n else 2):
             run()

@@ -99,7 +99,11 @@ def _match(plan: Schedule, call: int, kernel: int) -> Match | None:
     bias = None
     if step.op is aten.addmm.default:
         bias, args = args[0], args[1:]
-        if not isinstance(bias, ViewOf) or bias.shape not in ((result.shape[1],), (1, result.shape[1]), result.shape) or bias.dtype is not result.dtype:
+        if (
+            not isinstance(bias, ViewOf)
+            or bias.shape not in ((result.shape[1],), (1, result.shape[1]), result.shape)
+            or bias.dtype is not result.dtype
+        ):
             return None
         if len(bias.shape) == 2 and bias.shape[0] != 1 and bias.strides[0] != 0:
             return None

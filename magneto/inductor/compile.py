@@ -22,6 +22,7 @@ from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit, timer
 from magneto.base.logs import KERNELS, LOOPS, dump, log, logging, trace_kernel
 from magneto.inductor.codegen.cpp import kernel_text
+from magneto.inductor.codegen.cpp_ordered import ordered_text
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.codegen.cpp_table import table_text
 from magneto.inductor.codegen.cpp_types import CannotEmit
@@ -36,7 +37,7 @@ from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_m
 from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import FusedKernel, Kernel, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import peak_bytes, plan_memory
 from magneto.inductor.schedule.prepared import keep_results
 from magneto.inductor.schedule.schedule import schedule
@@ -234,7 +235,9 @@ def _updates(program: Program, written: Mapping[int, int]) -> frozenset[str]:
 
 
 def _text_of(step: Kernel, name: str, cheaply: bool = False) -> KernelText:
-    text = table_text(step) if isinstance(step, TableKernel) else kernel_text(step)
+    text = (
+        table_text(step) if isinstance(step, TableKernel) else ordered_text(step) if isinstance(step, OrderedKernel) else kernel_text(step)
+    )
     text = CHEAPLY + text if cheaply else text
     kernel = KernelText.of(text, preamble(vector_math_level()))
     trace_kernel(lambda: f"{describe(step)}\n{kernel.source}", f"{name}: {', '.join(step.stored)}")

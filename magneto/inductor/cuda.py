@@ -23,7 +23,7 @@ from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table
 from magneto.inductor.describe import describe
 from magneto.inductor.devices import Halves, Joined, Sent, split
-from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Pointwise, Program, ViewOf
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Pointwise, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.replay import Replay
@@ -216,6 +216,8 @@ def _on_device(program: Program, device: torch.device) -> Program:
         return buffer if buffer.device == device else replace(buffer, device=device)
 
     def node(n: Node) -> Node:
+        if isinstance(n, Ordered):
+            raise CannotLower(f"{n.kind} of numbers of the CPU in a graph of another device")
         if isinstance(n, LibraryCall) or all(b.device == device for b in n.buffers):
             return n
         return replace(n, buffer=moved(n.buffer)) if isinstance(n, Pointwise) else replace(n, buffers=tuple(map(moved, n.buffers)))

@@ -15,7 +15,8 @@ from math import prod
 
 import torch
 
-from magneto.inductor.codegen.cpp_emit import Emitter, indent, plain_loads
+from magneto.inductor.codegen.cpp_crossed import write_crossed
+from magneto.inductor.codegen.cpp_emit import ONE_PLUS, Emitter, indent, plain_loads
 from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill
 from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
@@ -24,7 +25,7 @@ from magneto.inductor.codegen.cpp_split import write_split
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, from_memory, memory_type, to_memory
 from magneto.inductor.loops.ir import Indirect, Load, Op, Value, walk_values
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, OrderedKernel, member_loads
 from magneto.symbolic import Expr, Sym, to_c
 
 ROWS_BLOCK = 16  # rows added up in single precision across rows
@@ -33,20 +34,36 @@ CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
 
 @dataclass(slots=True)
 class _Pass:
-    """One walk over the row: reductions folded and buffers stored in it, and values kept for later walks."""
+    """One walk over the row: reductions folded and buffers stored in it, values kept for later walks, and what goes down the columns."""
 
     folds: list[Member] = field(default_factory=list)
     stores: list[Member] = field(default_factory=list)
     keeps: list[Member] = field(default_factory=list)
+    downs: list[Member] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.folds or self.stores or self.keeps)
+        return bool(self.folds or self.stores or self.keeps or self.downs)
 
 
-def parameters(kernel: FusedKernel) -> tuple[str, ...]:
+def parameters(kernel: FusedKernel | OrderedKernel) -> tuple[str, ...]:
     """Buffers in the order of the kernel's pointers: read ones, then stored ones."""
     reads = kernel.reads()
     return (*reads, *(name for name in kernel.stored if name not in reads))
+
+
+def _shared(kernel: FusedKernel) -> frozenset[Value]:
+    """Functions with a cheaper form of 1 + f(x) whose own value is needed too."""
+    bodies = {m.name: m.body for m in kernel.members if not m.is_reduction}
+    parents: dict[Value, set[Value]] = {bodies[name]: {bodies[name]} for name in kernel.stored if name in bodies}
+    for member in kernel.members:
+        for value in walk_values(member.body):
+            for child in value.children():
+                found: Value = child
+                while isinstance(found, Load) and found.buffer in bodies:
+                    found = bodies[found.buffer]
+                if isinstance(found, Op) and found.name in ONE_PLUS:
+                    parents.setdefault(found, set()).add(value)
+    return frozenset(value for value, users in parents.items() if len(users) > 1)
 
 
 def kernel_text(kernel: FusedKernel) -> str:
@@ -62,8 +79,9 @@ class Writer:
         self.stages = member_stages(self.kernel.members)
         self.pointers = {name: f"p{i}" for i, name in enumerate(parameters(kernel))}
         self.emitter = Emitter(self.pointers, self._resolve)
+        self.emitter.shared = _shared(self.kernel)
         self.answers: dict[str, tuple[str, int]] = {}  # of loads of what is at hand: results of folds, cached values
-        self.vector_folds: dict[str, str] = {}  # outer mode: result array
+        self.downs: dict[str, Fold] = {}  # reductions down the columns (cpp_crossed)
         self.arrays: dict[str, str] = {}  # member -> row-local array
         self.heavy_memo: dict[str, bool] = {}
         self.streaming: set[str] = set()
@@ -93,7 +111,9 @@ class Writer:
         passes = [_Pass() for _ in range(last + 1)]
         for member in self.kernel.members:
             stage = passes[self.stages[member.name]]
-            if member.is_reduction:
+            if member.down:
+                stage.downs.append(member)
+            elif member.is_reduction:
                 stage.folds.append(member)
             elif member.full and member.name in self.kernel.stored:
                 stage.stores.append(member)
@@ -122,7 +142,7 @@ class Writer:
     def _demanded(self, current: _Pass) -> list[str]:
         """Full pointwise members whose values a pass needs, through each other."""
         found: dict[str, None] = {}
-        work: list[Member] = [*current.folds, *current.stores]
+        work: list[Member] = [*current.folds, *current.downs, *current.stores]
         while work:
             member = work.pop()
             for load in member_loads(member.body):
@@ -168,6 +188,8 @@ class Writer:
             self.emitter.scopes[0].lines.append(f"{const}{kind} *{pointer} = p[{pointer[1:]}];")
         if nest.mode == "split":
             body = write_split(self)
+        elif any(member.down for member in self.kernel.members):
+            body = write_crossed(self)
         else:
             body = self._parallel_loop()
         lines = [
@@ -192,14 +214,18 @@ class Writer:
         elif nest.mode == "point":
             body = self._point_row()
         else:
-            body = self._inner_row()
+            body = self.inner_row()
         emitter.pop()
         inside = [*scope.lines, *body] if nest.mode == "point" else body
         if nest.iterations == 1:
             return ["{", *indent(inside), "}"]
         loop = [f"for (i64 row = 0; row < {nest.iterations}; row++) {{", *indent(inside), "}"]
+        return self.shared_out(loop)
+
+    def shared_out(self, loop: list[str]) -> list[str]:
+        """A loop whose iterations threads take."""
         if not self.streaming:
-            return ["#pragma omp parallel for schedule(static) reduction(|:status)", *loop] if nest.parallel else loop
+            return ["#pragma omp parallel for schedule(static) reduction(|:status)", *loop] if self.nest.parallel else loop
         shared = ["#pragma omp for schedule(static) nowait", *loop, "MG_FENCE"]
         return [*self._past_flags(), "#pragma omp parallel reduction(|:status)", "{", *indent(shared), "}"]
 
@@ -295,7 +321,7 @@ class Writer:
             value = convert(self.emitter.emit(body.args[0]), body.args[0].dtype, torch.float32)  # rounded once, on its way to memory
         else:
             value = convert(self.emitter.emit(body), body.dtype, dtype)
-        if target.startswith("h") and dtype is torch.float16:  # converted with its piece (cpp_fill)
+        if target.startswith("h") and dtype in HALVES:  # converted with its piece (cpp_fill)
             return f"{target} = {value};"
         if not target:
             target = f"{self.pointers[member.name]}[{self.emitter.index(member.store, '', len(self.emitter.scopes) - 1)}]"
@@ -347,7 +373,7 @@ class Writer:
 
     # ---- reductions along the row ------------------------------------------------------------------------------------------
 
-    def _inner_row(self) -> list[str]:
+    def inner_row(self) -> list[str]:
         """Passes over the cols with row values in between. Statements of the row scope must stand before the loops that use them, so
         the row's lines are cut out after each pass."""
         emitter, row = self.emitter, self.emitter.scopes[-1]
@@ -386,7 +412,7 @@ class Writer:
             name = self.emitter.fresh("c")
             self.arrays[member.name] = name
             arrays.append(f"{compute_type(member.body.dtype)} {name}[{self._row_length()}];")
-        fill = Fill(self, current.stores, folds, current.keeps)
+        fill = Fill(self, current.stores, folds, current.keeps, downs=[self.downs[m.name] for m in current.downs])
         saved = {m.name: self.answers.get(m.name) for m in current.keeps}
         loop = self.loops(self.kernel.cols, fill, bounds)
         assert all(v is None for v in saved.values())

@@ -33,6 +33,9 @@ class Scope:
     checks: bool = False  # statements here set `status`
 
 
+ONE_PLUS = ("erf", "exp", "tanh")
+"""Functions with a cheaper form of 1 + f(x) in float (cpp_preamble)."""
+
 Resolver = Callable[[Load], "tuple[str, int] | Value | None"]
 """How a load of a buffer computed in this kernel is answered: (expression, scope depth), the value to compute in its place, or None: memory."""
 
@@ -44,6 +47,7 @@ class Emitter:
         self.pointers = pointers
         self.resolve = resolve
         self.scopes: list[Scope] = [Scope()]
+        self.shared: frozenset[Value] = frozenset()  # functions of which more than one value is computed
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
         self.local: dict[Load, str] = {}  # loads answered by a local copy of the memory (turned, or converted): the element there
@@ -137,8 +141,8 @@ class Emitter:
             self._mask_depths[inner] = max(self.depth(value.cond), self._mask_depths.get(mask, 0))
             return f"{condition} ? {self.emit(value.value, inner)} : {self.emit(value.other, mask)}"
         assert isinstance(value, Op)
-        if value.name == "add" and value.dtype is torch.float32 and (argument := self._one_plus_erf(value)) is not None:
-            return f"mg_erf1_f32({self.emit(argument, mask)})"
+        if value.name == "add" and value.dtype is torch.float32 and (found := self._one_plus(value)) is not None:
+            return f"mg_{found.name}1_f32({self.emit(found.args[0], mask)})"
         args = [self.emit(a, mask) for a in value.args]
         operand = value.args[-1].dtype
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
@@ -148,14 +152,14 @@ class Emitter:
             args[1] = f"({args[1]} == 0 ? 1 : {args[1]})"
         return op_text(value.name, args, operand, value.dtype)
 
-    def _one_plus_erf(self, value: Op) -> Value | None:
-        """The argument of erf in 1 + erf(x), which needs no accuracy near x = 0 and so is much cheaper: the heart of gelu."""
+    def _one_plus(self, value: Op) -> Op | None:
+        """The function in 1 + erf(x), 1 + exp(x) and 1 + tanh(x): it needs no accuracy far below 1 and is much cheaper so. The hearts of gelu and the sigmoid function."""
         for one, other in (value.args, value.args[::-1]):
             if isinstance(one, Const) and one.value == 1.0:
                 while isinstance(other, Load) and isinstance(found := self.resolve(other), Value):
                     other = found
-                if isinstance(other, Op) and other.name == "erf":
-                    return other.args[0]
+                if isinstance(other, Op) and other.name in ONE_PLUS and other not in self.shared:
+                    return other
         return None
 
     def _depth_under(self, value: Value, mask: str) -> int:

@@ -15,7 +15,7 @@ import torch
 from magneto.inductor.codegen.cpp_emit import Scope, indent, plain_loads
 from magneto.inductor.codegen.cpp_nest import TILE, stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
-from magneto.inductor.codegen.cpp_types import memory_type
+from magneto.inductor.codegen.cpp_types import HALVES, memory_type
 from magneto.inductor.loops.ir import Indirect, Load, Value, loads
 from magneto.inductor.schedule.kernel import Member
 from magneto.symbolic import to_c
@@ -50,14 +50,15 @@ class Fill:
         results: dict[str, tuple[str, torch.dtype]] | None = None,
         blocks: int = 0,
         vector_depth: int = 0,
+        downs: Sequence[Fold] = (),
     ) -> None:
-        self.writer, self.stores, self.folds, self.keeps = writer, stores, folds, keeps
+        self.writer, self.stores, self.folds, self.keeps, self.downs = writer, stores, folds, keeps, downs
         self.across, self.results, self.blocks, self.vector_depth = across, results or {}, blocks, vector_depth
         self.streamed: dict[str, str] = {}  # member -> array of the piece
         self.widened: dict[
             Load, str
         ] = {}  # float16: array of the piece in float32, which the machine converts as a whole (gcc vectorises no such conversion)
-        self.narrowed: dict[str, str] = {}  # float16 member -> array of the piece before it is converted
+        self.narrowed: dict[str, str] = {}  # float16 or bfloat16 member -> array of the piece before it is converted
         self.ahead: dict[
             Load, int
         ] = {}  # what is fetched meanwhile, and how many elements further on: the processor does not look that far
@@ -74,14 +75,14 @@ class Fill:
         kept_now = {m.name for m in self.keeps}
         for name, array in writer.arrays.items():
             if name not in kept_now:
-                writer.answers[name] = (f"{array}[{self._position(lane)}]", depth)
+                writer.answers[name] = (f"{array}[{self.position(lane)}]", depth)
         emitter._depth_memo.clear()
-        points = writer.points(self.folds, self.stores)
+        points = writer.points([*self.folds, *self.downs], self.stores)
         self._convert_whole(points, emitter.variables[vector])
         for body in points:  # one after the other: long chains must not become deep recursion
             emitter.emit(body)
         for member in self.keeps:
-            scope.lines.append(f"{writer.arrays[member.name]}[{self._position(lane)}] = {emitter.emit(member.body)};")
+            scope.lines.append(f"{writer.arrays[member.name]}[{self.position(lane)}] = {emitter.emit(member.body)};")
         for fold in self.folds:
             if isinstance(fold, ArgFold):
                 fold.ordered = len(writer.kernel.cols) == 1 and writer.kernel.cols[0].size < 1 << 31
@@ -90,6 +91,9 @@ class Fill:
             flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
             into = fold.lane if fold.accumulator != fold.type or not self.across else fold.name
             scope.lines.append(fold.step(value, f"{into}[{lane}]" if self.across else into, flat))
+        for fold in self.downs:
+            into = fold.name if fold.accumulator == fold.type else fold.lane
+            scope.lines.append(fold.step(emitter.emit(fold.member.body), f"{into}[{self.position('')}]", ""))
         self.streamed = {m.name: emitter.fresh("o") for m in self.stores if not self.across and writer.streams(m)}
         arrays = {**self.streamed, **self.narrowed}
         texts = [
@@ -97,7 +101,7 @@ class Fill:
         ]  # all loads stand before the first store: an output may take an input's memory
         scope.lines.extend(texts)
         if not self.across and writer.nest.mode != "split":
-            self._look_ahead([*points, *(m.body for m in self.stores), *(f.member.body for f in self.folds)])
+            self._look_ahead([*points, *(m.body for m in self.stores), *(f.member.body for f in (*self.folds, *self.downs))])
         writer.answers = outside
         for load in self.widened:
             del emitter.local[load]
@@ -119,22 +123,22 @@ class Fill:
             writer.walked.add(load)
 
     def _convert_whole(self, points: Sequence[Value], variable: str) -> None:
-        """Chooses the float16 memory, read or written one element after the other, that is converted in whole pieces."""
+        """Chooses the memory, read or written one element after the other, that is converted in whole pieces: float16, and results in bfloat16."""
         writer, nest = self.writer, self.writer.nest
         dim = nest.inner[-1]
         if self.across or nest.tiled or dim.size < CONVERT_FROM:
             return
-        bodies = [*points, *(m.body for m in (*self.stores, *self.keeps)), *(f.member.body for f in self.folds)]
+        bodies = [*points, *(m.body for m in (*self.stores, *self.keeps)), *(f.member.body for f in (*self.folds, *self.downs))]
         for load in dict.fromkeys(load for body in bodies for load in plain_loads(body)):
             run = stride_along(load.index, dim.sym) == 1 and not any(isinstance(s, Indirect) for s in load.index.free)
             if load.dtype is torch.float16 and run and load.buffer not in writer.members and len(self.widened) < CONVERTED:
                 self.widened[load] = writer.emitter.fresh("h")
         writer.emitter.local.update({load: f"{array}[{variable} - b]" for load, array in self.widened.items()})
         for member in self.stores:
-            if member.buffer.dtype is torch.float16 and stride_along(member.store, dim.sym) == 1:
+            if member.buffer.dtype in HALVES and stride_along(member.store, dim.sym) == 1:
                 self.narrowed[member.name] = writer.emitter.fresh("h")
 
-    def _position(self, lane: str) -> str:
+    def position(self, lane: str) -> str:
         """Flat position of the point in a row-local array."""
         writer = self.writer
         text = ""
@@ -177,9 +181,10 @@ class Fill:
             array = self.streamed.get(member.name, "")
             pointer, kind = writer.pointers[member.name], memory_type(member.buffer.dtype)
             place = to_c(member.store, lambda s: names[s]) if array or member.name in self.narrowed else ""
+            suffix = "f16" if member.buffer.dtype is torch.float16 else "bf16"
             if floats := self.narrowed.get(member.name):
                 before.append(f"f32 {floats}[{size}] __attribute__((aligned(64)));")
-                after.append(f"mg_narrow_f16({array or f'{pointer} + {place}'}, {floats}, {last} - b);")
+                after.append(f"mg_narrow_{suffix}({array or f'{pointer} + {place}'}, {floats}, {last} - b);")
             if not array:
                 continue
             before.append(f"{kind} {array}[{size}] __attribute__((aligned(64)));")

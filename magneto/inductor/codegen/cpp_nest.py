@@ -72,6 +72,8 @@ def nest_of(kernel: FusedKernel) -> Nest:
     if not any(m.is_reduction for m in kernel.members):
         return _point_nest(kernel, (*kernel.rows, *kernel.cols), parallel)
     rows = prod(d.size for d in kernel.rows)
+    if any(m.down for m in kernel.members):
+        return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1)
     vector_row = _vector_row(kernel)
     if vector_row is not None:
         others = tuple(d for d in kernel.rows if d is not vector_row)

@@ -65,6 +65,24 @@ MG_INLINE f32 mg_round_f16(f32 f) {
 """
 
 _PIECES = """\
+/* Pieces of bfloat16. The machine's conversion takes subnormal numbers for 0, so that they go the long way. */
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__) && !defined(__clang__)
+typedef short mg_brain __attribute__((vector_size(32))); typedef f32 mg_sixteen __attribute__((vector_size(64)));
+MG_INLINE void mg_narrow_bf16(u16 *to, const f32 *from, i64 n) {
+    i64 k = 0;
+    for (; k + 16 <= n; k += 16) {
+        mg_sixteen s; __builtin_memcpy(&s, from + k, sizeof s);
+        mg_brain d = (mg_brain)__builtin_ia32_cvtneps2bf16_v16sf(s);
+        __builtin_memcpy(to + k, &d, sizeof d);
+        if (__builtin_expect(__builtin_ia32_fpclassps512_mask(s, 0x20, -1) != 0, 0)) for (i64 l = k; l < k + 16; l++) to[l] = mg_store_bf16(from[l]);
+    }
+    for (; k < n; k++) to[k] = mg_store_bf16(from[k]);
+}
+#else
+MG_INLINE void mg_narrow_bf16(u16 *restrict to, const f32 *restrict from, i64 n) {
+    _Pragma("omp simd") for (i64 k = 0; k < n; k++) to[k] = mg_store_bf16(from[k]);
+}
+#endif
 /* Pieces of float16 in memory to and from float, by the machine's own conversion, which rounds to nearest even. */
 #if defined(__AVX512F__) && !defined(__clang__)
 #define MG_HALVES 16
@@ -162,6 +180,14 @@ MG_INLINE f32 mg_exp_f32(f32 x) {
     f32 y = mg_bits_f32(c <= -104.0f ? 0 : u) * (low ? 0x1p-64f : 1.0f);
     return x <= 88.7228317f ? y : x * MG_INF; /* overflow, and NaN */
 }
+MG_INLINE f32 mg_exp1_f32(f32 x) { /* 1 + exp(x): below -87 it is 1 anyway, so that nothing is subnormal */
+    u32 b = (u32)mg_f32_bits(x);
+    f32 c = mg_bits_f32((i32)(b < 0xc2ae0000u ? b : 0xc2ae0000u));
+    MG_EXP_CORE(c)
+    f32 y = mg_bits_f32(mg_f32_bits(p) + n) + 1.0f;
+    return x <= 88.7228317f ? y : x * MG_INF;
+}
+MG_INLINE f32 mg_tanh1_f32(f32 x) { return 2.0f / mg_exp1_f32(-2.0f * x); } /* 1 + tanh(x) */
 MG_INLINE f32 mg_tanh_f32(f32 x) {
     f32 a = __builtin_fabsf(x), s = x * x;
     f32 p = 0x1.01a706p-13f;

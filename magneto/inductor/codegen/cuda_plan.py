@@ -12,7 +12,7 @@ from typing import Any
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.plan import Builder, PlanCode, plan_code
 from magneto.inductor.codegen.triton_table import columns_of
-from magneto.inductor.schedule.kernel import FusedKernel, Kernel, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import Memory
 from magneto.inductor.schedule.schedule import Schedule
 
@@ -20,7 +20,7 @@ from magneto.inductor.schedule.schedule import Schedule
 class CudaBuilder(Builder):
     """A kernel is a LAUNCH until its launcher is known: ("LAUNCH", number of the kernel, registers)."""
 
-    def kernel(self, step: FusedKernel, address: Any) -> None:
+    def kernel(self, step: FusedKernel | OrderedKernel, address: Any) -> None:
         self.instructions.append(("LAUNCH", address, tuple(self.buffer(name) for name in parameters(step))))
 
     def table(self, step: TableKernel, address: Any) -> None:

@@ -21,6 +21,7 @@ from magneto.inductor.loops.ir import (
     Load,
     Masked,
     Op,
+    Ordered,
     Pointwise,
     Program,
     Reduction,
@@ -238,6 +239,8 @@ class Interpreter:
                     self.write(node.buffer, self.body(node.body, node.ranges, ()))
                 elif isinstance(node, Reduction):
                     self.reduce(node)
+                elif isinstance(node, Ordered):
+                    self.ordered(node)
                 else:
                     self.call(node)
         return tuple(self.view(o) if isinstance(o, ViewOf) else o for o in self.program.outputs)
@@ -265,6 +268,16 @@ class Interpreter:
             "argmax": lambda: x.argmax(-1), "argmin": lambda: x.argmin(-1), "any": lambda: x.any(-1), "all": lambda: x.all(-1),
         }  # fmt: skip
         self.write(node.buffer, results[node.kind]())
+
+    def ordered(self, node: Ordered) -> None:
+        x = self.body(node.body, node.ranges, ())
+        if node.place is None:
+            wide = np.float64 if x.dtype.kind == "f" else x.dtype
+            self.write(node.buffer, x.cumsum(node.serial[0], dtype=wide).astype(x.dtype))
+            return
+        assert node.init is not None
+        self.write(node.buffer, self.body(node.init, node.buffer.shape, ()))
+        np.add.at(self.memory[node.name], self.body(node.place, node.ranges, ()).ravel(), x.ravel())
 
     def call(self, node: LibraryCall) -> None:
         args = self.argument(node.args)

@@ -13,6 +13,9 @@ of a dtype, seen as a tensor of `shape` and `strides` (in elements). A buffer is
   r, of the extremum); welford (two outputs: mean, m2 = sum of squared deviations from the mean).
   max, min, argmax, argmin treat NaN as the extremum (the first NaN wins), as ATen does.
   Over an empty range sum is 0, prod 1, any false, all true; the others are never made empty by the lowering.
+- `Ordered(kind, buffer, ranges, serial, body)`: loops over `ranges` of which those over the dimensions `serial` run in their order; the others are independent of each other.
+      cumsum: buffer[i] = sum of body over the serial dimension up to i, added up in a wider type
+      scatter_add: buffer = init (a value over the buffer's shape), then for every i: buffer.memory[place] += body, one after the other
 - `LibraryCall(op, args, kwargs, buffers)`: op(*args, **kwargs) run by ATen. A tensor argument is a `ViewOf` of a buffer.
   `out_op`, where not None, is the out= overload: with it the outputs may be allocated by the plan (exactly as the buffers say).
   Without it the results are expected to have the buffers' strides: who runs the call checks that, and copies where it is not so.
@@ -404,6 +407,31 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    kind: str
+    buffer: Buffer
+    ranges: tuple[Size, ...]
+    serial: tuple[int, ...]
+    body: Value
+    place: Value | None = None
+    init: Value | None = None
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (self.buffer,)
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """Everything that it computes."""
+        return tuple(v for v in (self.init, self.place, self.body) if v is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryCall:
     """`args`/`kwargs` (sorted pairs) hold constants, ViewOf and (nested) tuples of them; lists are written as tuples.
 
@@ -465,7 +493,7 @@ def op_named(name: str) -> torch._ops.OpOverload:
     return found
 
 
-Node: TypeAlias = "Pointwise | Reduction | LibraryCall"
+Node: TypeAlias = "Pointwise | Reduction | Ordered | LibraryCall"
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,4 +564,5 @@ def reads(node: Node) -> tuple[str, ...]:
     """Names of the buffers a node reads, in order of first use, each once."""
     if isinstance(node, LibraryCall):
         return tuple(dict.fromkeys(v.buffer for v in node.views))
-    return tuple(dict.fromkeys(load.buffer for load in loads(node.body)))
+    values = node.values if isinstance(node, Ordered) else (node.body,)
+    return tuple(dict.fromkeys(load.buffer for value in values for load in loads(value)))

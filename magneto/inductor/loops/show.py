@@ -18,6 +18,7 @@ from magneto.inductor.loops.ir import (
     Masked,
     Node,
     Op,
+    Ordered,
     Origin,
     Pointwise,
     Program,
@@ -142,6 +143,14 @@ def show_node(node: Node) -> str:
         return _show_call(node)
     text = BodyText()
     result = text.add(node.body)
+    if isinstance(node, Ordered):
+        head = f'@ordered("{node.kind}", {show_buffer(node.buffer)}, {_sizes(node.ranges)}, {node.serial})'
+        symbols = [f"i{d}" for d in range(len(node.ranges))]
+        result = result if node.place is None else f"add_at({text.add(node.place)}, {result})"
+        if node.init is not None:
+            head = f"# first {show_value(node.init)}\n{head}"
+        body = "".join(f"    {line}\n" for line in text.lines)
+        return f"{head}{show_origins(node.origins)}\ndef {node.name}({', '.join(symbols)}):\n{body}    return {result}"
     if isinstance(node, Pointwise):
         head = f"@pointwise({show_buffer(node.buffer)})"
         symbols = [f"i{d}" for d in range(len(node.ranges))]

@@ -17,6 +17,7 @@ from magneto.inductor.loops.ir import (
     Masked,
     Node,
     Op,
+    Ordered,
     Pointwise,
     Program,
     Reduction,
@@ -122,6 +123,12 @@ def _check_node(node: Node, table: dict[str, Buffer]) -> None:
             _check_view(view, table)
         _require(all(name in table for name in node.mutates), f"mutates {node.mutates}")
         _require(node.out_op is None or len(node.out_names) == len(node.buffers), "out_op and outputs differ in number")
+        return
+    if isinstance(node, Ordered):
+        for value, ranges in ((node.body, node.ranges), (node.place, node.ranges), (node.init, node.buffer.shape)):
+            if value is not None:
+                _check_body(value, frozenset(s for s in index_symbols(ranges) if isinstance(s, Sym)), table)
+        _require(node.body.dtype is node.buffer.dtype, f"body of {node.body.dtype} for a buffer of {node.buffer.dtype}")
         return
     allowed = [*index_symbols(node.ranges)]
     if isinstance(node, Reduction):

@@ -32,7 +32,8 @@ def known_index(value: Value, size: Size) -> Expr | None:
     return expr if within(expr, to_expr(size)) else None
 
 
-def _position(index: Box, at: Index, size: Size) -> Expr:
+def position_of(index: Box, at: Index, size: Size) -> Expr:
+    """The index computed by the box `index`, as a place in a dimension of that size."""
     value = index.load(at)
     known = known_index(value, size)
     return Indirect(value, size) if known is None else known
@@ -58,7 +59,7 @@ def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) ->
         return None
 
     def index_map(i: Index) -> Index:
-        return (*i[:dim], _position(index, i[dim : dim + rank], size), *i[dim + rank :])
+        return (*i[:dim], position_of(index, i[dim : dim + rank], size), *i[dim + rank :])
 
     return _looked_up(low, val, x, index, index_map)
 
@@ -71,7 +72,7 @@ def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
     size = x.shape[dim]
 
     def index_map(i: Index) -> Index:
-        return (*i[:dim], _position(index, i, size), *i[dim + 1 :])
+        return (*i[:dim], position_of(index, i, size), *i[dim + 1 :])
 
     return _looked_up(low, val, x, index, index_map)
 

@@ -36,8 +36,10 @@ def packs(dtype: torch.dtype) -> bool:
     return built and dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def packed_product(low: Lowering, val: Any, a: Box, b: Box, bias: Box | None = None) -> Stored | None:
-    """a @ b (+ bias) with `b` packed; None where that is not worth while."""
+def packed_product(
+    low: Lowering, val: Any, a: Box, b: Box, bias: Box | None = None, activation: tuple[Any, ...] = ("none", (), "")
+) -> Stored | None:
+    """a @ b (+ bias) with `b` packed, and then the activation (of bfloat16 only); None where that is not worth while."""
     dtype = val.dtype
     if (
         dtype not in ROWS
@@ -58,7 +60,7 @@ def packed_product(low: Lowering, val: Any, a: Box, b: Box, bias: Box | None = N
     if dtype is torch.float32:
         made = emit_call(low, torch.ops.mkl._mkl_linear.default, (a, packed, weight, bias, rows), {}, val)
     else:
-        made = emit_call(low, torch.ops.mkldnn._linear_pointwise.default, (a, packed, bias, "none", (), ""), {}, val)
+        made = emit_call(low, torch.ops.mkldnn._linear_pointwise.default, (a, packed, bias, *activation), {}, val)
     assert isinstance(made, Stored)
     return made
 

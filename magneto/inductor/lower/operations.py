@@ -67,6 +67,12 @@ def _lower_linear(low: Lowering, val: Any, bias: Box, a: Box, b: Box) -> Any:
     return emit_call(low, torch.ops.mkldnn._linear_pointwise.default, (a, weight, bias, "none", (), ""), {}, val)
 
 
+def lower_activated(low: Lowering, val: Any, a: Box, weight: Box, bias: Box | None, attr: str, scalars: Any, algorithm: str | None) -> Any:
+    """A linear layer with its activation (inductor/post_ops.py) may have its weight packed."""
+    turned = View(weight, lambda i: (i[1], i[0]), weight.shape[::-1], weight.strides[::-1])
+    return packed_product(low, val, a, turned, bias, (attr, tuple(scalars), algorithm))
+
+
 def lower_clone(low: Lowering, val: Any, x: Box, *, memory_format: Any = None) -> Any:
     if low.only_loops and x.reads and x.reads <= low.steady and not same_layout(x.shape, x.strides, val.strides):
         return low.copy(x, tuple(val.strides))  # of weights only: laid out once for many calls, rather than read across in each
@@ -74,3 +80,5 @@ def lower_clone(low: Lowering, val: Any, x: Box, *, memory_format: Any = None) -
 
 
 ROWS: dict[Any, Callable[..., Any]] = {aten.clone.default: lower_clone, aten.mm.default: lower_mm, aten.addmm.default: lower_addmm}
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    ROWS[torch.ops.mkldnn._linear_pointwise.default] = lower_activated

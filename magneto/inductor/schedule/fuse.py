@@ -8,10 +8,11 @@ Vertical fusion saves writing and reading a buffer, horizontal fusion saves read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from magneto.inductor.loops.ir import Buffer, Load, Value
+from magneto.inductor.schedule.crossed import ACCUMULATORS, crossing, held, meet
 from magneto.inductor.schedule.domain import Alignment, Form, align, fresh_symbol, replaced, row_major, strided_terms
 from magneto.inductor.schedule.group import Group
 from magneto.inductor.schedule.kernel import Dim, Member, member_loads
@@ -69,6 +70,9 @@ def may_fuse(a: Group, b: Group, buffers: Mapping[str, Buffer], limit: int = 64)
         return No("nothing in common")
     if not flow and a.numel > 1 and all(buffers[name].numel == 1 for name in shared if name in buffers):
         return No("nothing in common but single numbers")
+    saved = sum(2 * _bytes(buffers[n]) for n in flow if n in buffers) + sum(_bytes(buffers[n]) for n in shared if n in buffers)
+    if (pair := crossing(a, b)) is not None:
+        return _cross(a, b, pair, _index_pairs(a, b, pair[0] is a, flow, shared), buffers, saved)
     host, guest = (b, a) if b.cols and not a.cols else (a, b)
     if not guest.cols and guest.numel not in (host.numel, host.row_numel) or (guest.cols and guest.numel != host.numel):
         return No("different sizes")
@@ -81,8 +85,23 @@ def may_fuse(a: Group, b: Group, buffers: Mapping[str, Buffer], limit: int = 64)
     refused = _unsound(fused) or (None if flow else _apart(a, b, fused, shared, buffers)) or _unprofitable(fused, buffers)
     if refused is not None:
         return refused
-    saved = sum(2 * _bytes(buffers[n]) for n in flow if n in buffers) + sum(_bytes(buffers[n]) for n in shared if n in buffers)
     return Yes(saved, fused)
+
+
+def _cross(
+    a: Group, b: Group, pair: tuple[Group, Group], pairs: list[tuple[Expr, Expr]], buffers: Mapping[str, Buffer], saved: int
+) -> Yes | No:
+    """Reductions along the rows with reductions down the columns (crossed.py)."""
+    host, guest = pair
+    sides = _unify(host, guest, sorted(pairs, key=lambda p: -len(p[0].free)), True)
+    if isinstance(sides, No):
+        return sides
+    fused = _joined(a, b, host, guest, *sides, True)
+    if isinstance(fused, No):
+        return fused
+    if not meet(a, b, fused, {*a.reads, *b.reads}, buffers):
+        return No("they read what they share at different places")
+    return _unsound(fused) or _unprofitable(fused, buffers) or Yes(saved, fused)
 
 
 def _bytes(buffer: Buffer) -> int:
@@ -98,26 +117,28 @@ def _index_pairs(a: Group, b: Group, host_is_a: bool, flow: Sequence[str], share
     return [p if host_is_a else (p[1], p[0]) for p in pairs + common]
 
 
-def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]]) -> tuple[_Side, _Side] | No:
-    """Both domains over common symbols."""
+def _unify(host: Group, guest: Group, pairs: Sequence[tuple[Expr, Expr]], crossed: bool = False) -> tuple[_Side, _Side] | No:
+    """Both domains over common symbols. `crossed`: rows of the one are cols of the other."""
     h, g = _Side(host.rows, host.cols, {}, set()), _Side(guest.rows, guest.cols, {}, set())
     for host_index, guest_index in pairs:
         forms = strided_terms(host_index, host.sizes), strided_terms(guest_index, guest.sizes)
         if forms[0] is None or forms[1] is None or not forms[0][0]:
             continue
         guest_form = forms[1][0]
-        if len(guest_form) < len(guest.sizes):  # more will be aligned later: the guest's symbols must not look like the host's
+        if crossed or len(guest_form) < len(guest.sizes):  # more will be aligned later: the guest's symbols must not look like the host's
             guest_form = tuple(
                 (stride, size, renamed) for (stride, size, sym), renamed in zip(guest_form, _rename(g, guest_form), strict=True)
             )
         alignment = align(forms[0][0], guest_form)
-        if alignment is not None and _same_roles(h, g, alignment):
+        if alignment is not None and _fitting_roles(h, g, alignment, crossed):
             _refine(h, g, alignment)
             break
-    parts = _remaining(h, g)
+    if crossed and not g.matched:
+        return No("they walk memory in different ways")
+    parts = _remaining(h, g, crossed)
     if not g.matched and len(parts) > 1:
         _rename(g, ())
-        parts = _remaining(h, g)
+        parts = _remaining(h, g, crossed)
     for host_dims, guest_dims in parts:
         if not guest_dims:
             continue
@@ -142,18 +163,19 @@ def _refine(h: _Side, g: _Side, alignment: Alignment) -> None:
     g.refine(alignment, 2)
 
 
-def _same_roles(h: _Side, g: _Side, alignment: Alignment) -> bool:
-    """Between two reductions rows meet rows and cols meet cols."""
+def _fitting_roles(h: _Side, g: _Side, alignment: Alignment, crossed: bool) -> bool:
+    """Between two reductions rows meet rows and cols meet cols; or, `crossed`, rows cols."""
     if not g.cols:
         return True
     h_rows, g_rows = {d.sym for d in h.rows}, {d.sym for d in g.rows}
-    return all((origin_h in h_rows) == (origin_g in g_rows) for _, origin_h, origin_g in alignment.pieces)
+    return all(((origin_h in h_rows) == (origin_g in g_rows)) is not crossed for _, origin_h, origin_g in alignment.pieces)
 
 
-def _remaining(h: _Side, g: _Side) -> list[tuple[tuple[Dim, ...], tuple[Dim, ...]]]:
+def _remaining(h: _Side, g: _Side, crossed: bool) -> list[tuple[tuple[Dim, ...], tuple[Dim, ...]]]:
     """What is still to be aligned, in row-major order."""
     if g.cols:
-        return [(h.open(h.rows), g.open(g.rows)), (h.open(h.cols), g.open(g.cols))]
+        rows, cols = (g.cols, g.rows) if crossed else (g.rows, g.cols)
+        return [(h.open(h.rows), g.open(rows)), (h.open(h.cols), g.open(cols))]
     rest = g.open(g.rows)
     if not h.cols or not rest:
         return [(h.open(h.rows), rest)]
@@ -169,12 +191,14 @@ def _count(dims: Sequence[Dim]) -> int:
     return prod(d.size for d in dims)
 
 
-def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side) -> Group | No:
+def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side, crossed: bool = False) -> Group | No:
     """The fused group over the common symbols; members in the program's order."""
     rows, cols = {d.sym for d in h.rows}, {d.sym for d in h.cols}
     guest_dims = {d.sym for d in (*g.rows, *g.cols)}
     if guest_dims != (rows | cols) and (guest.cols or guest_dims != rows):
         return No("one walks a part of the other's domain only")
+    if crossed and {d.sym for d in g.cols} != rows:
+        return No("what the one reduces is a part of the other's rows only")
     guest_full = guest_dims == rows | cols
     memos: dict[int, dict[Value, Value]] = {id(host): {}, id(guest): {}}
 
@@ -182,7 +206,8 @@ def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side) -
         side = h if group is host else g
         if group is guest and not guest.cols:
             return [m.mapped(side.mapping, memos[id(group)], guest_full or not host.cols) for m in group.members]
-        return [m.mapped(side.mapping, memos[id(group)]) for m in group.members]
+        mapped = [m.mapped(side.mapping, memos[id(group)]) for m in group.members]
+        return [replace(m, down=m.is_reduction) for m in mapped] if crossed and group is guest else mapped
 
     return Group(
         h.rows, h.cols, members(a) + members(b), sorted(a.nodes + b.nodes), tuple(dict.fromkeys(a.origins + b.origins)), a.why + b.why
@@ -191,8 +216,11 @@ def _joined(a: Group, b: Group, host: Group, guest: Group, h: _Side, g: _Side) -
 
 def _unsound(fused: Group) -> No | None:
     """Every load of a buffer computed here must be at the point where it is computed."""
-    for name in fused.writes:
-        if any(load.index is not fused.writes[name].store for load in fused.reads.get(name, ())):
+    for name, member in fused.writes.items():
+        found = fused.reads.get(name, ())
+        if found and member.down:
+            return No(f"{name} is known behind the loop only")
+        if any(load.index is not member.store for load in found):
             return No(f"{name} is read at other places than it is written")
     full = {m.name: m.full and not m.is_reduction for m in fused.members}
     for member in fused.members:
@@ -215,14 +243,18 @@ def _loads(member: Member) -> list[Load]:
 
 def _unprofitable(fused: Group, buffers: Mapping[str, Buffer]) -> No | None:
     """Elements walked again after a reduction: the row must stay in cache, and rows must be enough to keep the threads busy."""
+    if (size := held(fused)) > ACCUMULATORS:
+        return No("the accumulators of all columns do not fit the cache")
     if not fused.cols or fused.numel <= SMALL:
         return None
     stages = member_stages(fused.members)
     again = [m for m in fused.members if m.full and stages[m.name] > 0]
-    if not again:
+    if not again and not size:
         return None
     if fused.row_numel < FEW_ROWS:
         return No("too few rows to be walked again by one thread each")
+    if not again:
+        return None
     width = max(m.acc_dtype.itemsize for m in fused.members if m.full)
     if fused.col_numel * width > ROW_CACHE:
         return No("a row does not fit the cache")

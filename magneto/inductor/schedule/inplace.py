@@ -13,7 +13,7 @@ from dataclasses import replace
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, LibraryCall, Load, Op, ViewOf, walk_values
 from magneto.inductor.lower.context import is_dense, same_layout
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import FusedKernel, Step, TableKernel, member_loads
+from magneto.inductor.schedule.kernel import FusedKernel, OrderedKernel, Step, TableKernel, member_loads
 from magneto.inductor.schedule.schedule import Schedule
 
 DIVIDING = frozenset(("div", "floordiv", "remainder", "fmod"))
@@ -66,8 +66,9 @@ def may_raise(step: Step) -> bool:
     """Can the step fail? Library calls, computed indices (they are checked), and integer divisions."""
     if isinstance(step, LibraryCall):
         return True
-    for member in (step.body if isinstance(step, TableKernel) else step).members:
-        for value in walk_values(member.body):
+    kernel = step.body if isinstance(step, TableKernel) else step
+    for body in kernel.node.values if isinstance(kernel, OrderedKernel) else [m.body for m in kernel.members]:
+        for value in walk_values(body):
             if isinstance(value, Op) and value.name in DIVIDING and not value.args[-1].dtype.is_floating_point:
                 return True
             index = value.index if isinstance(value, Load) else value.expr if isinstance(value, IndexValue) else None

@@ -2,7 +2,7 @@
 
 A `FusedKernel` is one loop nest over a domain of `rows` x `cols`. Every member is expressed in the domain's symbols:
 
-- a *reduction* member folds its body over all cols, once per row; its outputs are per row;
+- a *reduction* member folds its body over all cols, once per row; its outputs are per row. One that goes *down* folds over all rows, once per col, and is not read here;
 - a *full* member is pointwise over rows x cols (in a kernel without reductions all dimensions are rows, and every member is full);
 - a *row* member is pointwise over rows only, in a kernel with reductions.
 
@@ -27,9 +27,11 @@ from magneto.inductor.loops.ir import (
     Load,
     Masked,
     Op,
+    Ordered,
     Origin,
     Value,
     loads,
+    reads,
 )
 from magneto.symbolic import Expr, Sym, substitute
 
@@ -47,7 +49,8 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class Member:
     """`kind` is POINT or a reduction kind (sum prod max min any all argmax argmin). `store`: element offset in the buffer's memory.
-    `flat`: of argmax and argmin, the index they count. `full`: iterates rows x cols. `position`: of its node in the program."""
+    `flat`: of argmax and argmin, the index they count. `full`: iterates rows x cols. `position`: of its node in the program.
+    `down`: a reduction over the rows, once per col (schedule/crossed.py)."""
 
     kind: str
     buffer: Buffer
@@ -57,6 +60,7 @@ class Member:
     acc_dtype: torch.dtype
     flat: Expr | None = None
     position: int = 0
+    down: bool = False
 
     @property
     def name(self) -> str:
@@ -77,6 +81,7 @@ class Member:
             self.acc_dtype,
             None if self.flat is None else substitute(self.flat, mapping),
             self.position,
+            self.down,
         )
 
 
@@ -123,8 +128,31 @@ class TableKernel:
         return self.stored
 
 
-Kernel: TypeAlias = "FusedKernel | TableKernel"
-Step: TypeAlias = "FusedKernel | TableKernel | LibraryCall"
+@dataclass(frozen=True, slots=True)
+class OrderedKernel:
+    """Loops that fuse with nothing: what they read is computed inside of them, what reads their result runs later."""
+
+    node: Ordered
+    why: str = ""
+
+    def reads(self) -> tuple[str, ...]:
+        return reads(self.node)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        return (self.node.name,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.node.name,)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return self.node.origins
+
+
+Kernel: TypeAlias = "FusedKernel | TableKernel | OrderedKernel"
+Step: TypeAlias = "FusedKernel | TableKernel | OrderedKernel | LibraryCall"
 
 
 def member_loads(body: Value) -> list[Load]:

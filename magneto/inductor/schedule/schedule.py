@@ -15,11 +15,11 @@ from math import prod
 
 from magneto.base.flags import config
 from magneto.base.logs import LOOPS, log, logging
-from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, ViewOf, reads
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Program, ViewOf, reads
 from magneto.inductor.schedule.dependence import predecessors
 from magneto.inductor.schedule.fuse import No, Yes, may_fuse
 from magneto.inductor.schedule.group import CannotSchedule, Group, group_of, static_sizes
-from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
+from magneto.inductor.schedule.kernel import FusedKernel, OrderedKernel, Step, member_loads
 
 LARGE = 1 << 17  # bytes whose life matters in training
 CANDIDATES = 16  # groups that one node tries to join
@@ -51,7 +51,7 @@ class _Fusion:
         self.buffers = buffers
         self.before = predecessors(self.nodes)
         self.home: list[int] = []  # node -> unit
-        self.units: dict[int, Group | LibraryCall] = {}
+        self.units: dict[int, Group | Ordered | LibraryCall] = {}
         self.members: dict[int, list[int]] = {}
         self.touching: dict[str, list[int]] = {}  # buffer -> units of loops that read or write it
         self.pinned = _pinned(program)
@@ -68,7 +68,7 @@ class _Fusion:
         for position, node in enumerate(self.nodes):
             self.home.append(position)
             self.members[position] = [position]
-            if isinstance(node, LibraryCall):
+            if isinstance(node, LibraryCall | Ordered):
                 self.units[position] = node
                 continue
             group = group_of(node, position)
@@ -235,7 +235,7 @@ def schedule(program: Program, updates: frozenset[str] = frozenset(), training: 
     readers: dict[str, set[int]] = {}
     for unit in order:
         entry = fusion.units[unit]
-        names = entry.reads if isinstance(entry, Group) else {v.buffer: None for v in entry.views}
+        names = entry.reads if isinstance(entry, Group) else dict.fromkeys(reads(entry))
         for name in names:
             readers.setdefault(name, set()).add(unit)
     steps: list[Step] = []
@@ -244,6 +244,9 @@ def schedule(program: Program, updates: frozenset[str] = frozenset(), training: 
         entry = fusion.units[unit]
         if isinstance(entry, LibraryCall):
             steps.append(entry)
+        elif isinstance(entry, Ordered):
+            steps.append(OrderedKernel(entry))
+            stored.add(entry.name)
         elif prod(d.size for d in entry.rows):
             kernel = _kernel(entry, unit, readers, fusion.pinned)
             stored.update(kernel.stored)

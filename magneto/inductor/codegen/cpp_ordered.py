@@ -1,0 +1,169 @@
+"""OrderedKernel -> C text: cumulative sums across memory, and additions at computed places.
+
+The dimensions that must run in order are loops inside of each iteration of the parallel loop; the innermost loop is a vector of independent elements, cut into portions that are iterations
+of their own. No element is added to by two iterations, so that results do not depend on the number of threads, and no addition is atomic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from magneto.inductor.codegen.cpp_emit import Emitter, indent
+from magneto.inductor.codegen.cpp_nest import PARALLEL, stride_along
+from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, memory_type, to_memory
+from magneto.inductor.loops.ir import IndexValue, Ordered, index_symbols, loads
+from magneto.inductor.schedule.kernel import OrderedKernel
+from magneto.symbolic import Expr, Sym
+
+BLOCK = 512  # sums side by side
+LINE = 64  # bytes: threads that add to one row take whole lines of it
+
+
+def vector_dim(node: Ordered) -> int | None:
+    """The independent dimension along which the result is contiguous."""
+    place = node.buffer.offset(index_symbols(node.ranges)) if node.place is None else node.place.expr  # type: ignore[attr-defined]
+    for d, symbol in enumerate(index_symbols(node.ranges)):
+        if d not in node.serial and isinstance(symbol, Sym) and stride_along(place, symbol) == 1:
+            return d
+    return None
+
+
+def ordered_text(kernel: OrderedKernel) -> str:
+    """The C function, named SYMBOL."""
+    return _Writer(kernel).text()
+
+
+class _Writer:
+    def __init__(self, kernel: OrderedKernel) -> None:
+        self.node = kernel.node
+        self.sizes = [int(s) for s in self.node.ranges]  # type: ignore[arg-type]
+        self.names = (*kernel.reads(), self.node.name)
+        self.emitter = Emitter({name: f"p{k}" for k, name in enumerate(self.names)}, lambda load: None)
+        self.vector = vector_dim(self.node)
+        self.parallel = prod(self.sizes) >= PARALLEL
+        self.target = f"p{len(self.names) - 1}"
+
+    def text(self) -> str:
+        dtypes = {load.buffer: load.dtype for value in self.node.values for load in loads(value)}
+        dtypes[self.node.name] = self.node.buffer.dtype
+        pointers = [
+            f"{'' if name == self.node.name else 'const '}{memory_type(dtypes[name])} *p{k} = p[{k}];" for k, name in enumerate(self.names)
+        ]
+        loops = [*(self._first() if self.node.init is not None else []), *self._loops()]
+        lines = ["int status = 0;", *pointers, *self.emitter.scopes[0].lines, *loops, "return status;"]
+        return "\n".join(["int SYMBOL(void *const *p) {", *indent(lines), "}"]) + "\n"
+
+    # ---- what stands in memory first ---------------------------------------------------------------------------------------
+
+    def _first(self) -> list[str]:
+        """The initial values, in the order of memory."""
+        buffer, value = self.node.buffer, self.node.init
+        assert value is not None
+        symbols = [s for s in index_symbols(buffer.shape) if isinstance(s, Sym)]
+        place = buffer.offset(index_symbols(buffer.shape))
+        symbols.sort(key=lambda s: -(stride_along(place, s) or 0))
+        scope = self.emitter.push({s: f"k{n}" for n, s in enumerate(symbols)})
+        text = to_memory(convert(self.emitter.emit(value), value.dtype, buffer.dtype), buffer.dtype)
+        inner = [*scope.lines, f"{self.target}[{self.emitter.index(place, '', len(self.emitter.scopes) - 1)}] = {text};"]
+        checks = scope.checks
+        self.emitter.pop()
+        for n, s in reversed(list(enumerate(symbols))):
+            size = s.hi + 1  # type: ignore[operator]
+            inner = [f"for (i64 k{n} = 0; k{n} < {size}; k{n}++) {{", *indent(inner), "}"]
+            if n == len(symbols) - 1 and n > 0 and not checks:
+                inner = ["#pragma omp simd", *inner]
+        if not symbols:
+            return ["{", *indent(inner), "}"]
+        large = int(buffer.numel) >= PARALLEL  # type: ignore[arg-type]
+        return ["#pragma omp parallel for schedule(static) reduction(|:status)", *inner] if large else inner
+
+    # ---- the loops ---------------------------------------------------------------------------------------------------------
+
+    def _loops(self) -> list[str]:
+        node, emitter = self.node, self.emitter
+        symbols = index_symbols(node.ranges)
+        outer = [d for d, s in enumerate(symbols) if isinstance(s, Sym) and d not in node.serial and d != self.vector]
+        serial = [d for d in node.serial if isinstance(symbols[d], Sym)]
+        rows = prod(self.sizes[d] for d in outer)
+        head, inside = self._portions(rows), []
+        names: dict[Sym, str] = {}
+        rest = "row / portions"
+        for position, d in reversed(list(enumerate(outer))):
+            inside.append(f"const i64 i{d} = {rest if position == 0 else f'({rest}) % {self.sizes[d]}'};")
+            rest = f"({rest}) / {self.sizes[d]}"
+            names[symbols[d]] = f"i{d}"  # type: ignore[index]
+        scope = emitter.push(names)
+        body = self._serial(symbols, serial)
+        emitter.pop()
+        inside += [*scope.lines, *body]
+        loop = [f"for (i64 row = 0; row < {rows} * portions; row++) {{", *indent(inside), "}"]
+        return [*head, *(["#pragma omp parallel for schedule(static) reduction(|:status)"] if self.parallel else []), *loop]
+
+    def _portions(self, rows: int) -> list[str]:
+        """How the vector loop is cut: cumulative sums by their accumulators, additions among the threads."""
+        if self.vector is None:
+            return ["const i64 portions = 1;"]
+        size, step = self.sizes[self.vector], LINE // self.node.buffer.dtype.itemsize
+        if self.node.place is None:
+            return [f"const i64 chunk = {min(BLOCK, size)}, portions = {-(-size // BLOCK)};"]
+        if not self.parallel or rows >= 64:
+            return [f"const i64 chunk = {size}, portions = 1;"]
+        wanted = f"mg_min(omp_get_max_threads(), {-(-size // step)})"
+        return [
+            f"const i64 wanted = {wanted}, chunk = ({size} + wanted * {step} - 1) / (wanted * {step}) * {step};",
+            f"const i64 portions = ({size} + chunk - 1) / chunk;",
+        ]
+
+    def _serial(self, symbols: Sequence[Expr], serial: Sequence[int]) -> list[str]:
+        """The loops that run in order, and the vector loop inside of them."""
+        lines: list[str] = []
+        if self.vector is not None:
+            lines.append(f"const i64 lo = row % portions * chunk, hi = mg_min(lo + chunk, {self.sizes[self.vector]});")
+        if self.node.place is None:
+            kind = _sum_type(self.node.buffer.dtype)
+            lines += [f"{kind} a[{min(BLOCK, self.sizes[self.vector or 0])}];", "for (i64 l = 0; l < hi - lo; l++) a[l] = 0;"]
+        return [*lines, *self._nested(symbols, list(serial))]
+
+    def _nested(self, symbols: Sequence[Expr], serial: list[int]) -> list[str]:
+        emitter = self.emitter
+        if serial:
+            d = serial[0]
+            scope = emitter.push({symbols[d]: f"i{d}"})  # type: ignore[dict-item]
+            inner = self._nested(symbols, serial[1:])
+            emitter.pop()
+            return [f"for (i64 i{d} = 0; i{d} < {self.sizes[d]}; i{d}++) {{", *indent([*scope.lines, *inner]), "}"]
+        if self.vector is None:
+            scope = emitter.push({})
+            text = self._step("0")
+            emitter.pop()
+            return [*scope.lines, *text]
+        d = self.vector
+        scope = emitter.push({symbols[d]: f"i{d}"})  # type: ignore[dict-item]
+        text = self._step(f"i{d} - lo")
+        emitter.pop()
+        pragma = f"#pragma omp simd{' reduction(|:status)' if scope.checks else ''}"
+        return [pragma, f"for (i64 i{d} = lo; i{d} < hi; i{d}++) {{", *indent([*scope.lines, *text]), "}"]
+
+    def _step(self, lane: str) -> list[str]:
+        """One element."""
+        node, emitter = self.node, self.emitter
+        depth, dtype = len(emitter.scopes) - 1, node.buffer.dtype
+        value = emitter.emit(node.body)
+        if node.place is None:
+            place = emitter.index(node.buffer.offset(index_symbols(node.ranges)), "", depth)
+            text = f"({compute_type(dtype)})a[{lane}]"
+            return [f"a[{lane}] = a[{lane}] + {value};", f"{self.target}[{place}] = {to_memory(text, dtype)};"]
+        assert isinstance(node.place, IndexValue)
+        place = f"{self.target}[{emitter.index(node.place.expr, '', depth)}]"
+        return [f"{place} = {place} + {value};"]
+
+
+def _sum_type(dtype: torch.dtype) -> str:
+    """What cumulative sums run in: eager's type."""
+    return "f64" if dtype in (torch.float32, torch.float64) else "f32" if dtype in HALVES else "i64"
+
+
+__all__ = ["ordered_text", "vector_dim"]

@@ -1,0 +1,116 @@
+"""Lowering of what must go in order: cumulative sums, and additions at places that indices say (gradients of lookups). What is added is computed in the same loop.
+
+Only where a vector of independent elements lies one behind the other in memory; elsewhere the library does it. Sums come in eager's order and type, so that they are eager's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magneto.inductor.loops.ir import Const, IndexValue, Op, Ordered, Size, Value, index_symbols
+from magneto.inductor.lower.box import Box, Index, Stored, cost_of
+from magneto.inductor.lower.context import Lowering, is_dense, merge_origins
+from magneto.inductor.lower.indexing import position_of
+from magneto.inductor.lower.values import convert
+
+aten = torch.ops.aten
+
+SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+ADDED = (torch.float32, torch.float64, torch.int32, torch.int64)
+WIDE = 8  # elements of the vector, at least
+
+
+def _emit(
+    low: Lowering, kind: str, val: Any, ranges: tuple[Size, ...], serial: tuple[int, ...], body: Value, sources: tuple[Box, ...],
+    place: Index | None = None, init: Value | None = None,
+) -> Stored:  # fmt: skip
+    buffer = low.new_buffer(val.shape, val.strides, val.dtype, val.device)
+    origins = low.origins
+    for source in sources:
+        origins = merge_origins(cost_of(source)[2], origins)
+    at = None if place is None else IndexValue(buffer.offset(place), torch.int64)
+    low.nodes.append(Ordered(kind, buffer, ranges, serial, body, at, init, origins))
+    return Stored(buffer)
+
+
+def _fits(val: Any, dtypes: tuple[torch.dtype, ...], *shapes: Any) -> bool:
+    """On the CPU, with sizes that are known and not 0?"""
+    sizes = [s for shape in (val.shape, *shapes) for s in shape]
+    known = all(isinstance(s, int) and s > 0 for s in sizes)
+    return known and val.device.type == "cpu" and val.dtype in dtypes and is_dense(val.shape, val.strides)
+
+
+def _wide(ranges: Any, strides: Any, serial: tuple[int, ...]) -> bool:
+    """Do independent elements lie one behind the other?"""
+    return any(d not in serial and strides[d] == 1 and size >= WIDE for d, size in enumerate(ranges))
+
+
+def lower_cumsum(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    if not x.shape or not _fits(val, SUMMED):
+        return None
+    shape, serial = tuple(val.shape), (dim % len(x.shape),)
+    if shape[serial[0]] == 1 or not _wide(shape, val.strides, serial):
+        return None
+    body = convert(x.load(index_symbols(shape)), val.dtype)
+    return _emit(low, "cumsum", val, shape, serial, body, (x,))
+
+
+def lower_embedding_backward(low: Lowering, val: Any, grad: Box, index: Box, rows: int, padding: int, by_frequency: bool) -> Any:
+    """Rows of gradients added up by index; the padding's row stays 0."""
+    ranges = (*index.shape, val.shape[1])
+    if by_frequency or not _fits(val, ADDED, index.shape) or index.dtype not in (torch.int32, torch.int64) or grad.shape != ranges:
+        return None
+    serial = tuple(range(len(index.shape)))
+    if not _wide(ranges, (*(0 for _ in index.shape), val.strides[1]), serial):
+        return None
+    at = index_symbols(ranges)
+    body = convert(grad.load(at), val.dtype)
+    if padding >= 0:
+        which = index.load(at[:-1])
+        body = Op("where", (Op("ne", (which, Const(padding, which.dtype)), torch.bool), body, Const(0.0, body.dtype)), body.dtype)
+    place = (position_of(index, at[:-1], rows), at[-1])
+    return _emit(low, "scatter_add", val, ranges, serial, body, (grad, index), place, Const(0.0, val.dtype))
+
+
+def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
+    rank = len(x.shape)
+    if not rank or len(index.shape) != rank or not _fits(val, ADDED, index.shape) or index.dtype is not torch.int64:
+        return None
+    serial = (dim % rank,)
+    if source.dtype is not val.dtype or not _wide(index.shape, val.strides, serial):
+        return None
+    at = index_symbols(tuple(index.shape))
+    place = _moved(at, serial[0], position_of(index, at, x.shape[serial[0]]))
+    init = x.load(index_symbols(tuple(val.shape)))
+    return _emit(low, "scatter_add", val, tuple(index.shape), serial, source.load(at), (x, index, source), place, init)
+
+
+def lower_index_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box, *, alpha: Any = 1) -> Any:
+    rank = len(x.shape)
+    if not rank or alpha != 1 or len(index.shape) != 1 or len(source.shape) != rank or not _fits(val, ADDED, source.shape):
+        return None
+    serial = (dim % rank,)
+    same = all(d == serial[0] or s == x.shape[d] for d, s in enumerate(source.shape)) and source.shape[serial[0]] == index.shape[0]
+    if not same or source.dtype is not val.dtype or index.dtype not in (torch.int32, torch.int64):
+        return None
+    if not _wide(source.shape, val.strides, serial):
+        return None
+    at = index_symbols(tuple(source.shape))
+    place = _moved(at, serial[0], position_of(index, (at[serial[0]],), x.shape[serial[0]]))
+    init = x.load(index_symbols(tuple(val.shape)))
+    return _emit(low, "scatter_add", val, tuple(source.shape), serial, source.load(at), (x, index, source), place, init)
+
+
+def _moved(at: Index, dim: int, to: Any) -> Index:
+    return (*at[:dim], to, *at[dim + 1 :])
+
+
+OP_ROWS: dict[Any, Callable[..., Any]] = {
+    aten.cumsum.default: lower_cumsum,
+    aten.embedding_dense_backward.default: lower_embedding_backward,
+    aten.scatter_add.default: lower_scatter_add,
+    aten.index_add.default: lower_index_add,
+}

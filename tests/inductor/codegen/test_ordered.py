@@ -1,0 +1,157 @@
+"""Cumulative sums across memory and additions at computed places: eager's numbers to the bit, with any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magneto
+from magneto.base import events
+from magneto.base.events import recording
+from tests.inductor.codegen.test_crossed import numbers, with_threads
+
+aten = torch.ops.aten
+
+
+def library_calls(fn: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+    """What the compiled function returns, and how many library calls its plan has."""
+    with recording("artifact") as found:
+        result = magneto.optimize("inductor")(fn)(*args)
+    return result, sum(event.library_calls for event in found if event.artifact == "plan")
+
+
+def equal(ours: Any, eager: Any) -> None:
+    for a, b in zip(ours if isinstance(ours, tuple) else (ours,), eager if isinstance(eager, tuple) else (eager,), strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((7, 9), 0), ((70, 1030), 0), ((3, 50, 40), 1), ((5, 4, 3, 16), -3), ((200, 130), 0), ((1, 20), 0)]
+)
+def test_cumulative_sums(dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+    x = numbers(shape, dtype)
+    if dtype.is_floating_point:
+        x[-1, ..., 1], x[0, ..., 2], x[-1, ..., 2] = float("nan"), float("inf"), -float("inf")
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 2).cumsum(dim) + 1, x.cumsum(dim)
+
+    ours, calls = library_calls(fn, x)
+    equal(ours, fn(x))
+    assert calls == 0 or shape[dim] == 1
+
+
+def test_cumulative_sums_of_other_layouts_and_types() -> None:
+    turned = numbers((40, 30)).t()
+    for x, dim, dtype in (
+        (turned, 1, None),
+        (turned, 0, None),
+        (numbers((30, 40)), 1, None),
+        (numbers((30, 40), torch.int32), 0, torch.float64),
+        (numbers((30, 40)) > 0, 0, None),
+    ):
+
+        def fn(x: torch.Tensor, dim: int = dim, dtype: torch.dtype | None = dtype) -> torch.Tensor:
+            return x.cumsum(dim, dtype=dtype) * 2
+
+        magneto.reset()
+        equal(magneto.optimize("inductor")(fn)(x), fn(x))
+
+
+def indices(limit: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, limit, shape, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("rows", "shape", "width"), [(5, (3, 7), 16), (50, (400,), 100), (300, (9, 11), 257), (3, (1,), 8)])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_gradient_of_an_embedding(dtype: torch.dtype, rows: int, shape: tuple[int, ...], width: int, padding: int | None) -> None:
+    w, i = numbers((rows, width), dtype).requires_grad_(), indices(rows, *shape)
+
+    def fn(w: torch.Tensor, i: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(F.embedding(i, w, padding), w, g * 2)[0]
+
+    g = numbers((*shape, width), dtype, 3)
+    ours, calls = library_calls(fn, w, i, g)
+    assert calls == 0
+    equal(ours, fn(w, i, g))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
+@pytest.mark.parametrize("shape", [(30, 64), (4, 9, 33), (500, 40)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_additions_by_index(dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+    if dim == 1 and len(shape) == 2:
+        shape = (*shape, 8)
+    target = list(shape)
+    target[dim] = 6
+    x, source = numbers(tuple(target), dtype), numbers(shape, dtype, 1)
+    full, one = indices(6, *shape), indices(6, shape[dim])
+
+    def fn(x: torch.Tensor, source: torch.Tensor, full: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.scatter_add(dim, full, source + 1), (x * 2).index_add(dim, one, source), torch.zeros_like(x).index_add(dim, one, source)
+
+    ours, calls = library_calls(fn, x, source, full, one)
+    assert calls == 0
+    equal(ours, fn(x, source, full, one))
+
+
+def test_rows_added_by_index_put() -> None:
+    x, i = numbers((300, 128)), indices(20, 300)
+
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(20, 128).index_put((i,), x.exp(), accumulate=True)
+
+    ours, calls = library_calls(fn, x, i)
+    assert calls == 0
+    torch.testing.assert_close(ours, fn(x, i), rtol=1e-6, atol=1e-6)
+
+
+def test_few_elements_side_by_side_are_the_librarys() -> None:
+    x, i = numbers((50,)), indices(9, 50)
+    ours, calls = library_calls(lambda x, i: torch.zeros(9).scatter_add(0, i, x), x, i)
+    assert calls == 1
+    equal(ours, torch.zeros(9).scatter_add(0, i, x))
+
+
+def test_an_index_out_of_range_raises_as_in_eager() -> None:
+    i = indices(9, 50)
+    i[20] = 9
+
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(9, 16).index_add(0, i, x)
+
+    with pytest.raises(Exception) as eager:
+        fn(numbers((50, 16)), i)
+    with pytest.raises(type(eager.value)) as ours:
+        magneto.optimize("inductor")(fn)(numbers((50, 16)), i)
+    assert str(ours.value) == str(eager.value)
+
+
+def test_empty() -> None:
+    before = events.count("fallback")
+
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.index_add(0, i, s), s.cumsum(0), x[:0].cumsum(0)
+
+    args = (numbers((4, 16)), torch.zeros(0, dtype=torch.int64), numbers((0, 16)))
+    equal(magneto.optimize("inductor")(fn)(*args), fn(*args))
+    assert events.count("fallback") == before
+
+
+def test_the_same_bits_with_any_number_of_threads() -> None:
+    x, i = numbers((2000, 96)), indices(40, 2000)
+
+    @magneto.optimize("inductor")
+    def fn(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.zeros(40, 96).index_add(0, i, x), x.cumsum(0), torch.zeros(40, 96).scatter_add(0, i[:, None].expand_as(x), x)
+
+    one, *others = [with_threads(n, lambda: fn(x, i)) for n in (1, 2, 3, 2)]
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

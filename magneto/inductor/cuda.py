@@ -182,6 +182,7 @@ def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: tor
 def _text_of(step: Kernel, plan: Schedule) -> Launched:
     if isinstance(step, ProductKernel):
         return triton_product(step, plan.buffers)
+    assert not isinstance(step, OrderedKernel), "the lowering makes them for the CPU only"
     return triton_table(step, plan.into) if isinstance(step, TableKernel) else triton_kernel(step, plan.buffers)
 
 

@@ -32,7 +32,7 @@ from magneto.inductor.runtime.kept import Finished, keep_data, recall_data
 from magneto.inductor.runtime.triton_launch import Launched, Launcher, launchers, source_of, why_not
 from magneto.inductor.runtime.tuning import tuned
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import Kernel, TableKernel
+from magneto.inductor.schedule.kernel import Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel

@@ -13,6 +13,7 @@ Writes results.json, results.md and results.png after each model; with --continu
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import shutil
 import statistics
@@ -286,6 +287,7 @@ def main(argv: list[str] | None = None) -> int:
     results: dict[str, Any] = {"environment": environment(), "rows": []}
     if options.continued and (options.out / "results.json").exists():
         results["rows"] = json.loads((options.out / "results.json").read_text())["rows"]
+    compileall.compile_dir(Path(__file__).parents[1] / "magneto", quiet=2)  # as in an installation; torch's bytecode is there too
     with tempfile.TemporaryDirectory(prefix="magneto-bench-") as scratch:
         for mode in options.modes.split(","):
             for case in cases:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -35,12 +35,13 @@ from magneto.inductor.replay import Replay
 from magneto.inductor.runtime.build import KernelText, build
 from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
 from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
+from magneto.inductor.schedule.alike import likeness
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import peak_bytes, plan_memory
 from magneto.inductor.schedule.prepared import keep_results
-from magneto.inductor.schedule.schedule import schedule
+from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.table import gather
 
 Compiled = Callable[..., Sequence[Any]]
@@ -205,8 +206,7 @@ def _finished(
         plan = gather(write_inputs(schedule(program, _updates(program, written), training), written))
         plan = keep_results(plan, frozenset(b.name for k in state if (b := program.inputs[k]) is not None))
     with timer("codegen"):
-        seldom = set(plan.steps[: plan.prepared])
-        kernels = {step: _text_of(step, name, step in seldom or is_small(step)) for step in plan.steps if not isinstance(step, LibraryCall)}
+        kernels = _texts(plan, name)
     with timer("plan"):
         memory = plan_memory(plan, training)
         code = plan_code(plan, memory, lambda step: kernels[step].hash)
@@ -234,16 +234,31 @@ def _updates(program: Program, written: Mapping[int, int]) -> frozenset[str]:
     return frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
 
 
-def _text_of(step: Kernel, name: str, cheaply: bool = False) -> KernelText:
-    text = (
-        table_text(step) if isinstance(step, TableKernel) else ordered_text(step) if isinstance(step, OrderedKernel) else kernel_text(step)
-    )
-    text = CHEAPLY + text if cheaply else text
-    kernel = KernelText.of(text, preamble(vector_math_level()))
-    trace_kernel(lambda: f"{describe(step)}\n{kernel.source}", f"{name}: {', '.join(step.stored)}")
-    if logging(KERNELS):
-        log(KERNELS, f"{name}: {kernel.symbol} computes {', '.join(step.stored)}")
-    return kernel
+def _texts(plan: Schedule, name: str) -> dict[Kernel, KernelText]:
+    """The text of each kernel of a schedule; of kernels that are alike it is written once."""
+    seldom = set(plan.steps[: plan.prepared])
+    written: dict[Hashable, KernelText] = {}
+    texts: dict[Kernel, KernelText] = {}
+    for step in plan.steps:
+        if isinstance(step, LibraryCall):
+            continue
+        cheaply = step in seldom or is_small(step)
+        key: Hashable = (likeness(step), cheaply) if isinstance(step, FusedKernel) else step
+        kernel = written.get(key)
+        if kernel is None:
+            text = CHEAPLY + _text_of(step) if cheaply else _text_of(step)
+            kernel = written[key] = KernelText.of(text, preamble(vector_math_level()))
+        texts[step] = kernel
+        trace_kernel(lambda s=step, k=kernel: f"{describe(s)}\n{k.source}", f"{name}: {', '.join(step.stored)}")  # type: ignore[misc]
+        if logging(KERNELS):
+            log(KERNELS, f"{name}: {kernel.symbol} computes {', '.join(step.stored)}")
+    return texts
+
+
+def _text_of(step: Kernel) -> str:
+    if isinstance(step, FusedKernel):
+        return kernel_text(step)
+    return table_text(step) if isinstance(step, TableKernel) else ordered_text(step)
 
 
 def is_small(step: Kernel | LibraryCall) -> bool:

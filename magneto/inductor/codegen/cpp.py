@@ -242,9 +242,9 @@ class Writer:
         """Loop variables of the outer dimensions (and bounds of the portion) out of the flat `row`."""
         lines: list[str] = []
         symbols: dict[Sym, str] = {}
-        rest = "row" if nest.iterations > 1 else "0"
+        rest = "0" if nest.iterations == 1 else "(u32)row" if nest.iterations < 1 << 31 else "row"
         if nest.chunk and nest.cut is not None:
-            lines.append(f"const i64 lo = {rest} % {nest.portions} * {nest.chunk}, hi = mg_min(lo + {nest.chunk}, {nest.cut.size});")
+            lines.append(f"const i64 lo = (i64)({rest} % {nest.portions}) * {nest.chunk}, hi = mg_min(lo + {nest.chunk}, {nest.cut.size});")
             rest = f"{rest} / {nest.portions}" if nest.outer else rest
         for position, dim in reversed(list(enumerate(nest.outer))):
             name = f"i{position}"

@@ -14,6 +14,7 @@ import torch
 
 from magneto.base.events import counter
 from magneto.graph.rules_recurrent import LAYER, WORKSPACE
+from magneto.inductor import convolve
 from magneto.inductor.codegen.calls import fast_callable
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_table import work_of
@@ -26,9 +27,7 @@ from magneto.inductor.schedule.schedule import Schedule
 RELEASE_GIL = 1 << 18  # bytes a kernel moves: from here on other Python threads may run meanwhile
 
 
-OPAQUE = linear.OPAQUE | frozenset(
-    {torch.ops.mkldnn._reorder_convolution_weight.default} if hasattr(torch.ops.mkldnn, "_reorder_convolution_weight") else ()
-)
+OPAQUE = linear.OPAQUE | convolve.OPAQUE
 """Operations whose result has a layout that only the library knows."""
 
 
@@ -87,6 +86,7 @@ class Builder:
     registers: dict[str, int] = field(default_factory=dict)
     views: dict[ViewOf, int] = field(default_factory=dict)
     constants: dict[Any, int] = field(default_factory=dict)
+    constant_registers: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     temporaries: dict[int, list[int]] = field(default_factory=dict)  # step -> registers that die there
     count: int = 0
@@ -101,6 +101,7 @@ class Builder:
         register = self.constants.get(key)
         if register is None:
             register = self.constants[key] = self.fresh()
+            self.constant_registers.add(register)
             self.prologue.append(("CONST", register, value))
         return register
 
@@ -151,7 +152,7 @@ class Builder:
         if register is not None:
             return register
         register = self.views[view] = self.fresh()
-        keep = base in self.kept or base in self.constants.values() or (base < self.n_inputs and not self.preparing)
+        keep = base in self.kept or base in self.constant_registers or (base < self.n_inputs and not self.preparing)
         if view.offset == 0:
             instruction: tuple[Any, ...] = ("VIEW", register, base, torch.as_strided, (view.shape, view.strides), keep)
         else:

@@ -7,6 +7,7 @@ kernel, in which library it is.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from magneto.base.flags import config
 from magneto.base.logs import dump
 from magneto.inductor.runtime.compiler import CompileError, Compiler, NoCompiler, compile_units, find_compiler
 from magneto.inductor.runtime.load import address_of, load_library
+from magneto.inductor.runtime.share import functions
 from magneto.inductor.runtime.store import key_of, store
 
-KERNELS_PER_UNIT = 4  # at least, where there are processors to compile more units side by side
+UNIT_LENGTH = 10_000  # characters of C text, at least, where there are processors to compile more units side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +84,27 @@ def _known(machine: str, kernel: KernelText) -> bool:
     return True
 
 
-def _units(kernels: Sequence[KernelText]) -> list[list[KernelText]]:
-    """Kernels dealt out to as many units as there are workers, longest first, so that units are about equally long."""
-    import os
-
+def _units(kernels: Sequence[KernelText]) -> list[tuple[list[KernelText], str]]:
+    """Kernels dealt out to as many units as there are workers, longest first, so that units are about equally long: (kernels, their C text)."""
     workers = config.compile_workers or os.cpu_count() or 1
-    n = max(1, min(workers, len(kernels) // KERNELS_PER_UNIT))
+    ordered = sorted(kernels, key=lambda k: (-len(k.body), k.hash))
+    texts = functions([(kernel.symbol, kernel.body) for kernel in ordered])
+    n = max(1, min(workers, sum(len(text) for _, text in texts) // UNIT_LENGTH))
     units: list[list[KernelText]] = [[] for _ in range(n)]
+    sources: list[list[str]] = [[] for _ in range(n)]
     sizes = [0] * n
-    for kernel in sorted(kernels, key=lambda k: (-len(k.body), k.hash)):
+    for positions, text in sorted(texts, key=lambda made: -len(made[1])):
         i = sizes.index(min(sizes))
-        units[i].append(kernel)
-        sizes[i] += len(kernel.body)
-    return units
+        units[i].extend(ordered[p] for p in positions)
+        sources[i].append(text)
+        sizes[i] += len(text)
+    return [(unit, "\n".join(source)) for unit, source in zip(units, sources, strict=True)]
 
 
 def _compile(compiler: Compiler, machine: str, kernels: Sequence[KernelText], preamble: str) -> CompileError | None:
     units = _units(kernels)
-    sources = [preamble + "\n" + "\n".join(kernel.source for kernel in unit) for unit in units]
-    for unit, source, result in zip(units, sources, compile_units(compiler, sources), strict=True):
+    sources = [f"{preamble}\n{text}" for _, text in units]
+    for (unit, _), source, result in zip(units, sources, compile_units(compiler, sources), strict=True):
         dump("kernels", ".c", source)
         if isinstance(result, CompileError):
             return result

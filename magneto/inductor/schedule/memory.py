@@ -87,6 +87,7 @@ def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE) -> Memo
 
 def peak_bytes(plan: Schedule, memory: Memory) -> int:
     """The most that a call holds at any step besides its inputs: the arena, fresh memory, and what library calls return."""
+    takers = {source: name for name, source in memory.in_place.items()}
     changes = [0] * (len(plan.steps) + 2)
     for position, step in enumerate(plan.steps):
         made = step.buffers if isinstance(step, LibraryCall) else tuple(plan.buffers[name] for name in step.stored)
@@ -94,7 +95,7 @@ def peak_bytes(plan: Schedule, memory: Memory) -> int:
             if buffer.name in memory.arena or buffer.name in memory.in_place or buffer.name in plan.into:
                 continue
             name, until = buffer.name, memory.last_use.get(buffer.name, position)
-            while (taker := next((n for n, source in memory.in_place.items() if source == name), None)) is not None:
+            while (taker := takers.get(name)) is not None:
                 name, until = taker, memory.last_use[taker]
             changes[position] += int(buffer.nbytes)  # type: ignore[arg-type]
             changes[until + 1] -= int(buffer.nbytes)  # type: ignore[arg-type]

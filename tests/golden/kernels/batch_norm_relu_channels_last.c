@@ -5,7 +5,7 @@ int SYMBOL(void *const *p) {
     const f32 *p2 = p[2];
     f32 *p3 = p[3];
     for (i64 row = 0; row < 72; row++) {
-        const i64 i0 = row;
+        const i64 i0 = (u32)row;
 #pragma omp simd
         for (i64 j0 = 0; j0 < 8; j0++) {
             f32 t1 = p0[8 * i0 + j0];

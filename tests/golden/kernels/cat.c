@@ -4,7 +4,7 @@ int SYMBOL(void *const *p) {
     const f32 *p1 = p[1];
     f32 *p2 = p[2];
     for (i64 row = 0; row < 3; row++) {
-        const i64 i0 = row;
+        const i64 i0 = (u32)row;
 #pragma omp simd
         for (i64 j0 = 0; j0 < 9; j0++) {
             _Bool t1 = (_Bool)((j0 < 4));

@@ -4,7 +4,7 @@ int SYMBOL(void *const *p) {
     const f32 *p1 = p[1];
     f32 *p2 = p[2];
     for (i64 row = 0; row < 3; row++) {
-        const i64 i0 = row;
+        const i64 i0 = (u32)row;
         i64 t1 = p0[i0];
         status |= ((u64)(i64)t1 >= (u64)10) ? 1 : 0;
         i64 ix2 = (u64)(i64)t1 >= (u64)10 ? 0 : (i64)t1;

@@ -5,7 +5,7 @@ int SYMBOL(void *const *p) {
     f32 *p2 = p[2];
     f32 d9k = mg_div_scale(96.0f), d9s = 96.0f * d9k, d9r = 1.0f / d9s;
     for (i64 row = 0; row < 40; row++) {
-        const i64 i0 = row;
+        const i64 i0 = (u32)row;
         f64 a1 = 0;
         f32 c2[96];
         {

@@ -4,7 +4,7 @@ int SYMBOL(void *const *p) {
     f32 *p1 = p[1];
 #pragma omp parallel for schedule(static) reduction(|:status)
     for (i64 row = 0; row < 37; row++) {
-        const i64 lo = row % 37 * 8192, hi = mg_min(lo + 8192, 300000);
+        const i64 lo = (i64)((u32)row % 37) * 8192, hi = mg_min(lo + 8192, 300000);
 #pragma omp simd
         for (i64 j0 = lo; j0 < hi; j0++) {
             f32 t1 = p0[j0];

@@ -4,7 +4,7 @@ int SYMBOL(void *const *p) {
     f32 *p1 = p[1];
 #pragma omp parallel for schedule(static) reduction(|:status)
     for (i64 row = 0; row < 40; row++) {
-        const i64 i0 = row;
+        const i64 i0 = (u32)row;
         f32 a1 = -__builtin_inf();
         {
             f32 a1vs[64];

@@ -4,7 +4,7 @@ int SYMBOL(void *const *p) {
     f32 *p1 = p[1];
     i64 *p2 = p[2];
     for (i64 row = 0; row < 50; row++) {
-        const i64 i0 = row;
+        const i64 i0 = (u32)row;
         f64 a1 = 0;
         f32 a2 = 0; i64 a2x = -1;
         {

@@ -3,7 +3,7 @@ int SYMBOL(void *const *p) {
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
     {
-        const i64 lo = 0 % 1 * 70, hi = mg_min(lo + 70, 70);
+        const i64 lo = (i64)(0 % 1) * 70, hi = mg_min(lo + 70, 70);
         f64 a1[70];
         for (i64 l = 0; l < 70; l++) a1[l] = 0;
         for (i64 b = 0; b < 300; b += 16) {

@@ -5,7 +5,7 @@ int SYMBOL(void *const *p) {
     f64 a1p[7], a1r[1];
 #pragma omp parallel for schedule(static) reduction(|:status)
     for (i64 row = 0; row < 7; row++) {
-        const i64 lo = row % 7 * 8192, hi = mg_min(lo + 8192, 50000);
+        const i64 lo = (i64)((u32)row % 7) * 8192, hi = mg_min(lo + 8192, 50000);
         f64 a1 = 0;
         for (i64 b = lo; b < hi; b += 1024) {
             const i64 e = mg_min(b + 1024, hi);

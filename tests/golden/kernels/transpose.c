@@ -3,7 +3,7 @@ int SYMBOL(void *const *p) {
     const f32 *p0 = p[0];
     f32 *p1 = p[1];
     for (i64 row = 0; row < 2; row++) {
-        const i64 lo = row % 2 * 64, hi = mg_min(lo + 64, 90);
+        const i64 lo = (i64)((u32)row % 2) * 64, hi = mg_min(lo + 64, 90);
         for (i64 tlo = lo; tlo < hi; tlo += 64) {
             const i64 thi = mg_min(tlo + 64, hi);
             for (i64 vlo = 0; vlo < 70; vlo += 64) {

@@ -1,0 +1,154 @@
+"""Kernels that differ in numbers only become one C function with these numbers as arguments: `functions(kernels)`.
+
+    int k_1(p) { ... i < 96 ... }, int k_2(p) { ... i < 192 ... }      becomes      s(p, n) { ... i < n ... }, k_1 calls s(p, 96), k_2 calls s(p, 192)
+
+The layers of a network differ in sizes; the C compiler's time goes with the text. A kernel's text is split into its *form* and the numbers that may be
+arguments: those that the compiler need not know in order to make a fast loop. These are bounds and strides of loops, offsets, constants of the computation,
+and the lengths of local arrays (the longest serves all). In the form stay divisors inside a row, strides of the vectorised loop, short loops that are no
+whole number of vectors, and all integers that are values rather than places. Kernels keep the names, the hashes and the entries in the store of their own texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+NUMBER = re.compile(r"(?<![\w.])(?:0x[0-9a-f.]+p[+-]?\d+f?|\d+\.\d*f?|\d+)(?![\w.])")
+HEAD = re.compile(r"^(.*?)int SYMBOL\(([^)]*)\) \{", re.S)
+ARRAYS = re.compile(r"\s*(?:[ifu]\d+|int|_Bool) \w+\[\d+\]")
+LANES = re.compile(r"[vx]s\[$")
+LOOP = re.compile(r"\s*for \(i64 (\w+) = ")
+PLACES = re.compile(
+    r"for \(|const i64 |i64 g = |i64 ix|mg_stream\(|mg_ahead\(|mg_tile_|mg_widen_f16\(|mg_narrow_f16\(|_Bool t\d+ = \(_Bool\)\("
+)
+"""How a line begins whose integers are bounds, offsets and the like. Elsewhere only those in brackets are."""
+VECTOR = 16  # lanes: whole numbers of these are told to the compiler
+SHORT = 64  # elements: it wants to know the length of a vectorised loop below
+INT, FLOAT, BOUND, DIVISOR = MARKS = "\1\2\3\4"
+"""In a form: an integer, a constant of the computation, the length of an array, a divisor in the numbering of rows."""
+
+Form = tuple[str, tuple[str, ...]]
+
+
+def functions(kernels: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], str]]:
+    """Kernels are (symbol, body with the name SYMBOL). Per function that is compiled once: the positions of the kernels that it serves, and its C text."""
+    groups: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    for position, (_, body) in enumerate(kernels):
+        form, numbers = form_of(body)
+        groups.setdefault(form, []).append((position, numbers))
+    made = []
+    for form, members in groups.items():
+        positions = tuple(position for position, _ in members)
+        symbols = [kernels[p][0] for p in positions]
+        if len(members) == 1:
+            made.append((positions, kernels[positions[0]][1].replace("SYMBOL", symbols[0])))
+        else:
+            made.append((positions, _shared(form, [numbers for _, numbers in members], symbols)))
+    return made
+
+
+def form_of(body: str) -> Form:
+    """A text with marks in the place of what may be an argument, and what stood there."""
+    lines: list[str] = []
+    numbers: list[str] = []
+    vector, simd = "", False
+    for line in body.split("\n"):
+        if simd and (loop := LOOP.match(line)) is not None:
+            vector = loop[1]
+        elif line.endswith(" = g + l;"):
+            vector = line.split()[2]
+        text, found = _line_form(line, vector, simd)
+        simd = line.startswith("#pragma omp simd")
+        lines.append(text)
+        numbers.extend(found)
+    return "\n".join(lines), tuple(numbers)
+
+
+@lru_cache(maxsize=4096)
+def _line_form(line: str, vector: str, simd: bool) -> Form:
+    """`vector`: the variable of the innermost loop; `simd`: the line is the head of that loop."""
+    if line.startswith("#"):
+        return line, ()
+    pieces: list[str] = []
+    found: list[str] = []
+    end = 0
+    for match in NUMBER.finditer(line):
+        kind = _kind(line, match, vector, simd)
+        if kind:
+            pieces += line[end : match.start()], kind
+            found.append(match[0])
+            end = match.end()
+    return "".join((*pieces, line[end:])), tuple(found)
+
+
+def _kind(line: str, match: re.Match[str], vector: str, simd: bool) -> str:
+    """What a number may become; empty where it stays."""
+    text, before, after = match[0], line[: match.start()], line[match.end() :]
+    divides = before.endswith(("/ ", "% "))
+    if not text.isdigit():
+        return "" if divides else FLOAT
+    if ARRAYS.match(line):
+        return BOUND if before.endswith("[") and not LANES.search(before) else ""
+    stripped = line.lstrip()
+    if divides:
+        return DIVISOR if "(u32)row" in before and stripped.startswith("const i64 ") else ""
+    if simd and stripped.startswith("for ("):
+        return INT if int(text) >= SHORT or int(text) % VECTOR == 0 else ""
+    place = PLACES.match(stripped) or before.count("[") > before.count("]")
+    if not place or "mg_floor" in line or "(i32)" in line:
+        return ""
+    return "" if vector and after.startswith(" * ") and re.search(rf"\b{vector}\b", _factor(after[3:])) else INT
+
+
+def _factor(text: str) -> str:
+    """The factor that a text begins with: up to the end of its brackets, or of its name."""
+    depth = 0
+    for k, c in enumerate(text):
+        if c == "(":
+            depth += 1
+        elif c == ")":
+            depth -= 1
+            if depth <= 0:
+                return text[: k + 1]
+        elif depth == 0 and not (c.isalnum() or c == "_"):
+            return text[:k]
+    return text
+
+
+def _shared(form: str, numbers: Sequence[tuple[str, ...]], symbols: Sequence[str]) -> str:
+    """The function for all kernels of a form, and for each kernel a function that calls it with its numbers."""
+    arguments: dict[tuple[str, ...], str] = {}  # what each kernel passes -> the name of the argument
+    places: list[str] = []
+    for kind, column in zip((c for c in form if c in MARKS), zip(*numbers, strict=True), strict=True):
+        if len(set(column)) == 1:
+            places.append(column[0])
+        elif kind == BOUND:
+            places.append(str(max(map(int, column))))
+        else:
+            places.append(_use(arguments.setdefault(column, f"n{len(arguments)}"), column, kind))
+    rest = iter(places)
+    text = re.sub(f"[{MARKS}]", lambda _: next(rest), form)
+    head = HEAD.match(text)
+    assert head is not None, "a kernel is a function named SYMBOL"
+    before, formal, name = head[1], head[2], f"s_{symbols[0]}"
+    own = "".join(f", const {_type(column[0])} {argument}" for column, argument in arguments.items())
+    passed = ", ".join(part.rpartition("*")[2] for part in formal.split(", "))
+    lines = [f"static __attribute__((noinline, noclone)) {before}int {name}({formal}{own}) {{{text[head.end() :]}"]
+    for k, symbol in enumerate(symbols):
+        values = "".join(f", {column[k]}" for column in arguments)
+        lines.append(f"int {symbol}({formal}) {{ return {name}({passed}{values}); }}\n")
+    return "".join(lines)
+
+
+def _use(name: str, column: tuple[str, ...], kind: str) -> str:
+    """The argument in the place of a number. Multiples of the vector's length are told as such: a loop of so many steps has no rest."""
+    if kind == FLOAT:
+        return name
+    if kind == DIVISOR:
+        return f"(u32){name}"
+    return f"({name} & -{VECTOR})" if all(int(n) % VECTOR == 0 for n in column) else name
+
+
+def _type(text: str) -> str:
+    return "i64" if text.isdigit() else "f32" if text.endswith("f") else "f64"

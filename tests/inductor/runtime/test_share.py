@@ -1,0 +1,150 @@
+"""Kernels that differ in numbers only are one C function: the same results, and fewer functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import magneto
+from magneto.base.flags import config
+from magneto.inductor.runtime import build as building
+from magneto.inductor.runtime import share
+from magneto.inductor.runtime.share import form_of, functions
+
+BODY = """int SYMBOL(void *const *p) {{
+    const f32 *p0 = p[0];
+    f32 *p1 = p[1];
+    f32 d1 = mg_div_scale({n}.0f);
+    for (i64 row = 0; row < {rows}; row++) {{
+        const i64 i1 = (u32)row % {rows};
+        f32 c2[{n}];
+#pragma omp simd
+        for (i64 j0 = 0; j0 < {n}; j0++) {{
+            f32 t1 = p0[{n} * i1 + {step} * j0 + {n}];
+            i32 t2 = t1 + (i32){value};
+            p1[{n} * i1 + j0] = t1 / {value}.0f;
+        }}
+    }}
+    return 0;
+}}
+"""
+
+
+def test_what_becomes_an_argument() -> None:
+    text = BODY.format(n=96, rows=5, step=1, value=4)
+    form, numbers = form_of(text)
+    assert (
+        numbers.count("96") == 5 and numbers.count("96.0f") == 1 and numbers.count("5") == 2
+    )  # not the value, the divisor, the vector's stride
+    assert "1 * j0" in form and "(i32)4" in form and "/ 4.0f" in form
+    other = BODY.format(n=192, rows=5, step=1, value=4)
+    ((positions, made),) = functions([("k_a", text), ("k_b", other)])
+    assert positions == (0, 1)
+    assert "s_k_a(p, 96.0f, 96)" in made and "s_k_a(p, 192.0f, 192)" in made
+    assert "f32 c2[192];" in made and "row < 5" in made and "j0 < (n1 & -16)" in made
+
+
+@pytest.mark.parametrize("change", [{"step": 2}, {"value": 3}, {"n": 37}])
+def test_what_stays_in_the_form(change: dict[str, int]) -> None:
+    numbers = {"n": 96, "rows": 5, "step": 1, "value": 4}
+    made = functions([("k_a", BODY.format(**numbers)), ("k_b", BODY.format(**numbers | change))])
+    assert [positions for positions, _ in made] == [(0,), (1,)]
+    assert all("s_k_" not in text for _, text in made)
+
+
+Many = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+def norms(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [F.layer_norm(F.gelu(x), x.shape[-1:]) for x in xs]
+
+
+def softmaxes(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [F.softmax(x * 0.3, -1) for x in xs]
+
+
+def columns(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.mean(0) - x.amax(0) for x in xs]
+
+
+def totals(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.float().exp().sum().reshape(1) for x in xs]
+
+
+def turned(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [(x.t() * 2).contiguous() for x in xs]
+
+
+def joined(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.cat([x, x[:, : x.shape[1] // 2] * 2, x.flip(0)], 1).relu() for x in xs]
+
+
+def windows(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.roll(x, (2, 3), (0, 1))[1:, ::2] + F.pad(x, (1, 2))[1:, ::2][:, : (x.shape[1] + 1) // 2] for x in xs]
+
+
+def strided(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.reshape(x.shape[0] // 2, 2, -1).transpose(0, 1) + x.reshape(2, x.shape[0] // 2, -1) for x in xs]
+
+
+def picked(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.argmax(-1) + x[torch.arange(x.shape[0]) % 3].argmin(-1) for x in xs]
+
+
+def scaled(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x * (1 / (k + 3)) + (k + 2) for k, x in enumerate(xs)]
+
+
+SIZES = ((40, 64), (48, 96), (50, 112), (50, 100), (600, 128), (36, 800), (60, 1200), (400, 320), (250, 77), (36, 56))
+PROGRAMS: tuple[Many, ...] = (norms, softmaxes, columns, totals, turned, joined, windows, strided, picked, scaled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_many_sizes(program: Many, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_addresses", {})
+    config.cache_dir = str(tmp_path)
+    served: list[int] = []
+
+    def counted(kernels: list[tuple[str, str]]) -> list[tuple[tuple[int, ...], str]]:
+        made = functions(kernels)
+        served.extend(len(positions) for positions, _ in made)
+        return made
+
+    monkeypatch.setattr(building, "functions", counted)
+    torch.manual_seed(0)
+    xs = [torch.randn(size).to(dtype) for size in SIZES]
+    compiled = magneto.compile(program)(xs)
+    exact = program([x.double() if dtype is torch.float32 and program is not picked else x for x in xs])
+    for got, want in zip(compiled, exact, strict=True):
+        torch.testing.assert_close(
+            got, want.to(got.dtype), rtol=2e-5 if dtype is torch.float32 else None, atol=2e-5 if dtype is torch.float32 else None
+        )
+    assert max(served) > 1 or dtype is not torch.float32 or program in (totals, windows, picked), "nothing was shared"
+
+
+def test_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers that are values stay: they are computed in their own width."""
+    monkeypatch.setattr(building, "_addresses", {})
+    config.cache_dir = str(tmp_path)
+    big = 2**31 - 5
+
+    def program(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [(x + big // (k + 1)) * 3 // (k + 2) for k, x in enumerate(xs)]
+
+    xs = [torch.arange(n, dtype=torch.int32) - 7 for n in (64, 80, 96, 100)]
+    for got, want in zip(magneto.compile(program)(xs), program(xs), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_form_is_the_text() -> None:
+    """What is taken out of a text, put back, gives the text."""
+    text = BODY.format(n=96, rows=5, step=1, value=4)
+    form, numbers = form_of(text)
+    for mark, number in zip([c for c in form if c in share.MARKS], numbers, strict=True):
+        form = form.replace(mark, number, 1) if form.index(mark) == min(form.index(c) for c in share.MARKS if c in form) else form
+    assert form == text

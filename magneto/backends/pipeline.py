@@ -87,13 +87,13 @@ def state_of(unit: Unit) -> frozenset[int]:
 def choose_layout(unit: Unit) -> Unit:
     """Products with one matrix become one product. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
     becomes part of it."""
-    from magneto.inductor.convolve import fold
+    from magneto.inductor.convolve import available, fold
     from magneto.inductor.layout import lay_out
     from magneto.inductor.matmul import flatten
 
-    graph = flatten(unit.traced.graph)
+    graph, state = flatten(unit.traced.graph), state_of(unit)
     if config.channels_last:
-        graph = fold(lay_out(graph), state_of(unit))
+        graph = fold(lay_out(graph, state if available() else frozenset()), state)
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 

@@ -1,9 +1,10 @@
 """Batch norms of inference, activations and residuals become part of the convolution before them: `fold(graph)`.
 
-    convolution -> batch norm -> (+ residual) -> relu      becomes      one oneDNN call with weight * scale and a bias
+    convolution -> batch norm -> (+ residual) -> activation      becomes      one oneDNN call with weight * scale and a bias
 
 Weights that belong to a module are scaled, and brought into oneDNN's own layout, when their numbers have changed (schedule/prepared.py). Others are scaled in
-every call, which is done only where the output outweighs the weights. Rounding differs from eager's and is as close to float64 (measured: at most 1.4 times eager's error). Only channels-last float32 convolutions on the CPU, and only with a oneDNN that offers the fused operations.
+every call, which is done only where the output outweighs the weights. Rounding differs from eager's and is as close to float64 (measured: at most 1.4 times eager's error). Channels-last and transposed convolutions
+on the CPU, in float32 and bfloat16, and only with a oneDNN that offers the fused operations. The library's relu makes 0 of NaN.
 """
 
 from __future__ import annotations
@@ -25,14 +26,23 @@ WORTH = 1  # output elements per weight element; 1, 2, 4 and 16 measured on ResN
 
 
 @dataclass(frozen=True, slots=True)
+class Activation:
+    """As oneDNN names it."""
+
+    name: str = "none"
+    scalars: tuple[float, ...] = ()
+    algorithm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
-    """convolution, batch norm and its first result, then what follows and can be taken along."""
+    """convolution, batch norm (None: there is none), then what follows and can be taken along: a residual, an activation. `last`: the node whose value the chain computes."""
 
     convolution: fx.Node
-    norm: fx.Node
+    norm: fx.Node | None
     last: fx.Node
     residual: fx.Node | None
-    relu: bool
+    activation: Activation
 
 
 def fold(graph: fx.Graph, state: frozenset[int] = frozenset()) -> fx.Graph:
@@ -72,33 +82,68 @@ def _weights(node: fx.Node) -> list[fx.Node]:
 
 def chain_of(node: fx.Node, kept: bool = False) -> Chain | None:
     """The chain that begins with this convolution. `kept`: its weights are scaled once, not in each call."""
-    if node.target is not aten.convolution.default or node.args[6]:
+    if node.target is not aten.convolution.default:
         return None
     value, weight, meta = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    if meta.ndim != 4 or meta.device.type != "cpu" or meta.dtype is not torch.float32 or not value.is_channels_last():
+    if meta.ndim != 4 or meta.device.type != "cpu" or not _computed_in(meta.dtype):
         return None
-    if (not kept and weight.numel * WORTH > meta.numel) or not _channels_last(meta):
+    if weight.dtype is not meta.dtype or value.dtype is not meta.dtype:
         return None
+    if node.args[6]:  # transposed, in whatever layout it is
+        if TRANSPOSED is None or not kept or node.args[8] != 1:
+            return None
+    elif not (value.is_channels_last() and _channels_last(meta)):
+        return None
+    norm, last = _norm_of(node, kept or weight.numel * WORTH <= meta.numel)
+    after = _only_user(last)
+    residual, activation = None, Activation()
+    if after is not None and not node.args[6] and (residual := _addend(after, last)) is not None:
+        last, after = after, _only_user(after)
+        if after is not None and after.target is aten.relu.default:
+            last, activation = after, Activation("relu")
+    elif after is not None and (found := _activation(after)) is not None:
+        last, activation = after, found
+    return Chain(node, norm, last, residual, activation) if last is not node else None
+
+
+def _computed_in(dtype: torch.dtype) -> bool:
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and _bfloat16_convolutions())
+
+
+def _norm_of(node: fx.Node, foldable: bool) -> tuple[fx.Node | None, fx.Node]:
+    """The batch norm that a convolution's result is for, and what of it is used; (None, the convolution) where that cannot be folded."""
     norm = _only_user(node)
-    if norm is None or norm.target is not aten.native_batch_norm.default or norm.args[0] is not node or norm.args[5]:
-        return None
-    if any(isinstance(p, fx.Node) and p.meta["val"].dtype is not torch.float32 for p in norm.args[1:5]):
-        return None
+    if not foldable or norm is None or norm.target is not aten.native_batch_norm.default or norm.args[0] is not node or norm.args[5]:
+        return None, node
+    if any(isinstance(p, fx.Node) and p.meta["val"].dtype not in (torch.float32, node.meta["val"].dtype) for p in norm.args[1:5]):
+        return None, node
     last = _only_user(norm)
     if last is None or last.target is not operator.getitem or last.args[1] != 0:
-        return None
-    residual, relu = None, False
-    after = _only_user(last)
-    if after is not None and after.target is aten.add.Tensor and not after.kwargs and _addend(after, last) is not None:
-        final = _only_user(after)
-        if final is not None and final.target is aten.relu.default:
-            return Chain(node, norm, final, _addend(after, last), True)
-    elif after is not None and after.target is aten.relu.default:
-        last, relu = after, True
-    return Chain(node, norm, last, residual, relu)
+        return None, node
+    return norm, last
+
+
+ACTIVATIONS: dict[Any, str] = {  # not hardtanh: the library makes a number of NaN
+    aten.relu.default: "relu",
+    aten.sigmoid.default: "sigmoid",
+    aten.tanh.default: "tanh",
+    aten.silu.default: "swish",
+    aten.hardswish.default: "hardswish",
+}
+
+
+def _activation(node: fx.Node) -> Activation | None:
+    """The function that a node applies to its first argument, if the library can apply it to a convolution's result."""
+    if node.target is aten.leaky_relu.default and not node.kwargs:
+        return Activation("leaky_relu", (float(node.args[1]) if len(node.args) > 1 else 0.01,))  # type: ignore[arg-type]
+    name = ACTIVATIONS.get(node.target)
+    return Activation(name) if name is not None else None
 
 
 def _addend(add: fx.Node, own: fx.Node) -> fx.Node | None:
+    """What a node adds to a value, if it is a tensor like it."""
+    if add.target is not aten.add.Tensor or add.kwargs:
+        return None
     left, right = add.args
     other = right if left is own else left
     if not isinstance(other, fx.Node) or other is own:
@@ -115,59 +160,83 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _replace(graph: fx.Graph, chain: Chain) -> None:
-    value, weight, bias, stride, padding, dilation, _, _, groups = chain.convolution.args
-    _, gamma, beta, mean, variance, _, _, eps = chain.norm.args
-    stack = chain.norm.meta.get("stack", ())
-
-    def add(target: Any, *args: Any) -> fx.Node:
-        made = graph.call_function(target, args)
-        metas = fx.node.map_arg(args, lambda n: n.meta["val"])
-        made.meta = {"val": propagate(target, metas), "stack": stack}
-        return made
-
+def _replace(graph: fx.Graph, chain: Chain) -> fx.Node:
+    value, weight, bias, stride, padding, dilation, transposed, more, groups = chain.convolution.args
     with graph.inserting_before(chain.last):
-        scale = add(aten.rsqrt.default, add(aten.add.Tensor, variance, eps))
-        if gamma is not None:
-            scale = add(aten.mul.Tensor, scale, gamma)
-        start = mean if bias is None else add(aten.sub.Tensor, mean, bias)
-        shift = add(aten.neg.default, add(aten.mul.Tensor, start, scale))
-        if beta is not None:
-            shift = add(aten.add.Tensor, shift, beta)
-        scaled = add(aten.mul.Tensor, weight, add(aten.view.default, scale, [-1, 1, 1, 1]))
-        sizes = (list(padding), list(stride), list(dilation), groups)  # type: ignore[arg-type]
+        if chain.norm is not None:
+            weight, bias = _scaled(graph, chain.norm, weight, bias, [1, -1, 1, 1] if transposed else [-1, 1, 1, 1])
+        sizes = (list(padding), *((list(more),) if transposed else ()), list(stride), list(dilation), groups)  # type: ignore[arg-type]
+        does = chain.activation
         if chain.residual is None:
-            op: Any = torch.ops.mkldnn._convolution_pointwise.default
-            args: tuple[Any, ...] = (value, scaled, shift, *sizes, "relu" if chain.relu else "none", [], "")
+            op: Any = TRANSPOSED if transposed else POINTWISE
+            args: tuple[Any, ...] = (value, weight, bias, *sizes, does.name, list(does.scalars), does.algorithm)
         else:
-            op = torch.ops.mkldnn._convolution_pointwise.binary
-            args = (value, chain.residual, scaled, shift, *sizes, "add", 1.0, "relu" if chain.relu else None, [], None)
+            op = POINTWISE_ADD
+            args = (value, chain.residual, weight, bias, *sizes, "add", 1.0, does.name if does.name != "none" else None, [], None)
         made = graph.call_function(op, args)
         made.meta = dict(chain.last.meta)
     chain.last.replace_all_uses_with(made)
     graph.erase_node(chain.last)
+    return made
+
+
+def _scaled(graph: fx.Graph, norm: fx.Node, weight: Any, bias: Any, along: list[int]) -> tuple[fx.Node, fx.Node]:
+    """The convolution's weight and bias with the norm in them, computed in float32 and rounded once."""
+    _, gamma, beta, mean, variance, _, _, eps = norm.args
+    stack, dtype = norm.meta.get("stack", ()), weight.meta["val"].dtype
+
+    def add(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        made = graph.call_function(target, args, kwargs)
+        metas = fx.node.map_arg(args, lambda n: n.meta["val"])
+        made.meta = {"val": propagate(target, metas, kwargs), "stack": stack}
+        return made
+
+    def as_type(value: Any, wanted: torch.dtype) -> Any:
+        return value if value is None or value.meta["val"].dtype is wanted else add(aten._to_copy.default, value, dtype=wanted)
+
+    weight, bias, gamma, beta, mean, variance = (as_type(p, torch.float32) for p in (weight, bias, gamma, beta, mean, variance))
+    scale = add(aten.rsqrt.default, add(aten.add.Tensor, variance, eps))
+    if gamma is not None:
+        scale = add(aten.mul.Tensor, scale, gamma)
+    start = mean if bias is None else add(aten.sub.Tensor, mean, bias)
+    shift = add(aten.neg.default, add(aten.mul.Tensor, start, scale))
+    if beta is not None:
+        shift = add(aten.add.Tensor, shift, beta)
+    return as_type(add(aten.mul.Tensor, weight, add(aten.view.default, scale, along)), dtype), as_type(shift, dtype)
 
 
 # ---- weights in the library's own layout -----------------------------------------------------------------------------------
 
-POINTWISE = torch.ops.mkldnn._convolution_pointwise.default if available() else None
+
+def _offered(name: str) -> Any:
+    """An operation of oneDNN, None where this torch has none of that name."""
+    found = getattr(torch.ops.mkldnn, name, None) if available() else None
+    return None if found is None else found.default
+
+
+POINTWISE = _offered("_convolution_pointwise")
 POINTWISE_ADD = torch.ops.mkldnn._convolution_pointwise.binary if available() else None
+TRANSPOSED = _offered("_convolution_transpose_pointwise") if _offered("_reorder_convolution_transpose_weight") is not None else None
+OPAQUE = frozenset(
+    op for name in ("_reorder_convolution_weight", "_reorder_convolution_transpose_weight") if (op := _offered(name)) is not None
+)
+"""Operations whose result has a layout that only the library knows."""
 HEAVY = 64  # output elements per weight element; beyond it, reordering the weights in each call costs nothing
 
 
 def packed_of(node: fx.Node) -> bool:
-    """A channels-last convolution that reorders its weights in each call, where that takes time?"""
-    if node.target not in (aten.convolution.default, POINTWISE, POINTWISE_ADD) or node.target is None:
+    """A convolution that reorders its weights in each call, where that takes time?"""
+    if node.target not in (aten.convolution.default, POINTWISE, POINTWISE_ADD, TRANSPOSED) or node.target is None:
         return False
     value, meta = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     weight = node.args[2 if node.target is POINTWISE_ADD else 1].meta["val"]  # type: ignore[union-attr]
-    if node.target is aten.convolution.default and node.args[6]:
+    if meta.ndim != 4 or meta.device.type != "cpu" or not _computed_in(meta.dtype) or weight.numel * HEAVY <= meta.numel:
         return False
-    if meta.ndim != 4 or meta.device.type != "cpu" or meta.dtype not in (torch.float32, torch.bfloat16) or weight.dtype is not meta.dtype:
+    if weight.dtype is not meta.dtype or value.dtype is not meta.dtype:
         return False
-    if value.dtype is not meta.dtype or not (value.is_channels_last() and value.is_dense() and _channels_last(meta)):
-        return False
-    return meta.dtype is not torch.bfloat16 or _bfloat16_convolutions() if weight.numel * HEAVY > meta.numel else False
+    if node.target is TRANSPOSED or (node.target is aten.convolution.default and node.args[6]):
+        return bool(TRANSPOSED is not None and (node.target is TRANSPOSED or node.args[8] == 1))
+    return bool(value.is_channels_last() and value.is_dense() and _channels_last(meta))
 
 
 @cache
@@ -187,25 +256,17 @@ def _of_state(weight: Any, kept: set[fx.Node]) -> bool:
 def _pack(graph: fx.Graph, node: fx.Node) -> None:
     """The convolution reads a weight that was reordered before."""
     if node.target is aten.convolution.default:
-        value, weight, bias, stride, padding, dilation, _, _, groups = node.args
-        with graph.inserting_before(node):
-            made = graph.call_function(
-                torch.ops.mkldnn._convolution_pointwise.default, (value, weight, bias, padding, stride, dilation, groups, "none", [], "")
-            )
-        made.meta = dict(node.meta)
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
-        node = made
+        node = _replace(graph, Chain(node, None, node, None, Activation()))
     at = 2 if node.target is POINTWISE_ADD else 1
-    weight, _, padding, stride, dilation, groups = node.args[at : at + 6]
+    weight, sizes = node.args[at], node.args[at + 2 : at + (7 if node.target is TRANSPOSED else 6)]
     assert isinstance(weight, fx.Node)
+    reorder = torch.ops.mkldnn._reorder_convolution_weight
+    if node.target is TRANSPOSED:
+        reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
     with graph.inserting_before(node):
-        packed = graph.call_function(
-            torch.ops.mkldnn._reorder_convolution_weight.default,
-            (weight, padding, stride, dilation, groups, list(node.args[0].meta["val"].shape)),  # type: ignore[union-attr]
-        )
+        packed = graph.call_function(reorder.default, (weight, *sizes, list(node.args[0].meta["val"].shape)))  # type: ignore[union-attr]
     packed.meta = dict(weight.meta)
     node.update_arg(at, packed)
 
 
-__all__ = ["Chain", "available", "chain_of", "fold"]
+__all__ = ["OPAQUE", "Chain", "available", "chain_of", "fold"]

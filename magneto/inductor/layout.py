@@ -15,6 +15,7 @@ random numbers in memory order; those get their inputs as eager would.
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +53,12 @@ TURNS = frozenset({aten.permute.default, aten.transpose.int})
 SEES_MEMORY = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten._reshape_alias.default, aten.view.dtype})
 
 
-def lay_out(graph: fx.Graph) -> fx.Graph:
+def lay_out(graph: fx.Graph, state: frozenset[int] = frozenset()) -> fx.Graph:
     """The graph with its convolutions in the layouts that pay; `graph` itself when nothing changes. Placeholders and the strides of
-    outputs stay."""
+    outputs stay. `state`: inputs that are weights, which seldom change: reordering them costs nothing (convolve.fold)."""
     if not any(wish(node)[0] is True for node in graph.nodes):
         return graph
-    walk = _Walk(graph)
+    walk = _Walk(graph, state)
     try:
         made = walk.run()
     except Abandoned as reason:
@@ -74,8 +75,8 @@ class Abandoned(Exception):
     """The graph cannot be laid out anew; it stays as it is."""
 
 
-def wish(node: fx.Node) -> tuple[bool | None, float]:
-    """(channels-last?, nanoseconds gained by it) for a convolution that asks for a layout; (None, 0) for everything else."""
+def wish(node: fx.Node, kept: Collection[fx.Node] = ()) -> tuple[bool | None, float]:
+    """(channels-last?, nanoseconds gained by it) for a convolution that asks for a layout; (None, 0) for everything else. `kept`: weights that are reordered once."""
     if node.target is not aten.convolution.default:
         return None, 0.0
     meta, weight, value = node.meta["val"], node.args[1].meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -94,7 +95,7 @@ def wish(node: fx.Node) -> tuple[bool | None, float]:
     apart = tuple(stride) == weight.shape[2:]  # type: ignore[arg-type]
     if weight.shape[1] <= FEW_CHANNELS or apart:
         return True, (COSTS.narrow + (COSTS.across if apart and _turned(node) else 0.0)) * meta.numel
-    if meta.dtype is torch.float32 and weight.numel > HEAVY_WEIGHTS * meta.numel:
+    if meta.dtype is torch.float32 and weight.numel > HEAVY_WEIGHTS * meta.numel and node.args[1] not in kept:
         return False, COSTS.heavy * work
     return True, COSTS.dense * work
 
@@ -107,8 +108,9 @@ def _turned(node: fx.Node) -> bool:
 class _Walk:
     """One pass over the graph: a copy of it with new strides."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, state: frozenset[int] = frozenset()) -> None:
         self.graph = graph
+        self.kept = {node for k, node in enumerate(n for n in graph.nodes if n.op == "placeholder") if k in state}
         self.made = fx.Graph(graph.owning_module)
         self.env: dict[fx.Node, fx.Node] = {}
         self.converted: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
@@ -139,7 +141,7 @@ class _Walk:
 
     def convolution_input(self, node: fx.Node, source: fx.Node) -> fx.Node:
         """`source` in the layout that this convolution asks for."""
-        wanted, gain = wish(node)
+        wanted, gain = wish(node, self.kept)
         meta: TensorMeta = source.meta["val"]
         if wanted is None:
             # Where a neighbour has asked for a contiguous copy, this one reads it too, so that what joins them has one layout.

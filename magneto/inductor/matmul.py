@@ -1,9 +1,11 @@
 """Products of a batch with one matrix become one large product: `flatten(graph)`.
 
-    bmm(a, w expanded over the batch)      becomes      mm(a as rows, w)
+    bmm(a, w expanded over the batch)                            becomes      mm(a as rows, w)
+    convolution(images of one pixel, windows of one pixel)       becomes      addmm(bias, pixels, w)
 
 PyTorch takes the batched form where the rows of `a` do not lie one behind the other (a recurrent network's batch-first input); libraries then work through one
-small product after the other. A copy of `a` costs less.
+small product after the other. A copy of `a` costs less. Images of one pixel are what a network squeezes out of its channels; a convolution takes a multiple of
+the product's time to begin.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ aten = torch.ops.aten
 
 def flatten(graph: fx.Graph) -> fx.Graph:
     """A graph with larger products; `graph` itself when there is nothing to gain."""
-    if not any(_spread(node) for node in graph.nodes):
+    if not any(_spread(node) or _one_pixel(node) for node in graph.nodes):
         return graph
     made = fx.Graph(graph.owning_module)
     made.output(made.graph_copy(graph, {})).meta.update(graph.output_node().meta)
     for node in list(made.nodes):
         if _spread(node):
-            _replace(made, node)
+            _replace(made, node, _as_product)
+        elif _one_pixel(node):
+            _replace(made, node, _as_linear)
     return made
 
 
@@ -42,24 +46,54 @@ def _spread(node: fx.Node) -> bool:
     return bool(batch > 1 and b.strides[0] == 0 and meta.strides == meta.contiguous_strides(meta.shape))
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> None:
-    a, b = node.all_input_nodes
-    meta = node.meta["val"]
-    batch, rows, inner = a.meta["val"].shape
+def _one_pixel(node: fx.Node) -> bool:
+    """A float32 convolution of images of one pixel with windows of one pixel, whose result is contiguous?"""
+    if node.target is not aten.convolution.default or node.args[6] or node.args[8] != 1:
+        return False
+    value, weight, meta = (n.meta["val"] for n in (node.args[0], node.args[1], node))  # type: ignore[union-attr]
+    if meta.ndim != 4 or meta.device.type != "cpu" or meta.dtype is not torch.float32 or 0 in meta.shape:
+        return False
+    if not value.shape[2:] == weight.shape[2:] == meta.shape[2:] == (1, 1) or meta.strides != meta.contiguous_strides(meta.shape):
+        return False
+    return all(view_strides(m.shape, m.strides, m.shape[:2]) is not None for m in (value, weight))
 
-    def add(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = graph.call_function(target, args, kwargs)
+
+class _Adding:
+    """Adds calls that stand for a node."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self.graph = graph
+        self.meta: dict[str, Any] = {key: node.meta[key] for key in ("stack", "stage") if key in node.meta}
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        made = self.graph.call_function(target, args, kwargs)
         metas = fx.node.map_arg(args, lambda n: n.meta["val"])
-        made.meta = {**{key: node.meta[key] for key in ("stack", "stage") if key in node.meta}, "val": propagate(target, metas, kwargs)}
+        made.meta = {**self.meta, "val": propagate(target, metas, kwargs)}
         return made
 
+
+def _replace(graph: fx.Graph, node: fx.Node, with_: Any) -> None:
     with graph.inserting_before(node):
-        if view_strides(a.meta["val"].shape, a.meta["val"].strides, (batch * rows, inner)) is None:
-            a = add(aten.clone.default, a, memory_format=torch.contiguous_format)
-        product = add(aten.mm.default, add(aten.view.default, a, [batch * rows, inner]), add(aten.select.int, b, 0, 0))
-        made = add(aten.view.default, product, list(meta.shape))
+        made = with_(_Adding(graph, node), node)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
+
+
+def _as_product(add: _Adding, node: fx.Node) -> fx.Node:
+    a, b = node.all_input_nodes
+    batch, rows, inner = a.meta["val"].shape
+    if view_strides(a.meta["val"].shape, a.meta["val"].strides, (batch * rows, inner)) is None:
+        a = add(aten.clone.default, a, memory_format=torch.contiguous_format)
+    product = add(aten.mm.default, add(aten.view.default, a, [batch * rows, inner]), add(aten.select.int, b, 0, 0))
+    return add(aten.view.default, product, list(node.meta["val"].shape))
+
+
+def _as_linear(add: _Adding, node: fx.Node) -> fx.Node:
+    value, weight, bias = node.args[:3]
+    a, w = (add(aten.view.default, n, list(n.meta["val"].shape[:2])) for n in (value, weight))  # type: ignore[union-attr]
+    w = add(aten.permute.default, w, [1, 0])
+    product = add(aten.mm.default, a, w) if bias is None else add(aten.addmm.default, bias, a, w)
+    return add(aten.view.default, product, list(node.meta["val"].shape))
 
 
 __all__ = ["flatten"]

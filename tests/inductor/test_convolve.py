@@ -97,3 +97,101 @@ def test_what_is_left_alone(change: Callable[[Block], Block]) -> None:
     with torch.no_grad():
         for want, got in zip(other(x), magneto.compile(model)(x), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "relu6": F.relu6,
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.25),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "none": lambda x: x,
+}
+
+
+class Activated(nn.Module):
+    """Activations behind norms, behind a plain convolution, and behind a residual; a residual with nothing behind it; one-pixel convolutions; transposed ones."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.act = ACTIVATIONS[name]
+        self.a, self.an = nn.Conv2d(8, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)
+        self.b, self.bn = nn.Conv2d(32, 32, 5, padding=2, groups=32), nn.BatchNorm2d(32)
+        self.c, self.cn = nn.Conv2d(32, 32, 1, bias=False), nn.BatchNorm2d(32)
+        self.down, self.up = nn.Conv2d(32, 8, 1), nn.Conv2d(8, 32, 1)
+        self.d = nn.Conv2d(32, 16, 3, stride=2)
+        self.t, self.tn = nn.ConvTranspose2d(16, 24, 4, 2, 1, bias=False), nn.BatchNorm2d(24)
+        self.last = nn.ConvTranspose2d(24, 3, 4, 2, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.act(self.an(self.a(x)))
+        y = self.act(self.bn(self.b(x)))
+        y = y * torch.sigmoid(self.up(self.act(self.down(y.mean((-1, -2), keepdim=True)))))
+        y = self.cn(self.c(y)) + x
+        z = self.act(self.d(y))
+        return y, z, torch.tanh(self.last(self.act(self.tn(self.t(z)))))
+
+
+def activated(name: str, dtype: torch.dtype = torch.float32) -> Activated:
+    torch.manual_seed(1)
+    model = Activated(name).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.normal_(0, 0.5)
+            module.running_var.uniform_(0.3, 3)
+            nn.init.uniform_(module.weight, -2, 2)
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str, dtype: torch.dtype) -> None:
+    model, x = activated(name, dtype), nhwc(4, 8, 24, 24).to(dtype)
+    with torch.no_grad():
+        exact, plain = copy.deepcopy(model).double()(x.double()), model(x)
+        compiled = magneto.compile(model)
+        for ours in (compiled(x), compiled(x)):
+            for e, p, o in zip(exact, plain, ours, strict=True):
+                assert (o - e).abs().max() <= 2 * (p - e).abs().max() + 2e-6
+                assert (o.stride(), o.dtype) == (p.stride(), p.dtype)
+        model.t.weight.mul_(1.5)
+        model.tn.running_mean.add_(1)
+        model.cn.bias.add_(1)
+        for want, got in zip(model(x), compiled(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4) if dtype is torch.float32 else None
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ACTIVATIONS if name not in ("relu", "relu6", "hardtanh")]
+)  # the library's relu makes 0 of NaN
+def test_nan_and_infinities_go_through(name: str) -> None:
+    model, x = activated(name), nhwc(4, 8, 24, 24)
+    x[0, 0, 3, 3], x[1, 2, 5, 5], x[2, 1, 9, 9] = float("nan"), float("inf"), float("-inf")
+    with torch.no_grad():
+        wanted, got = model(x), magneto.compile(model)(x)
+    for want, ours in zip(wanted, got, strict=True):
+        assert torch.equal(want.isnan(), ours.isnan())
+
+
+def test_what_follows_is_taken_along() -> None:
+    def net(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = F.silu(F.batch_norm(F.conv2d(x, w, padding=1), m, v)) + x
+        y = F.batch_norm(F.conv2d(y, w, padding=1), m, v) + y
+        return torch.tanh(F.conv_transpose2d(F.leaky_relu(F.conv2d(y, w)), t, stride=2))
+
+    inputs = (nhwc(4, 16, 24, 24), torch.randn(16, 16, 3, 3), torch.randn(16, 8, 4, 4), torch.zeros(16), torch.ones(16))
+    with torch.no_grad():
+        graph = fold(trace(fx.symbolic_trace(net), inputs).graph, frozenset({1, 2, 3, 4}))
+    graph.lint()
+    calls = [node for node in graph.nodes if "pointwise" in str(node.target)]
+    assert [arg for node in calls for arg in node.args if isinstance(arg, str) and arg] == ["swish", "add", "leaky_relu", "tanh"]
+    rest = {str(node.target) for node in graph.nodes if node.op == "call_function"} & {
+        "aten.silu.default",
+        "aten.tanh.default",
+        "aten.leaky_relu.default",
+    }
+    assert not rest

@@ -48,3 +48,20 @@ def test_a_batch_of_one_and_an_empty_one_stay() -> None:
             graph = trace(fx.symbolic_trace(rows_behind_each_other), (x, w)).graph
             assert flatten(graph) is graph
             assert torch.equal(magneto.compile(rows_behind_each_other)(x, w), rows_behind_each_other(x, w))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolutions_of_one_pixel_are_products(bias: bool) -> None:
+    def squeezed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x.mean((2, 3), keepdim=True), w, b if bias else None).relu() * x
+
+    torch.manual_seed(0)
+    x, w, b = torch.randn(4, 16, 5, 5), torch.randn(16, 16, 1, 1), torch.randn(16)
+    with torch.no_grad():
+        graph = flatten(trace(fx.symbolic_trace(squeezed), (x, w, b)).graph)
+        graph.lint()
+        targets = [str(node.target) for node in graph.nodes]
+        assert ("aten.addmm.default" if bias else "aten.mm.default") in targets and "aten.convolution.default" not in targets
+        wanted, got = squeezed(x, w, b), magneto.compile(squeezed)(x, w, b)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert got.stride() == wanted.stride()

@@ -19,9 +19,7 @@ HEAD = re.compile(r"^(.*?)int SYMBOL\(([^)]*)\) \{", re.S)
 ARRAYS = re.compile(r"\s*(?:[ifu]\d+|int|_Bool) \w+\[\d+\]")
 LANES = re.compile(r"[vx]s\[$")
 LOOP = re.compile(r"\s*for \(i64 (\w+) = ")
-PLACES = re.compile(
-    r"for \(|const i64 |i64 g = |i64 ix|mg_stream\(|mg_ahead\(|mg_tile_|mg_widen_f16\(|mg_narrow_f16\(|_Bool t\d+ = \(_Bool\)\("
-)
+PLACES = re.compile(r"for \(|const i64 |i64 g = |i64 ix|mg_stream\(|mg_ahead\(|mg_tile_|mg_(?:widen|narrow)_\w+\(|_Bool t\d+ = \(_Bool\)\(")
 """How a line begins whose integers are bounds, offsets and the like. Elsewhere only those in brackets are."""
 VECTOR = 16  # lanes: whole numbers of these are told to the compiler
 SHORT = 64  # elements: it wants to know the length of a vectorised loop below

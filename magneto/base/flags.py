@@ -56,6 +56,14 @@ FLAGS: tuple[Flag, ...] = (
     Flag("error_on_recompile", bool, False, "raise instead of recompiling, to find what keeps changing"),
     Flag("fallback_ops", str, "", "comma-separated ATen operations (aten.gelu.default) that are never decomposed", True),
     # Kernels
+    Flag(
+        "numerics",
+        str,
+        "fast",
+        "fast: as close to float64 as eager, within a factor of two; eager: eager's bits (what is not plain arithmetic stays eager's kernel)",
+        True,
+        choices=("fast", "eager"),
+    ),
     Flag("fusion", bool, True, "fuse loops", True),
     Flag("max_fusion", int, 64, "buffers computed by one fused kernel", True, low=1),
     Flag("buffer_reuse", bool, True, "reuse the memory of buffers that are no longer read", True),

@@ -1,10 +1,12 @@
 """Batch norms of inference, activations and residuals become part of the convolution before them: `fold(graph)`.
 
-    convolution -> batch norm -> (+ residual) -> activation      becomes      one oneDNN call with weight * scale and a bias
+    convolution -> (batch norm) -> (activation | + residual)      becomes      one oneDNN call with weight * scale and a bias
+
+A sum that only a relu reads stays with it, in one loop: of the activations after a sum the library offers relu alone, and its relu makes 0 of NaN (activation.py).
 
 Weights that belong to a module are scaled, and brought into oneDNN's own layout, when their numbers have changed (schedule/prepared.py). Others are scaled in
 every call, which is done only where the output outweighs the weights. Rounding differs from eager's and is as close to float64 (measured: at most 1.4 times eager's error). Channels-last and transposed convolutions
-on the CPU, in float32 and bfloat16, and only with a oneDNN that offers the fused operations. The library's relu makes 0 of NaN.
+on the CPU, in float32 and bfloat16, and only with a oneDNN that offers the fused operations.
 """
 
 from __future__ import annotations
@@ -20,29 +22,24 @@ from torch import fx
 from magneto.aot_autograd.trace import drop_dead
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
+from magneto.inductor.activation import Attribute, attribute_of
 
 aten = torch.ops.aten
 WORTH = 1  # output elements per weight element; 1, 2, 4 and 16 measured on ResNet-18 and -50, where folding saves 3 % to 4 % of the run
 
 
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """As oneDNN names it."""
-
-    name: str = "none"
-    scalars: tuple[float, ...] = ()
-    algorithm: str = ""
+NOTHING: Attribute = ("none", (), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """convolution, batch norm (None: there is none), then what follows and can be taken along: a residual, an activation. `last`: the node whose value the chain computes."""
+    """convolution, batch norm (None: there is none), then what follows and can be taken along: a residual or an activation. `last`: the node whose value the chain computes."""
 
     convolution: fx.Node
     norm: fx.Node | None
     last: fx.Node
     residual: fx.Node | None
-    activation: Activation
+    activation: Attribute
 
 
 def fold(graph: fx.Graph, state: frozenset[int] = frozenset()) -> fx.Graph:
@@ -55,7 +52,7 @@ def fold(graph: fx.Graph, state: frozenset[int] = frozenset()) -> fx.Graph:
     made.output(made.graph_copy(graph, env)).meta.update(graph.output_node().meta)
     kept = {node for k, node in enumerate(n for n in made.nodes if n.op == "placeholder") if k in state}
     for node in list(made.nodes):
-        chain = chain_of(node, all(n in kept for n in _weights(node)))
+        chain = chain_of(node, all(_of_state(n, kept) for n in _weights(node)))
         if chain is not None:
             _replace(made, chain)
     for node in list(made.nodes):
@@ -96,12 +93,14 @@ def chain_of(node: fx.Node, kept: bool = False) -> Chain | None:
         return None
     norm, last = _norm_of(node, kept or weight.numel * WORTH <= meta.numel)
     after = _only_user(last)
-    residual, activation = None, Activation()
+    residual, activation = None, NOTHING
     if after is not None and not node.args[6] and (residual := _addend(after, last)) is not None:
-        last, after = after, _only_user(after)
-        if after is not None and after.target is aten.relu.default:
-            last, activation = after, Activation("relu")
-    elif after is not None and (found := _activation(after)) is not None:
+        final = _only_user(after)
+        if final is not None and final.target is aten.relu.default:
+            residual = None
+        else:
+            last = after
+    elif after is not None and (found := attribute_of(after)) is not None:
         last, activation = after, found
     return Chain(node, norm, last, residual, activation) if last is not node else None
 
@@ -121,23 +120,6 @@ def _norm_of(node: fx.Node, foldable: bool) -> tuple[fx.Node | None, fx.Node]:
     if last is None or last.target is not operator.getitem or last.args[1] != 0:
         return None, node
     return norm, last
-
-
-ACTIVATIONS: dict[Any, str] = {  # not hardtanh: the library makes a number of NaN
-    aten.relu.default: "relu",
-    aten.sigmoid.default: "sigmoid",
-    aten.tanh.default: "tanh",
-    aten.silu.default: "swish",
-    aten.hardswish.default: "hardswish",
-}
-
-
-def _activation(node: fx.Node) -> Activation | None:
-    """The function that a node applies to its first argument, if the library can apply it to a convolution's result."""
-    if node.target is aten.leaky_relu.default and not node.kwargs:
-        return Activation("leaky_relu", (float(node.args[1]) if len(node.args) > 1 else 0.01,))  # type: ignore[arg-type]
-    name = ACTIVATIONS.get(node.target)
-    return Activation(name) if name is not None else None
 
 
 def _addend(add: fx.Node, own: fx.Node) -> fx.Node | None:
@@ -166,13 +148,12 @@ def _replace(graph: fx.Graph, chain: Chain) -> fx.Node:
         if chain.norm is not None:
             weight, bias = _scaled(graph, chain.norm, weight, bias, [1, -1, 1, 1] if transposed else [-1, 1, 1, 1])
         sizes = (list(padding), *((list(more),) if transposed else ()), list(stride), list(dilation), groups)  # type: ignore[arg-type]
-        does = chain.activation
         if chain.residual is None:
             op: Any = TRANSPOSED if transposed else POINTWISE
-            args: tuple[Any, ...] = (value, weight, bias, *sizes, does.name, list(does.scalars), does.algorithm)
+            args: tuple[Any, ...] = (value, weight, bias, *sizes, chain.activation[0], list(chain.activation[1]), chain.activation[2])
         else:
             op = POINTWISE_ADD
-            args = (value, chain.residual, weight, bias, *sizes, "add", 1.0, does.name if does.name != "none" else None, [], None)
+            args = (value, chain.residual, weight, bias, *sizes, "add", 1.0, None, [], None)
         made = graph.call_function(op, args)
         made.meta = dict(chain.last.meta)
     chain.last.replace_all_uses_with(made)
@@ -256,7 +237,7 @@ def _of_state(weight: Any, kept: set[fx.Node]) -> bool:
 def _pack(graph: fx.Graph, node: fx.Node) -> None:
     """The convolution reads a weight that was reordered before."""
     if node.target is aten.convolution.default:
-        node = _replace(graph, Chain(node, None, node, None, Activation()))
+        node = _replace(graph, Chain(node, None, node, None, NOTHING))
     at = 2 if node.target is POINTWISE_ADD else 1
     weight, sizes = node.args[at], node.args[at + 2 : at + (7 if node.target is TRANSPOSED else 6)]
     assert isinstance(weight, fx.Node)

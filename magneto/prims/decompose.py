@@ -14,6 +14,7 @@ from magneto.base.flags import config
 from magneto.graph.layout import RuleError
 from magneto.graph.meta import TensorMeta
 from magneto.prims.decompositions import DECOMPOSITIONS, LIBRARY
+from magneto.prims.exact import gives_eagers_bits
 from magneto.prims.value import Builder, Value
 
 aten = torch.ops.aten
@@ -44,6 +45,7 @@ class _Decomposition:
     def __init__(self, graph: fx.Graph, table: Mapping[str, Any] | None) -> None:
         self.graph = graph
         self.table = table
+        self.fast = config.numerics == "fast" or table is not None
         self.kept = frozenset(filter(None, config.fallback_ops.replace(" ", "").split(",")))
         self.b = Builder(fx.Graph(graph.owning_module))
         self.env: dict[fx.Node, Any] = {}
@@ -82,7 +84,7 @@ class _Decomposition:
         if target is aten.clone.default:
             return self.clone(node)
         row = self.row_of(target)
-        if row is None or _is_random(target):
+        if row is None or _is_random(target) or not (self.fast or gives_eagers_bits(node)):
             return self.library(node)
         self.b.wanted = frozenset(user.args[1] for user in node.users if user.target is operator.getitem)
         args = [self.value(arg) for arg in node.args]

@@ -109,6 +109,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.25),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
     "none": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "hardsigmoid": F.hardsigmoid,
+    "steep": lambda x: F.leaky_relu(x, 0.0),
+    "clamped": lambda x: x.clamp(-1, 1),
 }
 
 
@@ -165,9 +170,7 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4) if dtype is torch.float32 else None
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ACTIVATIONS if name not in ("relu", "relu6", "hardtanh")]
-)  # the library's relu makes 0 of NaN
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_nan_and_infinities_go_through(name: str) -> None:
     model, x = activated(name), nhwc(4, 8, 24, 24)
     x[0, 0, 3, 3], x[1, 2, 5, 5], x[2, 1, 9, 9] = float("nan"), float("inf"), float("-inf")
@@ -195,3 +198,71 @@ def test_what_follows_is_taken_along() -> None:
         "aten.leaky_relu.default",
     }
     assert not rest
+
+
+class Tail(nn.Module):
+    """Two convolutions, with or without a norm, and an activation between them; then a sum."""
+
+    def __init__(self, activation: Callable[[torch.Tensor], torch.Tensor], norm: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Conv2d(8, 32, 3, padding=1), nn.Conv2d(32, 32, 1)
+        self.norm = nn.BatchNorm2d(32) if norm else nn.Identity()
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = self.activation(self.norm(self.a(x)))
+        z = self.b(y)
+        return z, self.activation(z), z.relu() + F.max_pool2d(self.norm(self.b(z)), 1)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_nan_and_infinity_stay_behind_any_tail(name: str, norm: bool) -> None:
+    """oneDNN's own relu, hardtanh and hardsigmoid make a number of NaN, its gelu NaN of infinity."""
+    model, x = Tail(ACTIVATIONS[name], norm).eval(), nhwc(2, 8, 12, 12)
+    x[0, 3, 2, 2], x[0, 1, 9, 9], x[1, 2, 6, 6] = float("nan"), float("inf"), -1e30
+    compiled = magneto.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            for want, got in zip(model(x), compiled(x), strict=True):
+                torch.testing.assert_close(got.isnan(), want.isnan())
+                torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-4 * float(want[1:].abs().max()))
+            x = nhwc(2, 8, 12, 12)
+
+
+def test_a_result_of_relu_is_zero() -> None:
+    """-1e-22 instead of 0 is for sums only: what could tell the difference gets relu itself."""
+    model, x = Block().eval(), nhwc(4, 8, 24, 24)
+    net = magneto.compile(lambda x: (y := torch.relu(model.an(model.a(x))), torch.sqrt(torch.relu(model.bn(model.b(y))))))
+    with torch.no_grad():
+        for value in net(x):
+            assert not value.isnan().any()
+            assert (value == 0).any()
+            assert value.min() == 0
+
+
+def test_bfloat16_norms_are_folded() -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no bfloat16 convolutions")
+    model, x = block(), nhwc(4, 8, 24, 24)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        half, narrow = model.bfloat16(), x.bfloat16()
+        for e, p, o in zip(exact, half(narrow), magneto.compile(half)(narrow), strict=True):
+            assert o.dtype is torch.bfloat16
+            assert (o - e).abs().mean() <= 2 * (p - e).abs().mean()
+
+
+def test_readers_that_only_sum() -> None:
+    def net(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.relu(F.conv2d(x, w, padding=1))  # read by a convolution, and by a pool that a convolution reads
+        b = torch.relu(F.conv2d(F.max_pool2d(a, 2), w, padding=1))  # read by a root
+        c = torch.relu(F.conv2d(a, w, padding=1))  # a result
+        return F.conv2d(a, w), b.sqrt(), c
+
+    with torch.no_grad():
+        graph = fold(trace(fx.symbolic_trace(net), (nhwc(4, 16, 24, 24), torch.randn(16, 16, 3, 3))).graph)
+    graph.lint()
+    assert [node.args[7] for node in graph.nodes if "mkldnn" in str(node.target)] == ["leaky_relu"]
+    assert sum(node.target is torch.ops.aten.relu.default for node in graph.nodes) == 2

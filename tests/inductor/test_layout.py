@@ -129,6 +129,11 @@ def test_heavy_weights_ask_for_contiguous_inputs() -> None:
     inputs = (torch.randn(4, 16, 32, 32), W1.repeat(4, 1, 1, 1)[:128], torch.randn(256, 128, 3, 3))
     heavy = [layout.wish(node)[0] for node in traced(net, *inputs).nodes if node.target is aten.convolution.default]
     assert heavy == [True, False]
+    graph = traced(net, *inputs)
+    weights = set(graph.find_nodes(op="placeholder")[1:])
+    assert [layout.wish(node, weights)[0] for node in graph.nodes if node.target is aten.convolution.default] == [True, True], (
+        "kept weights are reordered once"
+    )
 
 
 def test_the_users_own_layout_stays() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from magneto.base.flags import config
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import Lowering, same_layout
 from magneto.inductor.lower.elementwise import pointwise
@@ -26,7 +27,13 @@ aten = torch.ops.aten
 def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """bias + a @ b -> mm and a fused addition. bfloat16 rounds once more so, and saves the pass in which the library writes the bias first; what no loop
     reads goes to oneDNN's linear layer where `b` is a transposed weight."""
-    if beta != 1 or alpha != 1 or val.dtype not in (torch.float32, torch.float64, torch.bfloat16) or len(bias.shape) > 2:
+    if (
+        config.numerics == "eager"
+        or beta != 1
+        or alpha != 1
+        or val.dtype not in (torch.float32, torch.float64, torch.bfloat16)
+        or len(bias.shape) > 2
+    ):
         return None
     fused = as_vector(bias, val) and (not low.only_loops or val.dtype is torch.bfloat16)
     packed = packed_product(low, val, a, b, bias if fused else None) if fused or low.only_loops else None
@@ -46,7 +53,7 @@ def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any
 
 def lower_mm(low: Lowering, val: Any, a: Box, b: Box) -> Any:
     """A product with a weight may have it packed."""
-    return packed_product(low, val, a, b)
+    return None if config.numerics == "eager" else packed_product(low, val, a, b)
 
 
 @cache

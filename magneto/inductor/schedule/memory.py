@@ -3,8 +3,8 @@
 The arena is one block of memory that a plan keeps between calls; buffers whose lives do not overlap share its bytes. A kernel may write an output
 over an input that dies there, if every element is read before, at the same place. Memory of graph inputs is never written.
 
-In training (`apart`) large buffers stay out of the arena: what a plan holds between its steps, and while other plans run, counts there. Each is allocated
-when it is first written and freed after its last use, and a kernel may write over what a library call has returned.
+A kernel may also write over what a library call has returned and nobody reads later: memory that the processor's caches still hold. In training (`apart`) large
+buffers stay out of the arena: what a plan holds between its steps, and while other plans run, counts there. Each is allocated when it is first written and freed after its last use.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from magneto.base.flags import config
+from magneto.inductor.convolve import POINTWISE, POINTWISE_ADD, TRANSPOSED
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import is_dense, same_layout
 from magneto.inductor.schedule.fuse import member_stages
@@ -27,6 +28,7 @@ aten = torch.ops.aten
 OWN_RESULTS = frozenset({
     aten.convolution.default, aten.convolution_backward.default, aten.max_pool2d_with_indices_backward.default, aten.embedding_dense_backward.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    *(op for op in (POINTWISE, POINTWISE_ADD, TRANSPOSED) if op is not None),
 })  # fmt: skip
 """Operations whose results nobody else holds, and that share no memory. (Others may return an argument where there is nothing to do, whatever their schema says.)"""
 
@@ -61,13 +63,13 @@ def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE) -> Memo
             single = name in leaving or (apart and size >= large)
             if name in plan.kept or (single and (not apart or name in plan.into)):
                 continue
-            candidates: Collection[str] = alone if single else arena.keys()
-            source = _taken_over(plan, step, name, position, last, candidates, in_place, leaving, single) if config.buffer_reuse else None
-            if single:
+            source = _taken_over(plan, step, name, position, last, alone, in_place, leaving, True) if config.buffer_reuse else None
+            if single or source is not None:
                 alone.add(name)
                 if source is not None:
                     in_place[name] = source
                 continue
+            source = _taken_over(plan, step, name, position, last, arena.keys(), in_place, leaving, False) if config.buffer_reuse else None
             if source is not None:
                 in_place[name] = source
                 arena[name] = arena[source]
@@ -76,8 +78,8 @@ def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE) -> Memo
                 arena[name] = free.take(size)
                 owner[arena[name]] = size
             dying.setdefault(last[name], []).append(name)
-        if apart and isinstance(step, LibraryCall) and step.op in OWN_RESULTS:
-            alone.update(b.name for b in step.buffers)
+        if isinstance(step, LibraryCall) and step.op in OWN_RESULTS and not plan.kept.intersection(names := [b.name for b in step.buffers]):
+            alone.update(names)
         if config.buffer_reuse:
             for name in dying.pop(position, ()):
                 free.give(arena[name], owner.pop(arena[name]))

@@ -1,8 +1,9 @@
-"""A joint graph behind decomposition: the cut sees primitives, so that normalised activations are computed again in backward from what they are normalised of."""
+"""A joint graph behind a rewriting: laid out anew, or decomposed, so that the cut sees primitives and normalised activations are computed again in backward from what they are normalised of."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import fx
@@ -21,24 +22,44 @@ def _of_a_backward_inside(node: fx.Node) -> bool:
 
 
 def decompose_joint(joint: JointGraph) -> JointGraph:
-    """The same joint graph in primitives and library calls. `checked` is what it was in ATen's operations. The old graph is as before."""
+    """The same joint graph in primitives and library calls."""
     from magneto.prims import decompose
 
+    made = rewritten(joint, decompose)
+    for node in made.graph.nodes:
+        if node.op == "call_function":
+            late = node.meta.pop("late", False)
+            of_forward = node.target is operator.getitem and node.all_input_nodes[0].meta["stage"] == "forward"
+            node.meta["stage"] = "backward" if late and not of_forward else "forward"
+    return made
+
+
+def lay_out_joint(joint: JointGraph, lay_out: Callable[[fx.Graph], fx.Graph]) -> JointGraph:
+    """The joint graph in other layouts; as it is where a result that autograd checks, because backward reads it, would be a copy of what is read."""
+    made = rewritten(joint, lay_out)
+    if made is joint:
+        return joint
+    checked = checked_by_autograd(joint)
+    pairs = zip(joint.results, made.results, strict=True)
+    return joint if any(old in checked and old.target is not new.target for old, new in pairs) else made
+
+
+def rewritten(joint: JointGraph, rewrite: Callable[[fx.Graph], fx.Graph]) -> JointGraph:
+    """The joint graph as `rewrite` makes it. `checked` is what it was before. The old graph is as before."""
     checked = checked_by_autograd(joint)
     wanted = list(dict.fromkeys([*joint.results, *(node for node in joint.gradients if node is not None)]))
     joint.graph.output(tuple(wanted))
-    graph = decompose(joint.graph)
-    joint.graph.erase_node(joint.graph.output_node())
+    try:
+        graph = rewrite(joint.graph)
+    finally:
+        joint.graph.erase_node(joint.graph.output_node())
+    if graph is joint.graph:
+        return joint
     output = graph.output_node()
     env = dict(zip(wanted, output.args[0], strict=True))  # type: ignore[arg-type]
     graph.erase_node(output)
     places = [node for node in joint.graph.nodes if node.op == "placeholder"]
     env.update(zip(places, (node for node in graph.nodes if node.op == "placeholder"), strict=True))
-    for node in graph.nodes:
-        if node.op == "call_function":
-            late = node.meta.pop("late", False)
-            of_forward = node.target is operator.getitem and node.all_input_nodes[0].meta["stage"] == "forward"
-            node.meta["stage"] = "backward" if late and not of_forward else "forward"
     return replace(
         joint,
         graph=graph,
@@ -49,4 +70,4 @@ def decompose_joint(joint: JointGraph) -> JointGraph:
     )
 
 
-__all__ = ["decomposable", "decompose_joint"]
+__all__ = ["decomposable", "decompose_joint", "lay_out_joint"]

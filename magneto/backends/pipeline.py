@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from magneto.aot_autograd.call import as_function, own_memory, result_strides, takes_any_layout, without_autocast, without_grad
-from magneto.aot_autograd.decomposed import decomposable, decompose_joint
+from magneto.aot_autograd.decomposed import decomposable, decompose_joint, lay_out_joint
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.recompute import recompute
@@ -88,6 +88,7 @@ def choose_layout(unit: Unit) -> Unit:
     """Products with one matrix become one product. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
     becomes part of it."""
     from magneto.inductor.convolve import available, fold
+    from magneto.inductor.convolve_cudnn import fold_cudnn
     from magneto.inductor.layout import lay_out
     from magneto.inductor.matmul import flatten
 
@@ -95,8 +96,20 @@ def choose_layout(unit: Unit) -> Unit:
         return unit
     graph, state = flatten(unit.traced.graph), state_of(unit)
     if config.channels_last:
-        graph = fold(lay_out(graph, state if available() else frozenset()), state)
+        graph = fold_cudnn(fold(lay_out(graph, state if available() else frozenset()), state))
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
+
+
+def choose_joint_layout(unit: Unit) -> Unit:
+    """On a GPU convolutional networks are trained channels-last too."""
+    from magneto.inductor.compile import foreign_device
+    from magneto.inductor.layout import lay_out
+
+    joint = unit.joint
+    assert joint is not None
+    if not config.channels_last or not joint.tangents or foreign_device(joint.graph) != "cuda" or not decomposable(joint):
+        return unit
+    return replace(unit, joint=lay_out_joint(joint, lay_out))
 
 
 def decompose_joint_graph(unit: Unit) -> Unit:
@@ -293,8 +306,10 @@ def inference(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
 def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
     """The recipe with gradients; the backward half goes through `half` too, when it is first called."""
     decomposed = (Pass("decompose_joint", decompose_joint_graph),) if half not in (CALL_HALF, REPLAY_HALF) else ()
+    layout = (Pass("choose_joint_layout", choose_joint_layout),) if half is COMPILE_HALF else ()
     return (
         Pass("trace_joint", trace_joint_graph),
+        *layout,
         *decomposed,
         Pass("partition", cut_joint_graph),
         *half,

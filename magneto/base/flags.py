@@ -67,7 +67,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("fusion", bool, True, "fuse loops", True),
     Flag("max_fusion", int, 64, "buffers computed by one fused kernel", True, low=1),
     Flag("buffer_reuse", bool, True, "reuse the memory of buffers that are no longer read", True),
-    Flag("channels_last", bool, True, "lay convolutional networks out channels-last on the CPU where it pays", True),
+    Flag("channels_last", bool, True, "lay convolutional networks out channels-last where it pays", True),
     Flag("cuda_graphs", bool, True, "record what a graph launches on a GPU and replay it, where that is safe"),
     Flag("max_autotune", bool, False, "on a GPU, measure kernels of ours for products and what follows them against the library", True),
     Flag("vector_math", bool, True, "use the C library's vector functions for exp, tanh, erf, ...", True),

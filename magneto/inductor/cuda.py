@@ -27,10 +27,12 @@ from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Pointw
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.replay import Replay
+from magneto.inductor.runtime import claim
 from magneto.inductor.runtime.cuda_graphs import Graphed, recordable
 from magneto.inductor.runtime.kept import Finished, keep_data, recall_data
 from magneto.inductor.runtime.triton_launch import Launched, Launcher, launchers, source_of, why_not
 from magneto.inductor.runtime.tuning import tuned
+from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
@@ -165,7 +167,7 @@ def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: tor
         program = split_reductions(online_sums(_on_device(lower_graph(graph), device)))
     with timer("schedule"):
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
-        plan = gather(write_inputs(schedule(program, updates, True), written), WORTH_A_TABLE, False)
+        plan = gather(write_inputs(join_columns(schedule(program, updates, True)), written), WORTH_A_TABLE, False)
     if config.max_autotune and device.type == "cuda":
         with timer("tune"):
             plan = tuned(plan, device)
@@ -173,7 +175,7 @@ def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: tor
         texts = {step: _text_of(step, plan) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("plan"):
         numbers = {kernel: n for n, kernel in enumerate(dict.fromkeys(texts.values()))}
-        code = cuda_plan(plan, plan_memory(plan, True, 0), lambda step: numbers[texts[step]])
+        code = cuda_plan(plan, plan_memory(plan, True, 0, _given(graph, program)), lambda step: numbers[texts[step]])
     _report(name, plan, texts, code)
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
     return DevicePlan(code, tuple(numbers), direct, len(plan.steps), _lasting(plan))
@@ -192,6 +194,14 @@ def _loaded(plan: DevicePlan, build: Build) -> Compiled:
         made = build(plan.kernels)
     code = with_launchers(plan.code, [made[kernel] for kernel in plan.kernels])
     return _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
+
+
+def _given(graph: fx.Graph, program: Program) -> frozenset[str]:
+    """Large inputs of a backward: it may be the only one that holds what was kept for it."""
+    of_backward = any(node.op == "placeholder" and node.meta.get("stage") == "backward" for node in graph.nodes)
+    if not of_backward or not claim.available():
+        return frozenset()
+    return frozenset(b.name for b in program.inputs if b is not None and b.nbytes >= claim.WORTH)  # type: ignore[operator]
 
 
 def _built(kernels: Iterable[Launched], device: torch.device) -> dict[Launched, Launcher]:

@@ -1,4 +1,4 @@
-"""Channels-last layout for convolutional networks on the CPU: `lay_out(graph)`.
+"""Channels-last layout for convolutional networks: `lay_out(graph)`.
 
 A functional graph has no memory of its own to respect but its inputs' and its outputs'. So a convolution may read its input channels-last: a copy is put
 in front of the first ones, and `graph.META_RULES`, which know eager's strides, carry the layout on through what follows. Where a value leaves the graph it
@@ -8,7 +8,10 @@ Which convolutions ask for which layout is measured (oneDNN on one core of a Xeo
 convolutions gain most, dense ones about 6 %, 1x1 nothing by themselves; dense ones whose weights outweigh their output lose, because the weights are
 reordered in every call, and are better off contiguous. The rewritten graph is taken only if the gains exceed what the copies cost.
 
-Not touched: graphs without such convolutions, 1-D and 3-D convolutions, devices other than the CPU, operations that see memory (`as_strided`) or draw
+On a GPU (`GPU`, an H200) cuDNN computes every 2-D convolution on tensor cores channels-last and changes the layout there and back for others: all of them ask for it, in training too
+(`lay_out_joint`). float32 without TF32 stays as it is: it loses.
+
+Not touched: graphs without such convolutions, 1-D and 3-D convolutions, other devices, operations that see memory (`as_strided`) or draw
 random numbers in memory order; those get their inputs as eager would.
 """
 
@@ -46,6 +49,20 @@ class Costs:
 
 
 COSTS = Costs()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCosts:
+    """Nanoseconds on an H200."""
+
+    launch: float = 2000.0
+    byte: float = 0.0005  # to copy one
+    convolution: float = 0.0008  # gained per byte of input and output
+    product: float = 0.0001  # the same of convolutions that are a matrix product
+    weight: float = 0.001  # to lay out one byte of a weight in each call
+
+
+GPU = GpuCosts()
 FEW_CHANNELS = 4
 HEAVY_WEIGHTS = 5  # weight elements per output element
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
@@ -80,10 +97,12 @@ def wish(node: fx.Node, kept: Collection[fx.Node] = ()) -> tuple[bool | None, fl
     if node.target is not aten.convolution.default:
         return None, 0.0
     meta, weight, value = node.meta["val"], node.args[1].meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
-    if meta.ndim != 4 or meta.device.type != "cpu" or meta.dtype not in (torch.float32, torch.bfloat16):
+    if meta.ndim != 4 or meta.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None, 0.0
     transposed, groups = node.args[6], node.args[8]
-    if transposed or weight.is_channels_last() or not value.is_dense():
+    if meta.device.type == "cuda" and not transposed:
+        return _wish_on_gpu(value, weight, meta, node.args[3])
+    if meta.device.type != "cpu" or meta.dtype is torch.float16 or transposed or weight.is_channels_last() or not value.is_dense():
         return None, 0.0
     window = weight.shape[2] * weight.shape[3]
     work = meta.numel * weight.shape[1] * window
@@ -98,6 +117,29 @@ def wish(node: fx.Node, kept: Collection[fx.Node] = ()) -> tuple[bool | None, fl
     if meta.dtype is torch.float32 and weight.numel > HEAVY_WEIGHTS * meta.numel and node.args[1] not in kept:
         return False, COSTS.heavy * work
     return True, COSTS.dense * work
+
+
+def _wish_on_gpu(value: TensorMeta, weight: TensorMeta, result: TensorMeta, stride: Any) -> tuple[bool | None, float]:
+    if weight.is_channels_last() or not value.is_dense() or not tensor_cores(value.dtype):
+        return None, 0.0
+    window = weight.shape[2] * weight.shape[3]
+    moved = value.nbytes + result.nbytes
+    if window == 1 and all(s == 1 for s in stride):
+        return True, GPU.launch + GPU.product * moved
+    gain = GPU.launch + GPU.convolution * moved - (GPU.launch + GPU.weight * weight.nbytes if window > 1 else 0.0)
+    return (True, gain) if gain > 0 else (None, 0.0)
+
+
+def tensor_cores(dtype: torch.dtype) -> bool:
+    """Are convolutions of that type computed by tensor cores? float32 where torch's settings let it be TF32."""
+    if dtype is not torch.float32:
+        return True
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+        return False
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the program uses the newer setting
+        return getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "") == "tf32"
 
 
 def _turned(node: fx.Node) -> bool:
@@ -132,6 +174,8 @@ class _Walk:
         if node.target is aten.convolution.default:
             first: fx.Node = node.args[0]  # type: ignore[assignment]
             sources[first] = self.convolution_input(node, sources[first])
+        elif node.target is aten.convolution_backward.default:
+            self.backward_input(node, sources)
         if all(new.meta["val"] == old.meta["val"] for old, new in sources.items()):
             return self.made.node_copy(node, sources.__getitem__)
         try:
@@ -153,6 +197,16 @@ class _Walk:
             return source
         return self.convert(source, meta.contiguous_strides(meta.shape))
 
+    def backward_input(self, node: fx.Node, sources: dict[fx.Node, fx.Node]) -> None:
+        """Where its convolution reads a channels-last copy, both gradients are computed of that."""
+        first: fx.Node = node.args[1]  # type: ignore[assignment]
+        value: TensorMeta = first.meta["val"]
+        if value.ndim != 4 or value.device.type != "cuda" or value.is_channels_last() or node.args[7]:
+            return
+        sources[first] = self.converted.get((sources[first], channels_last_strides(value.shape)), sources[first])
+        if sources[first].meta["val"].is_channels_last():
+            self.gain += 2 * _wish_on_gpu(value, node.args[2].meta["val"], node.args[0].meta["val"], node.args[4])[1]  # type: ignore[union-attr]
+
     def follow(self, node: fx.Node, sources: dict[fx.Node, fx.Node]) -> fx.Node:
         """The operation on its inputs' new strides. RuleError where that is not known to be the same operation."""
         if node.target is operator.getitem:
@@ -161,7 +215,7 @@ class _Walk:
         else:
             found = _answer(node, sources)
         if node.target is aten.native_group_norm.default and found[0].is_channels_last() and not node.meta["val"][0].is_channels_last():
-            self.cost += COSTS.group_norm * found[0].numel
+            self.cost += COSTS.group_norm * found[0].numel if found[0].device.type == "cpu" else GPU.byte * found[0].nbytes
         made = self.made.node_copy(node, sources.__getitem__)
         made.meta = {**node.meta, "val": found}
         return made
@@ -189,7 +243,8 @@ class _Walk:
         meta: TensorMeta = node.meta["val"]
         goal = TensorMeta(meta.shape, strides, meta.dtype, meta.device)
         self.copies += 1
-        self.cost += COSTS.copy * meta.numel
+        if not all(n == 1 or s == t for n, s, t in zip(meta.shape, meta.strides, strides, strict=True)):
+            self.cost += COSTS.copy * meta.numel if meta.device.type == "cpu" else GPU.launch + GPU.byte * meta.nbytes
         if strides == meta.contiguous_strides(meta.shape):
             return self.add(aten.clone.default, node, goal, memory_format=torch.contiguous_format)
         if meta.ndim == 4 and strides == channels_last_strides(meta.shape):
@@ -245,4 +300,4 @@ def _same_values(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-__all__ = ["Abandoned", "Costs", "lay_out", "wish"]
+__all__ = ["Abandoned", "Costs", "lay_out", "tensor_cores", "wish"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.gpu.convolutions import CONVOLUTIONS
 from tests.gpu.kernels import KERNELS
 from tests.gpu.optimisers import CHECKS as OPTIMISERS
 from tests.gpu.programs import PROGRAMS, check
@@ -31,3 +32,8 @@ def test_optimiser(name: str) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels(name: str) -> None:
     KERNELS[name]()
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str) -> None:
+    CONVOLUTIONS[name]()

@@ -13,12 +13,12 @@ from math import prod
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent, plain_loads
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
-from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of
+from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import POINTERS, compute_type
 from magneto.inductor.loops.ir import Buffer, Indirect, Load, Value
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, Member, member_loads
 from magneto.symbolic import add, mul
 
 
@@ -53,7 +53,7 @@ class Writer:
         reach = [int(buffers[n].storage_numel) for n in names if n in buffers]  # type: ignore[arg-type]
         masks = {a.name: f"{a.name}mask" for a in blocks.axes if a.masked}
         self.wide = max([0, *reach, *(a.size + a.block for a in blocks.axes)]) >= NARROW
-        self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve)
+        self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve, widest(blocks.kernel) == 2)
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory
         self.every = frozenset(a.name for a in blocks.axes)
@@ -69,12 +69,14 @@ class Writer:
             self._name_symbols(axis)
         for n, dim in enumerate(self.blocks.outer):
             self.emitter.symbols[dim.sym] = Name("z" if len(self.blocks.outer) == 1 else f"z_{n}")
-        if self.blocks.looped:
+        if self.blocks.stages:
+            self._walk_rows()
+        elif self.blocks.looped:
             self._passes()
         else:
             self._once()
         lines = self._outer_lines() + [
-            line for axis in self.blocks.axes if axis.name != "r" or not self.blocks.looped for line in self._axis_lines(axis)
+            line for axis in self.blocks.axes if axis.name not in self._loops() for line in self._axis_lines(axis)
         ]
         lines += self.emitter.scopes[0].lines
         constants = [(f"{a.name.upper()}BLOCK", a.block) for a in self.blocks.axes]
@@ -83,6 +85,10 @@ class Writer:
         asserts = "tl.device_assert(" in text
         pointers = tuple(POINTERS[self.dtypes[name]] for name in self.names)
         return TritonKernel(text, pointers, tuple(constants), self.blocks.grid, self.blocks.warps, asserts)
+
+    def _loops(self) -> tuple[str, ...]:
+        """The axis that loops walk."""
+        return ("x",) if self.blocks.stages else ("r",) if self.blocks.looped else ()
 
     # ---- axes ------------------------------------------------------------------------------------------------------------
 
@@ -100,10 +106,10 @@ class Writer:
         name, size = axis.name, f"{axis.name.upper()}BLOCK"
         position = ", ".join(":" if a.name == name else "None" for a in self.blocks.axes)
         within = f"tl.arange(0, {size})" + (f"[{position}]" if len(self.blocks.axes) > 1 else "")
-        if name == "r":
-            start = "offset + " if self.blocks.looped else ""
+        if name == "r" or name in self._loops():
+            start = "offset + " if name in self._loops() else ""
         else:
-            program = [a.name for a in reversed(self.blocks.axes) if a.name != "r"].index(name)
+            program = [a.name for a in self.blocks.shared_out].index(name)
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * {size} + "
         lines = [f"{name} = {start}{within}"]
         if axis.masked:
@@ -113,7 +119,7 @@ class Writer:
     def _outer_lines(self) -> list[str]:
         if not self.blocks.outer:
             return []
-        program = sum(a.name != "r" for a in self.blocks.axes)
+        program = len(self.blocks.shared_out)
         return [f"z = tl.program_id({program}){'.to(tl.int64)' if self.wide else ''}", *self._parts("z", self.blocks.outer)]
 
     def _parts(self, name: str, dims: tuple[Dim, ...]) -> list[str]:
@@ -174,12 +180,50 @@ class Writer:
                     self._store(member, self._value(member))
         self._flush(False)
 
+    def _walk_rows(self) -> None:
+        """One loop over rows, each of them whole, and sums of columns over all of its turns."""
+        axis, emitter = self.blocks.axes[0], self.emitter
+        emitter.inner = "x"
+        columns = {m.name: emitter.fresh("a") for m in self.kernel.members if m.kind == COLUMN}
+        for member in self.kernel.members:
+            if member.kind == COLUMN:
+                emitter.line(
+                    f"{columns[member.name]} = tl.full({emitter.shape(self.every)}, 0, {compute_type(member.acc_dtype)})", frozenset("r")
+                )
+        emitter.scopes.append(Scope())
+        self._load_ahead(self.kernel.members)
+        for member in self.kernel.members:
+            if member.kind == COLUMN:
+                value = emitter.spread(self._value(member), self.every, compute_type(member.acc_dtype))
+                emitter.line(f"{columns[member.name]} = {columns[member.name]} + {value}", self.every)
+            elif member.is_reduction:
+                self._folded(member, Fold(member, emitter, self.every).whole(self._value(member), self._flat(member)))
+            elif member.name in self.kernel.stored:
+                self._store(member, self._value(member))
+        self._flush(True)
+        self._flush(False)
+        body = [*self._axis_lines(axis), *emitter.scopes.pop().lines]
+        emitter.scopes[0].lines += [f"for offset in tl.range(0, {axis.size}, XBLOCK, num_stages={self.blocks.stages}):", *indent(body)]
+        along = frozenset("r")
+        for member in self.kernel.members:
+            if member.kind == COLUMN:
+                place = emitter.spread(emitter.index(member.store, None), along, "tl.int64" if self.wide else "tl.int32")
+                mask = emitter.mask(along)
+                masked = "" if mask is None else f", mask={mask}"
+                emitter.line(f"tl.store({self.pointers[member.name]} + {place}, tl.sum({columns[member.name]}, 0)[None, :]{masked})", along)
+
     def _load_ahead(self, members: Sequence[Member]) -> None:
-        """What is read at every point anyway is read first, so that all of it is under way before the first reduction waits."""
+        """What is read at every point anyway is read first, so that all of it is under way before the first reduction waits. What all rows share comes from the
+        cache: it would only hold registers meanwhile."""
         for member in members:
             for load in plain_loads(member.body):
-                if load.buffer not in self.members and not any(isinstance(s, Indirect) for s in load.index.free):
+                if load.buffer not in self.members and not any(isinstance(s, Indirect) for s in load.index.free) and not self._shared(load):
                     self.emitter.emit(load)
+
+    def _shared(self, load: Load) -> bool:
+        """Do all rows read the same?"""
+        symbols = self.emitter.symbols
+        return self.blocks.axes[0].size > 1 and {a for s in load.index.free if s in symbols for a in symbols[s].axes} == {"r"}
 
     def _value(self, member: Member) -> Name:
         return self.emitter.emit(member.body)

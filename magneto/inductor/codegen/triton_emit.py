@@ -41,10 +41,14 @@ Answer = Callable[[Load], "Name | Value | None"]
 
 class Emitter:
     """`axes`: names of the block's dimensions in order; `masks`: axis -> the name of its mask, where it needs one; `symbols`: symbol -> what it is called;
-    `wide`: indices need 64 bits; `resolve`: what a load of something that the kernel computes itself is."""
+    `wide`: indices need 64 bits; `resolve`: what a load of something that the kernel computes itself is; `halves`: all elements in memory have 16 bits."""
 
-    def __init__(self, pointers: Mapping[str, str], axes: Sequence[str], masks: Mapping[str, str], wide: bool, resolve: Answer) -> None:
+    def __init__(
+        self, pointers: Mapping[str, str], axes: Sequence[str], masks: Mapping[str, str], wide: bool, resolve: Answer, halves: bool = False
+    ) -> None:
         self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
+        self.halves = halves
+        self.inner = "r"  # the axis that a loop walks: what does not vary along it stands before the loop
         self.symbols: dict[Sym, Name] = {}
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
         self.scopes: list[Scope] = [Scope()]
@@ -58,15 +62,15 @@ class Emitter:
         return f"{prefix}{self._count}"
 
     def line(self, text: str, axes: frozenset[str]) -> None:
-        """A statement, where what it needs is known: what does not vary along `r` stands before the loop."""
-        self.scopes[-1 if "r" in axes else 0].lines.append(text)
+        """A statement, where what it needs is known."""
+        self.scopes[-1 if self.inner in axes else 0].lines.append(text)
 
     def name(self, text: str, axes: frozenset[str], key: object = None, prefix: str = "t") -> Name:
         """A new variable for an expression."""
         made = Name(self.fresh(prefix), axes)
         self.line(f"{made.text} = {text}", axes)
         if key is not None:
-            self.scopes[-1 if "r" in axes else 0].memo[key] = made
+            self.scopes[-1 if self.inner in axes else 0].memo[key] = made
         return made
 
     def found(self, key: object) -> Name | None:
@@ -116,7 +120,7 @@ class Emitter:
         names = [self.emit(a, under) if not (bare and c) else None for a, c in zip(value.args, consts, strict=True)]
         texts = [n.text if n is not None else f"({number(a.value, a.dtype)})" for n, a in zip(names, value.args, strict=True)]  # type: ignore[attr-defined]
         axes = frozenset(a for n in names if n is not None for a in n.axes)
-        return op_text(value.name, texts, value.args[-1].dtype, value.dtype), axes
+        return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves), axes
 
     def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
         condition = self.emit(value.cond, under)

@@ -126,13 +126,18 @@ BARE = frozenset("add sub mul eq ne lt le gt ge".split())
 """Operators that give a bare number the type of the tensor beside it."""
 
 
-def op_text(name: str, args: list[str], operand: torch.dtype, result: torch.dtype) -> str:
+OF_HALVES: dict[str, Emit] = {"exp": _lib("exp_of_half"), "erf": _lib("erf_of_half")}
+"""Shorter forms in kernels whose memory holds 16 bits an element: arithmetic is what bounds those. Right to 1e-6, a thousandth of what rounding the result costs."""
+
+
+def op_text(name: str, args: list[str], operand: torch.dtype, result: torch.dtype, halves: bool = False) -> str:
     """The Triton expression of an operation. CannotEmit for one without a row."""
     if name == "where":
         return f"tl.where({args[0]}, {args[1]}, {args[2]})"
     if name == "convert_element_type":
         return convert(args[0], operand, result)
-    emit = OPS.get(name)
+    emit = OF_HALVES.get(name) if halves and operand.is_floating_point and operand is not torch.float64 else None
+    emit = emit or OPS.get(name)
     if emit is None:
         raise CannotEmit(f"operation {name}")
     return emit(args, operand)

@@ -2,6 +2,7 @@
 
 - addmm whose result only loops read: the bias is added by those loops, not written into the product's memory beforehand; other linear layers.
 - mm and addmm with a weight that seldom changes: packed (lower/linear.py).
+- convolution with a bias whose result only loops read, on a GPU: they add it, where cuDNN would need a pass of its own.
 - clone: the same values in another layout; whether that needs a copy depends on who reads it.
 """
 
@@ -86,6 +87,19 @@ def lower_clone(low: Lowering, val: Any, x: Box, *, memory_format: Any = None) -
     return View(x, lambda i: i, tuple(val.shape), tuple(val.strides))
 
 
-ROWS: dict[Any, Callable[..., Any]] = {aten.clone.default: lower_clone, aten.mm.default: lower_mm, aten.addmm.default: lower_addmm}
+def lower_convolution(low: Lowering, val: Any, x: Box, weight: Box, bias: Box | None, *sizes: Any) -> Any:
+    if bias is None or val.device.type != "cuda" or not low.only_loops or bias.dtype is not val.dtype:
+        return None
+    made = emit_call(low, aten.convolution.default, (x, weight, None, *sizes), {}, val)
+    spread = View(bias, lambda i: (i[1],), tuple(val.shape), tuple(val.strides))
+    return pointwise(low, "add", (made, spread), val.dtype, tuple(val.shape), tuple(val.strides))
+
+
+ROWS: dict[Any, Callable[..., Any]] = {
+    aten.clone.default: lower_clone,
+    aten.mm.default: lower_mm,
+    aten.addmm.default: lower_addmm,
+    aten.convolution.default: lower_convolution,
+}
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     ROWS[torch.ops.mkldnn._linear_pointwise.default] = lower_activated

@@ -29,6 +29,7 @@ from magneto.graph import TensorMeta
 from magneto.inductor.codegen import plan
 from magneto.inductor.codegen.calls import call_named, name_of_call
 from magneto.inductor.codegen.plan import PlanCode
+from magneto.inductor.runtime import claim
 from magneto.inductor.runtime.compiler import NoCompiler, find_compiler, vector_math_level
 from magneto.inductor.runtime.store import key_of, store
 from magneto.prims import Prim
@@ -199,6 +200,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "carve": plan.carve,
     "view_at": plan.view_at,
     "laid_out": plan.laid_out,
+    "claim": claim.claim,
     "as_strided": torch.as_strided,
     "empty": torch.empty,
     "empty_strided": torch.empty_strided,

@@ -29,6 +29,7 @@ OWN_RESULTS = frozenset({
     aten.convolution.default, aten.convolution_backward.default, aten.max_pool2d_with_indices_backward.default, aten.embedding_dense_backward.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     *(op for op in (POINTWISE, POINTWISE_ADD, TRANSPOSED) if op is not None),
+    aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default,
 })  # fmt: skip
 """Operations whose results nobody else holds, and that share no memory. (Others may return an argument where there is nothing to do, whatever their schema says.)"""
 
@@ -45,8 +46,8 @@ class Memory:
     in_place: Mapping[str, str]
 
 
-def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE) -> Memory:
-    """Memory of a schedule. `large`: bytes from which on buffers stay out of the arena, when they are to."""
+def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE, given: Collection[str] = ()) -> Memory:
+    """Memory of a schedule. `large`: bytes from which on buffers stay out of the arena, when they are to. `given`: inputs that an output of the same shape may take the memory of."""
     steps = plan.steps
     last = _last_uses(plan)
     made_here = {name for step in steps for name in _allocated(step)}
@@ -56,7 +57,7 @@ def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE) -> Memo
     free = _FreeList()
     owner: dict[int, int] = {}  # offset -> bytes
     dying: dict[int, list[str]] = {}
-    alone: set[str] = set()  # buffers with memory of their own, and that may be written over
+    alone: set[str] = set(given)  # buffers with memory of their own, and that may be written over
     for position, step in enumerate(steps):
         for name in _allocated(step):
             size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]

@@ -31,11 +31,15 @@ from magneto.inductor.loops.ir import (
     reduce_symbol,
     reduce_symbols,
 )
+from magneto.inductor.schedule.columns import rows_beside
 from magneto.inductor.schedule.kernel import map_value
 from magneto.symbolic import ONE, Expr, Sym, add, coefficient, compare, mul
 
 ENOUGH = 132  # blocks: one for each multiprocessor of a large GPU
 WANTED = 528
+ONE_EACH = ENOUGH
+LONG_ROW = 4096  # elements that keep a multiprocessor busy
+FEWEST = 8  # rows that a program walks
 SHORTEST = 128  # elements of a partial result, at least
 ACROSS = 32  # rows of a block where memory is contiguous along them
 ALIGNED = 8  # elements: chunks begin where rows of vectors do
@@ -65,7 +69,17 @@ class Cut:
 
 def split_reductions(program: Program) -> Program:
     """The program with its long reductions of few rows in two steps."""
-    nodes = tuple(made for node in program.nodes for made in (_of(node) if isinstance(node, Reduction) else (node,)))
+    beside = rows_beside(program, across)
+
+    def made(node: Node) -> Iterator[Node]:
+        if not isinstance(node, Reduction):
+            yield node
+        elif node.name in beside and (cut := _columns(node, beside[node.name])) is not None:
+            yield from halves(node, cut)
+        else:
+            yield from _of(node)
+
+    nodes = tuple(one for node in program.nodes for one in made(node))
     return replace(program, nodes=nodes)
 
 
@@ -81,6 +95,13 @@ def _of(node: Reduction) -> Iterator[Node]:
             yield node
         else:
             yield from halves(node, cut)
+
+
+def _columns(node: Reduction, length: int) -> Cut | None:
+    """Sums of columns, one partial sum for each of the programs that walk the rows (columns.py); None where rows cannot be shared out equally."""
+    programs = ONE_EACH * max(1, min(4, LONG_ROW // length))
+    cut = _cut(node, programs) if _count(node.reduce_ranges) >= FEWEST * programs else None
+    return cut if cut is not None and cut.inside is None and 4 * prod(cut.parts) >= 3 * programs else None
 
 
 def pieces(node: Reduction) -> int:

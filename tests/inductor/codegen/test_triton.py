@@ -19,13 +19,14 @@ from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table, work_of
 from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.lower import lower_graph
+from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.kernel import FusedKernel, TableKernel
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel, Tiles, joined, matches
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
-from tests.inductor.codegen.triton_cases import CASES, PRODUCTS
+from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, few_programs
 from tests.inductor.lower.prim_graphs import Graph
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,8 @@ def kernels(build: Callable[[Graph], Any], rewritten: bool = False) -> list[Trit
     g = Graph()
     build(g)
     program = lower_graph(g.fx)
-    plan = schedule(split_reductions(online_sums(program)) if rewritten else program, training=True)
+    plan = schedule(split_reductions(online_sums(program)), training=True) if rewritten else schedule(program, training=True)
+    plan = join_columns(plan) if rewritten else plan
     return [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
 
 
@@ -116,11 +118,35 @@ def test_text(name: str) -> None:
 def test_long_rows_are_read_twice(shape: tuple[int, int]) -> None:
     """Once for the maximum and the sum of each chunk, once to write the result; what lies between reads no row."""
     parts, combine, result = kernels(lambda g: softmax(g, shape), True)
-    (x, chunk), (_, many), (_, block) = ([n for _, n in k.constants] + [0] * (2 - len(k.constants)) for k in (parts, combine, result))
-    assert x == 1 and chunk >= many and block == 0
+    (x, chunk), (_, many) = ([n for _, n in k.constants] for k in (parts, combine))
+    assert x == 1 and chunk >= many and "RBLOCK" not in dict(result.constants)
     assert [k.body.count("tl.load(") for k in (parts, combine, result)] == [1, 2, 3]
     assert [k.body.count("tl.store(") for k in (parts, combine, result)] == [2, 2, 1]
     assert not any("for offset" in k.body for k in (parts, combine, result))
+
+
+def columns() -> list[TritonKernel]:
+    with few_programs():
+        return kernels(CASES["sums of columns beside sums of rows"][0], True)
+
+
+def test_sums_of_columns_join_the_walk_over_rows() -> None:
+    """Everything is read once; what remains is to add up one partial sum per program."""
+    walk, *combine = columns()
+    assert walk.grid == (4,) and "for offset in tl.range(0, 8, XBLOCK" in walk.body
+    assert walk.body.count("tl.load(") == 5 and walk.body.count("tl.store(") == 3
+    assert [k.body.count("tl.load(") for k in combine] == [1, 1]
+
+
+@needs_triton
+def test_columns_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from magneto.inductor.runtime.triton_launch import binary_of
+
+    for kernel in (*columns(), *kernels(CASES["functions of torch.bfloat16"][0]), *kernels(CASES["rows and columns told apart"][0])):
+        assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
 
 
 @needs_triton

@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -227,6 +228,41 @@ def _norms(g: Graph) -> None:
     g.output(g.div(e, wide(g.sum(e, (1,)))), g.add(n, x), g.sum(n, (0,)))
 
 
+@case("sums of columns beside sums of rows", 2e-5)
+def _columns(g: Graph) -> None:
+    """A norm backward: rows are reduced, and summed up for the weight and the bias."""
+    shape = (32, 48)
+    x, grad, weight = g.input(torch.randn(shape)), g.input(torch.randn(shape)), g.input(torch.randn(48))
+    along = lambda v: g.broadcast_in_dim(v, shape, (0,))  # noqa: E731
+    mean, scale = g.input(torch.randn(32)), g.input(torch.rand(32))
+    n = g.mul(g.sub(x, along(mean)), along(scale))
+    weighted = g.mul(grad, g.broadcast_in_dim(weight, shape, (1,)))
+    a, b = g.sum(g.mul(weighted, n), (1,)), g.sum(weighted, (1,))
+    dx = g.mul(g.sub(weighted, g.mul(g.add(g.mul(n, along(a)), along(b)), 1 / 48)), along(scale))
+    g.output(dx, g.sum(g.mul(grad, n), (0,)), g.sum(grad, (0,)))
+
+
+@case("rows and columns told apart", 0)
+def _by_rows(g: Graph) -> None:
+    shape = (350, 768)
+    rows, columns = g.broadcast_in_dim(g.input(torch.randn(350)), shape, (0,)), g.broadcast_in_dim(g.input(torch.randn(768)), shape, (1,))
+    g.output(g.add(g.mul(g.input(torch.randn(shape)), rows), columns))
+
+
+for _dtype in (torch.float16, torch.bfloat16):
+
+    @case(f"functions of {_dtype}", HALF[_dtype])
+    def _of_halves(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        numbers = torch.cat(
+            [
+                torch.tensor([0.0, -0.0, 1e-4, -1e-4, float("inf"), -float("inf"), float("nan"), 4.0, -4.0, 10.0, -10.0, 80.0, -80.0]),
+                torch.randn(100) * 2,
+            ]
+        )
+        x = g.input(numbers.to(dtype))
+        g.output(g.exp(x), g.erf(x), g.mul(g.mul(x, 0.5), g.add(g.erf(g.mul(x, 0.7071)), 1.0)))
+
+
 @case("transposed operands", 0)
 def _transposed(g: Graph) -> None:
     x, y = g.input(torch.randn(40, 33)), g.input(torch.randn(2, 30, 35))
@@ -311,8 +347,29 @@ def joining(plan: Any, *_: Any) -> Any:
     return joined(plan, {match: Tiles(32, 32, 32, 4, 3) for match in found})
 
 
+@contextmanager
+def few_programs() -> Iterator[None]:
+    """Rows are walked by few programs, however few and short they are."""
+    from magneto.inductor.schedule import columns, split
+
+    numbers = [(split, "ONE_EACH", 4), (split, "LONG_ROW", 1), (columns, "SHARED", 1), (columns, "SHORTEST", 16)]
+    before = [getattr(module, name) for module, name, _ in numbers]
+    for module, name, number in numbers:
+        setattr(module, name, number)
+    try:
+        yield
+    finally:
+        for (module, name, _), number in zip(numbers, before, strict=True):
+            setattr(module, name, number)
+
+
 def execute(name: str) -> str:
     """What is wrong with a case; empty: nothing."""
+    with few_programs() if "columns beside" in name else nullcontext():
+        return _execute(name)
+
+
+def _execute(name: str) -> str:
     from magneto.inductor import cuda
     from magneto.inductor.runtime.triton_launch import interpreted
 

@@ -223,7 +223,8 @@ class Writer:
     def _shared(self, load: Load) -> bool:
         """Do all rows read the same?"""
         symbols = self.emitter.symbols
-        return self.blocks.axes[0].size > 1 and {a for s in load.index.free if s in symbols for a in symbols[s].axes} == {"r"}
+        several = any(a.name != "r" and a.size > 1 for a in self.blocks.axes)
+        return several and {a for s in load.index.free if s in symbols for a in symbols[s].axes} == {"r"}
 
     def _value(self, member: Member) -> Name:
         return self.emitter.emit(member.body)

@@ -37,9 +37,8 @@ def rows_beside(program: Program, across: Callable[[Reduction], bool]) -> dict[s
 
 
 def _sizes(node: Reduction) -> tuple[int, int] | None:
-    if not all(isinstance(s, int) for s in (*node.ranges, *node.reduce_ranges)):
-        return None
-    return prod([int(s) for s in node.ranges]), prod([int(s) for s in node.reduce_ranges])  # type: ignore[arg-type]
+    rows, length = ([s for s in sizes if isinstance(s, int)] for sizes in (node.ranges, node.reduce_ranges))
+    return (prod(rows), prod(length)) if len(rows) + len(length) == len(node.ranges) + len(node.reduce_ranges) else None
 
 
 def _walked(node: Reduction) -> Iterable[str]:

@@ -20,6 +20,7 @@ from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked,
 from magneto.symbolic import Add, Expr, Sym, add, mul, to_c
 
 NARROW = 1 << 31
+SQRT_HALF = math.sqrt(0.5)
 BAD_INDEX, ZERO_DIVISION = 1, 2
 """Bits of a kernel's result."""
 
@@ -143,6 +144,8 @@ class Emitter:
         assert isinstance(value, Op)
         if value.name == "add" and value.dtype is torch.float32 and (found := self._one_plus(value)) is not None:
             return f"mg_{found.name}1_f32({self.emit(found.args[0], mask)})"
+        if value.name == "mul" and value.dtype is torch.float32 and (factors := self._normal(value)) is not None:
+            return " * ".join([self.emit(f, mask) for f in factors[:-1]] + [f"mg_cdf_f32({self.emit(factors[-1], mask)})"])
         args = [self.emit(a, mask) for a in value.args]
         operand = value.args[-1].dtype
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
@@ -156,11 +159,30 @@ class Emitter:
         """The function in 1 + erf(x), 1 + exp(x) and 1 + tanh(x): it needs no accuracy far below 1 and is much cheaper so. The hearts of gelu and the sigmoid function."""
         for one, other in (value.args, value.args[::-1]):
             if isinstance(one, Const) and one.value == 1.0:
-                while isinstance(other, Load) and isinstance(found := self.resolve(other), Value):
-                    other = found
+                other = self._inlined(other)
                 if isinstance(other, Op) and other.name in ONE_PLUS and other not in self.shared:
                     return other
         return None
+
+    def _normal(self, value: Op) -> tuple[Value, ...] | None:
+        """(x,) for 0.5 * (1 + erf(x / sqrt 2)), the normal distribution; (y, x) for y * 0.5 * (1 + erf(x / sqrt 2))."""
+        for half, other in (value.args, value.args[::-1]):
+            other = self._inlined(other)
+            if not (isinstance(other, Op) and other.name == "add") or (function := self._one_plus(other)) is None or function.name != "erf":
+                continue
+            scaled = self._inlined(function.args[0])
+            x = _times(scaled, SQRT_HALF)
+            if x is not None and isinstance(half, Const) and half.value == 0.5:
+                return (x,)
+            if x is not None and (y := _times(self._inlined(half), 0.5)) is not None:
+                return (y, x)
+        return None
+
+    def _inlined(self, value: Value) -> Value:
+        """What is computed in place of a load."""
+        while isinstance(value, Load) and isinstance(found := self.resolve(value), Value):
+            value = found
+        return value
 
     def _depth_under(self, value: Value, mask: str) -> int:
         """The scope in which `emit` computes a value."""
@@ -245,6 +267,15 @@ class Emitter:
         scope.checks = True
         condition = f"({mask}) & ({bad})" if mask else bad
         scope.lines.append(f"status |= ({condition}) ? {bit} : 0;")
+
+
+def _times(value: Value, factor: float) -> Value | None:
+    """x where the value is x * factor."""
+    if isinstance(value, Op) and value.name == "mul":
+        for x, other in (value.args, value.args[::-1]):
+            if isinstance(other, Const) and abs(float(other.value.real) - factor) < 1e-7:
+                return x
+    return None
 
 
 def plain_loads(value: Value) -> list[Load]:

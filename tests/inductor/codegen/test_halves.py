@@ -55,3 +55,20 @@ def test_transposed_and_padded() -> None:
     turned = g.add(g.transpose(x, (1, 0)), g.input(torch.randn(130, 90).half()))
     g.output(turned, g.mul(g.pad(x, (1, 2), (0, 1), 1.0), 2.0))
     check_compiled(g, 2e-3)
+
+
+def test_rounding_of_large_numbers_within_a_kernel() -> None:
+    """Numbers far beyond float16 become infinite also where the result of the rounding stays in registers."""
+    g = Graph()
+    x = g.input(
+        torch.cat(
+            [
+                torch.logspace(0, 38, 5000),
+                -torch.logspace(0, 38, 5000),
+                torch.tensor([65503.9, 65519.9, 65520.0, float("inf"), float("nan")]),
+            ]
+        )
+    )
+    rounded = g.convert_element_type(g.convert_element_type(x, torch.float16), torch.float32)
+    g.output(g.add(rounded, 1.0), g.convert_element_type(g.neg(g.convert_element_type(x, torch.float16)), torch.float16))
+    check_compiled(g, 0)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.aot_autograd.arrivals import watched
 from magneto.aot_autograd.mode import FunctionalMode, hollow
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.results import Collector
@@ -30,7 +31,8 @@ _LOOK = {
 @dataclass(frozen=True, slots=True)
 class JointGraph:
     """`graph` has no output node. `results`: nodes the forward returns. `tangents[k]`: placeholder of the gradient of result
-    `differentiable[k]`. `gradients[i]`: node of the gradient of input i (constants included), or None. `checked`: the inputs and results whose version autograd checks, when
+    `differentiable[k]`. `gradients[i]`: node of the gradient of input i (constants included), or None; `origins[i]`: the tangents of which one at least must be there for it. `order`: the leaves
+    among the inputs, as they get their gradients. `read_late`: inputs whose memory formulas of autograd read. `checked`: the inputs and results whose version autograd checks, when
     the graph itself does not show it any more. `frees`: whether a formula has saved tensors, which a backward frees."""
 
     graph: fx.Graph
@@ -43,6 +45,9 @@ class JointGraph:
     name: str = "graph"
     checked: frozenset[fx.Node] | None = None
     frees: bool = True
+    origins: tuple[frozenset[int], ...] = ()
+    order: tuple[int, ...] = ()
+    read_late: frozenset[int] = frozenset()
 
 
 def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:
@@ -70,11 +75,24 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         mode = tracing.mode
         results = tuple(collector.results)
         frees = _has_saved([carrier.grad_fn for carrier in collector.carriers.values()])
-        tangents, gradients = _backward(mode, collector, differentiable, leaves, len(tensors), results)
+        flow = _backward(mode, collector, differentiable, leaves, len(tensors), results)
     constants = (*tracing.attributes, *mode.literals)
     signature = replace(signature, n_constants=len(constants))
-    gradients += (None,) * len(mode.literals)
-    return JointGraph(mode.graph, signature, constants, results, differentiable, tangents, gradients, name, frees=frees)
+    more = len(mode.literals)
+    return JointGraph(
+        mode.graph,
+        signature,
+        constants,
+        results,
+        differentiable,
+        flow.tangents,
+        (*flow.gradients, *(None,) * more),
+        name,
+        frees=frees,
+        origins=(*flow.origins, *(frozenset[int](),) * more),
+        order=tuple(i for i in flow.order if (*tracing.inputs, *tracing.attributes)[i].is_leaf),
+        read_late=frozenset(mode.read_late),
+    )
 
 
 def _has_saved(todo: list[Any]) -> bool:
@@ -183,6 +201,16 @@ class _Identity(torch.autograd.Function):
         return gradient
 
 
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """What flows back: the tangents' placeholders, for each input a gradient or None and the tangents it is made of, and the inputs that get one, in this order."""
+
+    tangents: tuple[fx.Node, ...]
+    gradients: tuple[fx.Node | None, ...]
+    origins: tuple[frozenset[int], ...]
+    order: tuple[int, ...]
+
+
 def _backward(
     mode: FunctionalMode,
     collector: Collector,
@@ -190,11 +218,12 @@ def _backward(
     leaves: dict[int, torch.Tensor],
     n: int,
     results: tuple[fx.Node, ...],
-) -> tuple[tuple[fx.Node, ...], tuple[fx.Node | None, ...]]:
-    """Run the engine; returns the tangents' placeholders and one gradient node or None per input."""
+) -> _Flow:
+    """Run the engine."""
     gradients: list[fx.Node | None] = [None] * n
+    origins = [frozenset[int]()] * n
     if not differentiable or not leaves:
-        return (), tuple(gradients)
+        return _Flow((), tuple(gradients), tuple(origins), ())
     # A formula that computes such a value again does not read the tensor that the caller may write.
     mode.forget([base_of(node) for node in results])
     mode.stage, mode.stack = "backward", ()
@@ -215,9 +244,10 @@ def _backward(
     autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     for kind in autocast:
         torch.set_autocast_enabled(kind, False)
-    with mode, torch.no_grad():
+    with watched(mode, outputs, leaves) as arrivals, mode, torch.no_grad():
         found = engine.run_backward(outputs, tuple(seeds), False, False, tuple(leaves.values()), True, False)
     for index, gradient in zip(leaves, found, strict=True):
         if gradient is not None:
             gradients[index] = mode.read(mode.view_for(gradient))
-    return tuple(tangents), tuple(gradients)
+            origins[index] = arrivals.origins(leaves[index])
+    return _Flow(tuple(tangents), tuple(gradients), tuple(origins), tuple(arrivals.order))

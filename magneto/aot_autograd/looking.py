@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from magneto.graph.ways import WAYS
+
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("prod_backward(Tensor gradient, Tensor x, Tensor result, int? dim, bool keepdim, ScalarType? dtype) -> Tensor")  # type: ignore[no-untyped-call]
 
@@ -65,5 +67,6 @@ LOOKING: dict[Any, Callable[..., Any]] = {
     "prod": prod,
     torch.ops.aten.prod.default: prod,
     torch.ops.aten.prod.dim_int: prod,
+    **WAYS,
 }
 """By what a node of a captured graph calls: functions, and names of methods."""

@@ -73,6 +73,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.literal_nodes: list[fx.Node] = []
         self.new_literal: Callable[[int], fx.Node] = lambda i: graph.placeholder(f"literal_{i}")
         self._seen: dict[Any, fx.Node] = {}
+        self.read_late: set[int] = set()  # inputs whose memory formulas of autograd read
 
     # ---- nodes -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +265,10 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def nodes(self, value: Any) -> Any:
         """Arguments with nodes in place of tensors."""
         if isinstance(value, torch.Tensor):
-            return self.read(self.view_for(value))
+            view = self.view_for(value)
+            if self.stage == "backward" and view.storage.root is not None and view.storage.root.input_index >= 0:
+                self.read_late.add(view.storage.root.input_index)
+            return self.read(view)
         kind = type(value)
         if kind is list or kind is tuple or kind is torch.Size:
             return [self.nodes(item) for item in value]

@@ -37,7 +37,7 @@ class Kept:
 class Partition:
     """`forward` returns the results, then the extras. `backward` takes the kept values, then the tangents; it returns `n_gradients` distinct tensors.
 
-    `gradients[i]`: for input i None, an index into what backward returns, or ("tangent", k).
+    `gradients[i]`: for input i None, an index into what backward returns, or ("tangent", k); `origins[i]`: the tangents of which one at least must be there for it.
     """
 
     forward: fx.Graph
@@ -45,6 +45,7 @@ class Partition:
     kept: tuple[Kept, ...]
     n_extras: int
     gradients: tuple[Gradient, ...]
+    origins: tuple[frozenset[int], ...]
 
 
 def partition(joint: JointGraph) -> Partition:
@@ -81,7 +82,7 @@ def partition(joint: JointGraph) -> Partition:
     drop_dead(forward)
     backward = _backward_graph(joint, kept_nodes, wanted)
     gradients = tuple(_gradient(node, wanted, joint.tangents) for node in joint.gradients)
-    return Partition(forward, backward, tuple(kept), len(extras), gradients)
+    return Partition(forward, backward, tuple(kept), len(extras), gradients, joint.origins)
 
 
 def _effects(joint: JointGraph) -> list[fx.Node]:

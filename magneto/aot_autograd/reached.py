@@ -31,10 +31,15 @@ class Reached:
 
 
 def reached(
-    backward: fx.Graph, n_kept: int, gradients: Sequence[Gradient], missing: frozenset[int], unwanted: frozenset[int] = frozenset()
+    backward: fx.Graph,
+    n_kept: int,
+    gradients: Sequence[Gradient],
+    origins: Sequence[frozenset[int]],
+    missing: frozenset[int],
+    unwanted: frozenset[int] = frozenset(),
 ) -> Reached:
     """A copy of the backward graph without what depends on the tangents `missing` alone and without what serves the inputs `unwanted` alone. An accumulation of two gradients is the one that there is;
-    any other operation on both kinds gets zeros, as PyTorch's formulas do."""
+    any other operation on both kinds gets zeros, as PyTorch's formulas do. A gradient of which a tangent among its `origins` is there, though its value depends on none of those, is zeros."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.output(graph.graph_copy(backward, copies))
@@ -43,14 +48,17 @@ def reached(
     undefined = {node for k, node in enumerate(tangents) if k in missing}
     if undefined:
         _prune(graph, set(tangents), undefined)
-    gradients = [None if i in unwanted else gradient for i, gradient in enumerate(gradients)]
+    gradients = [None if i in unwanted or origins[i] <= missing else gradient for i, gradient in enumerate(gradients)]
     asked = set(gradients)
     results: list[fx.Node] = list(graph.output_node().args[0])  # type: ignore[arg-type]
-    alive = [k for k, node in enumerate(results) if node not in undefined and k in asked]
+    alive: dict[Gradient, fx.Node] = {k: node for k, node in enumerate(results) if k in asked}
+    alive.update({("tangent", k): tangents[k] for k in missing if ("tangent", k) in asked})
     taken: set[fx.Node] = set()
     outputs = []
-    for node in (results[k] for k in alive):
+    for node in alive.values():
         with graph.inserting_before(graph.output_node()):
+            if node in undefined:
+                node = _zeros(graph, node, graph.output_node())
             outputs.append(owned(graph, node, node in taken) if undefined else node)
         taken.add(node)
     graph.output_node().args = (tuple(outputs),)
@@ -62,8 +70,8 @@ def reached(
     for i, node in enumerate(places):
         if node in undefined or (i < n_kept and i not in kept):  # a tangent that nothing reads stays
             graph.erase_node(node)
-    renumbered = {k: i for i, k in enumerate(alive)}
-    return Reached(graph, kept, tuple(_renumbered(gradient, renumbered, missing) for gradient in gradients))
+    renumbered: dict[Gradient, Gradient] = {gradient: i for i, gradient in enumerate(alive)}
+    return Reached(graph, kept, tuple(renumbered.get(gradient, gradient) for gradient in gradients))
 
 
 def left_over(backward: fx.Graph, n_kept: int, first: frozenset[int], late: int) -> tuple[int, ...] | None:
@@ -90,12 +98,6 @@ def left_over(backward: fx.Graph, n_kept: int, first: frozenset[int], late: int)
         if side & 2:
             needed |= values
     return tuple(sorted(needed))
-
-
-def _renumbered(gradient: Gradient, renumbered: dict[int, int], missing: frozenset[int]) -> Gradient:
-    if isinstance(gradient, tuple):
-        return None if gradient[1] in missing else gradient
-    return None if gradient is None else renumbered.get(gradient)
 
 
 def _prune(graph: fx.Graph, depending: set[fx.Node], undefined: set[fx.Node]) -> None:

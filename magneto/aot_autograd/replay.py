@@ -1,15 +1,16 @@
 """Whether, and how, a run of the captured graph in eager during backward is the same computation again: for higher derivatives, whose formulas PyTorch has.
 
-Random numbers are drawn again from the state before the forward. Inputs that the graph writes take part as copies, where no result depends on what was in them, as batch norm's
-does not on its statistics in training.
+Random numbers are drawn again from the state before the forward. Inputs that the graph writes take part as copies: of what was in them before, where anything depends on that (they must be small), which does not hold for batch norm's
+statistics in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from magneto.aot_autograd.joint import JointGraph
@@ -18,29 +19,33 @@ from magneto.aot_autograd.partition import is_random
 from magneto.aot_autograd.signature import Alias, Result
 from magneto.graph.meta import TensorMeta
 
+_SMALL = 1 << 18  # bytes of a written input of which each forward may keep a copy
 _STATISTICS = (3, 4)  # of batch norm: which arguments they are, and which results
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`outputs`: positions of the differentiable results among the captured graph's outputs, and whether the result is what the output is a view of. `draws`: whether it draws random numbers. `written`: inputs that it writes."""
+    """`outputs`: positions of the differentiable results among the captured graph's outputs, and whether the result is what the output is a view of. `draws`: whether it draws random numbers. `written`: inputs that it writes;
+    `before`: those of which the forward keeps a copy."""
 
     outputs: tuple[tuple[int, bool], ...]
     draws: bool
     written: tuple[int, ...]
+    before: tuple[int, ...]
 
     def results(self, outputs: Sequence[Any]) -> list[Any]:
         return [outputs[place]._base if of_view else outputs[place] for place, of_view in self.outputs]
 
-    def inputs(self, inputs: Sequence[Any]) -> list[Any]:
-        return [x.detach().clone() if i in self.written else x for i, x in enumerate(inputs)]
+    def inputs(self, inputs: Sequence[Any], before: Mapping[int, torch.Tensor]) -> list[Any]:
+        return [before.get(i, x).detach().clone() if i in self.written else x for i, x in enumerate(inputs)]
 
 
 def replay_of(joint: JointGraph) -> Replay | None:
     """None when a second run is not the same."""
     signature = joint.signature
     written = tuple(mutation.index for mutation in signature.mutations)
-    if signature.single or signature.n_constants or _matters(joint, written):
+    before = tuple(i for i in written if _matters(joint, (i,))) if _matters(joint, written) else ()
+    if signature.single or any(i >= signature.n_inputs or joint.gradients[i] is not None for i in written) or not _small(joint, before):
         return None
     draws = any(is_random(node) for node in joint.graph.nodes)
     if draws and any(_elsewhere(node) for node in joint.graph.nodes if node.op == "placeholder"):
@@ -50,7 +55,12 @@ def replay_of(joint: JointGraph) -> Replay | None:
     places.update({output.index: (i, False) for i, output in enumerate(signature.outputs) if isinstance(output, Result)})
     if any(index not in places for index in joint.differentiable):
         return None
-    return Replay(tuple(places[index] for index in joint.differentiable), draws, written)
+    return Replay(tuple(places[index] for index in joint.differentiable), draws, written, before)
+
+
+def _small(joint: JointGraph, before: Sequence[int]) -> bool:
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    return all(inputs[i].meta["val"].nbytes <= _SMALL for i in before)
 
 
 def _elsewhere(node: fx.Node) -> bool:
@@ -62,8 +72,6 @@ def _matters(joint: JointGraph, written: Sequence[int]) -> bool:
     """Whether a differentiable result or a gradient depends on what was in the written inputs."""
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
     depending = {inputs[i] for i in written}
-    if any(joint.gradients[i] is not None for i in written):
-        return True
     for node in joint.graph.nodes if depending else ():
         if not depending.isdisjoint(node.all_input_nodes) and not _statistics_only(node, depending):
             depending.add(node)

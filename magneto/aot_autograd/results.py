@@ -12,7 +12,7 @@ from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Value
 from magneto.aot_autograd.storage import View
-from magneto.aot_autograd.views import ViewStep
+from magneto.aot_autograd.views import ViewStep, overlaps
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Collector:
         self._place = {node: index for index, node in enumerate(placeholders)}
         self._index_of: dict[View, int] = {}
         self.carriers: dict[int, torch.Tensor] = {}
+        self.gaps: dict[int, tuple[int, ...]] = {}
         self._by_object: dict[int, Output] = {}
         self._sharing: dict[int, set[int]] = {}
         self._values = [value for value in values if isinstance(value, torch.Tensor)]
@@ -100,6 +101,8 @@ class Collector:
         found = self._index_of.get(view)
         if found is None:
             found = self._index_of[view] = self.add_result(self.mode.read(view), view.meta)
+            if not view.meta.is_dense() and not overlaps(view.meta.shape, view.meta.strides):
+                self.gaps[found] = view.meta.strides
             if carrier is not None and carrier.requires_grad:
                 if carrier.is_leaf:
                     raise Refusal("a tensor that requires grad is made in the graph")

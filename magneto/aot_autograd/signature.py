@@ -95,7 +95,7 @@ class Signature:
 
     `single`: the captured graph returned one value instead of a tuple. `training`: results may require grad, so that aliases and write-backs
     are recorded by autograd. `effects`: the graph must be called even for no results (it draws random numbers). `spent`: outputs that require grad
-    and whose backward has run inside already. `leaves`: outputs that the graph has made to gather gradients.
+    and whose backward has run inside already. `leaves`: outputs that the graph has made to gather gradients. `gaps`: results that the caller gets laid out with these strides, which leave gaps.
     """
 
     n_inputs: int
@@ -109,6 +109,7 @@ class Signature:
     apart: Apart | None = None
     spent: tuple[int, ...] = ()
     leaves: tuple[int, ...] = ()
+    gaps: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def written_directly(self, results: frozenset[int]) -> Signature:
         """For a compiled graph that writes these results into the inputs themselves: their order is no longer the program's, so nothing is trusted."""
@@ -127,6 +128,7 @@ class Signature:
             and not self.single
             and not self.spent
             and not self.leaves
+            and not self.gaps
             and self.outputs == tuple(Result(i) for i in range(self.n_results))
         )
 

@@ -200,6 +200,7 @@ def describe(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: An
         mutations,
         single,
         apart=_apart(tracing, mutations, parameters),
+        gaps=tuple(collector.gaps.items()),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,13 @@ import torch
 from torch import fx
 
 from magneto import _C
+from magneto.aot_autograd.arrivals import in_order
 from magneto.aot_autograd.call import as_function, without_grad
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Partition
 from magneto.aot_autograd.reached import left_over, reached
 from magneto.aot_autograd.replay import Replay, replay_of
+from magneto.aot_autograd.signature import Result
 from magneto.aot_autograd.tangents import given_up, laid_out
 from magneto.base.errors import UserError
 from magneto.graph.meta import TensorMeta
@@ -64,11 +67,14 @@ class TrainingPlan:
     tangent_metas: tuple[TensorMeta, ...]
     captured: Compiled
     replay: Replay | None
+    n_captured: int  # inputs of the captured graph; constants follow
     unchecked: tuple[int, ...]  # tensors among the inputs of whose version autograd takes no note, as the backward does not read them
     holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
     frees: bool  # whether a second backward is refused
     flows: tuple[tuple[int, int], ...]  # (place among the tensors, input) of the inputs to which gradients flow
+    order: tuple[int, ...]  # inputs that are leaves, in the order in which eager's gradients come
+    watched: tuple[tuple[int, int], ...]  # (place among the values kept, input) of the new numbers of written inputs that autograd's formulas read there
     backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
@@ -108,7 +114,7 @@ class TrainingPlan:
         """The backward for gradients that are many at once (vmap, `is_grads_batched`), which only PyTorch's operations take."""
 
         def called() -> Compiled:
-            part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, *choice)
+            part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, self.cut.origins, *choice)
             function = as_function(part.graph, self.name, any_layout=True, own=False)
             return lambda values: function(*values)
 
@@ -124,7 +130,7 @@ class TrainingPlan:
         return self.leftovers[rest]
 
     def _built(self, choice: Choice) -> Backward:
-        part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, *choice)
+        part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, self.cut.origins, *choice)
         if len(self.backwards) < BACKWARDS:
             compiled = self.compile_backward(part.graph)
         else:
@@ -159,6 +165,8 @@ def plan_training(
     cut_off = tuple(i for i in differentiable if cut.gradients[i] is None)
     again = replay_of(joint) if replay else None
     tensors = [i for i, node in enumerate(inputs) if isinstance(node.meta["val"], TensorMeta)]
+    counted = (m for m in joint.signature.mutations if m.counted and m.index in joint.read_late)
+    written = {m.source.index: m.index for m in counted if isinstance(m.source, Result)}
     return TrainingPlan(
         joint.name,
         forward,
@@ -170,11 +178,14 @@ def plan_training(
         tuple(joint.results[i].meta["val"] for i in joint.differentiable),
         captured,
         again,
+        joint.signature.n_inputs,
         tuple(i for i in tensors if i not in kept and (again is None or i not in again.written)),
         holds,
         cut_off,
         joint.frees or bool(cut.kept),
         tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
+        joint.order,
+        tuple((place, written[k.index]) for place, k in enumerate(cut.kept) if k.kind == "result" and k.index in written),
     )
 
 
@@ -184,19 +195,22 @@ def training_function(plan: TrainingPlan) -> Compiled:
         return plan.forward
     # Past torch.autograd.Function.apply, whose Python part serves functorch only.
     apply = super(torch.autograd.Function, CompiledGraph).apply
+    run = functools.partial(apply, plan)
+    if len(plan.order) > 1:
+        run = in_order(run, plan.order)
     if not plan.cut_off:
-        return functools.partial(apply, plan)
+        return run
 
     # Without any gradient, as of `norm(x, 0)`, the result still requires grad, as in eager.
     alone = all(gradient is None for gradient in plan.cut.gradients)
 
-    def run(*inputs: Any) -> Any:
+    def cut_off(*inputs: Any) -> Any:
         passed = list(inputs)
         for index in plan.cut_off:  # the engine would go on into a history that eager's backward does not reach
             passed[index] = passed[index].detach().requires_grad_(alone)
-        return apply(plan, *passed)  # type: ignore[no-untyped-call]
+        return run(*passed)
 
-    return run
+    return cut_off
 
 
 class CompiledGraph(torch.autograd.Function):
@@ -206,6 +220,10 @@ class CompiledGraph(torch.autograd.Function):
     def forward(ctx: Any, plan: TrainingPlan, *inputs: Any) -> Any:
         if plan.replay is not None and plan.replay.draws:
             ctx.random = torch.get_rng_state()
+        if plan.replay is not None and plan.replay.before:
+            ctx.before = {i: inputs[i].detach().clone() for i in plan.replay.before}
+        if plan.watched:  # the wrapper writes them once
+            ctx.watched = {place: (weakref.ref(inputs[i]), inputs[i]._version + 1) for place, i in plan.watched}
         out = tuple(plan.forward(*inputs))
         if plan.views is None:
             shown = out[: plan.n_results] if plan.shown is None else plan.shown(out)
@@ -227,12 +245,14 @@ class CompiledGraph(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
         if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
-            if ctx.written:
+            if ctx.written or (plan.watched and _written_since(ctx)):
                 raise RuntimeError(_WRITTEN)
             ctx.saved_tensors  # noqa: B018 - raises what eager raises
             return (None, *_C.call_inactive(functools.partial(_replay, ctx, plan, gradients)))
         choice = plan.choice(ctx, gradients)
         backward = plan.backward_for(choice)
+        if plan.watched and _written_since(ctx, backward.kept):
+            raise RuntimeError(_WRITTEN)
         run = backward.run
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
             run = plan.batched(choice)
@@ -354,6 +374,12 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _written_since(ctx: Any, wanted: Sequence[int] | None = None) -> bool:
+    """Whether an input that the graph has written, and whose new numbers a formula reads, has been written again."""
+    found = (seen for place, seen in ctx.watched.items() if wanted is None or place in wanted)
+    return any((tensor := reference()) is not None and tensor._version != version for reference, version in found)
+
+
 def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
     try:
         return [inputs[i]._version for i in places]
@@ -378,7 +404,7 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
         if present is not None:
             torch.set_rng_state(ctx.random)
         with torch.enable_grad():
-            outputs = plan.captured(*plan.replay.inputs(inputs))
+            outputs = plan.captured(*plan.replay.inputs(inputs[: plan.n_captured], getattr(ctx, "before", {})))
     finally:
         if present is not None:
             torch.set_rng_state(present)

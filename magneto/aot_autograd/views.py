@@ -7,7 +7,7 @@ A view is described by a `ViewStep` applied to its parent. Writing a new value `
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,13 +71,20 @@ def _diagonal(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: 
     return e.emit(aten.diagonal_scatter.default, (present(), value, *step.args))
 
 
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may share memory."""
+    reach = 0
+    for length, step in sorted(zip(shape, strides, strict=True), key=lambda pair: pair[1]):
+        if length > 1 and step <= reach:
+            return True
+        reach += (length - 1) * step
+    return False
+
+
 def _as_strided(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: TensorMeta, value: fx.Node) -> fx.Node:
     size, stride, _ = step.args
-    reach = 0
-    for length, step_length in sorted(zip(size, stride, strict=True), key=lambda pair: pair[1]):
-        if length > 1 and step_length <= reach:
-            raise Refusal("a write through a view that overlaps itself")
-        reach += (length - 1) * step_length
+    if overlaps(size, stride):
+        raise Refusal("a write through a view that overlaps itself")
     if not meta.is_dense():
         raise Refusal("as_strided of a tensor with gaps")
     flat = e.flatten(present())

@@ -14,6 +14,7 @@ from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Resul
 from magneto.aot_autograd.spent import spent
 from magneto.aot_autograd.views import METHODS, ViewStep, aten
 from magneto.base.text import compile_source
+from magneto.graph.layout import laid_out
 
 Compiled = Callable[..., Any]
 
@@ -65,6 +66,9 @@ class Writer:
             self.add(f"{''.join(f'r{i}, ' for i in range(s.n_results))}= graph({passed})")
         elif s.effects:
             self.add(f"graph({passed})")
+        for index, strides in s.gaps:
+            self.namespace["laid_out"] = laid_out
+            self.add(f"r{index} = laid_out(r{index}, {strides})")
         self.write_backs()
         self.add(f"return {self.returned()}")
         return "\n".join(self.lines) + "\n", self.namespace

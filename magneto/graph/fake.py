@@ -18,6 +18,7 @@ from magneto.graph.fake_tensor import Counts, FakeMode, FakeTensor, make_fake, m
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta
 from magneto.graph.unknown import FAILED, LARGE_PROBES, N_PROBES, Sizes, SizeUnknown, merge, probe, too_large
+from magneto.graph.ways import BY_ID
 
 Path = tuple[Any, ...]
 
@@ -108,6 +109,8 @@ def fake_call(
             raise DataDependent(f"Tensor.{fn}")
         method: Callable[..., Any] = getattr(torch.Tensor, fn)
         fn = method
+    elif id(fn) in BY_ID:
+        fn = BY_ID[id(fn)]
     elif id(fn) in _VALUE_CALLABLES:
         raise DataDependent(getattr(fn, "__name__", str(fn)))
     before = torch.is_grad_enabled()

@@ -39,3 +39,13 @@ def _scaled(name: str, operands: int, keyword: str, formula: Callable[..., torch
 add_: Any = _scaled("add", 1, "alpha", lambda other, number: other * number)
 addcmul_: Any = _scaled("addcmul", 2, "value", lambda one, two, number: one * number * two)
 addcdiv_: Any = _scaled("addcdiv", 2, "value", lambda one, two, number: one * number / two)
+
+
+def larger(one: Any, other: Any) -> Any:
+    """Python's `max` of two numbers, of which one is a tensor: the first, where nan is among them."""
+    return torch.where(other > one, other, one)
+
+
+def smaller(one: Any, other: Any) -> Any:
+    """Python's `min`, likewise."""
+    return torch.where(other < one, other, one)

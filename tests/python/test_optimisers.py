@@ -21,15 +21,15 @@ MAKES: dict[str, tuple[Make, int]] = {
     "adamw": (lambda p: optim.AdamW(p, 0.01, amsgrad=True, foreach=False), 0),
     "nadam": (lambda p: optim.NAdam(p, 0.01, weight_decay=0.1, decoupled_weight_decay=True), 0),
     "nadam_foreach": (lambda p: optim.NAdam(p, 0.01, maximize=True, foreach=True), 0),
-    "radam": (lambda p: optim.RAdam(p, 0.01, weight_decay=0.1, decoupled_weight_decay=True), 1),
+    "radam": (lambda p: optim.RAdam(p, 0.01, weight_decay=0.1, decoupled_weight_decay=True), 0),
     "adagrad": (lambda p: optim.Adagrad(p, 0.1, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.1), 0),
     "adadelta": (lambda p: optim.Adadelta(p, 1.0, rho=0.8, weight_decay=0.1, maximize=True, foreach=True), 0),
     "adamax": (lambda p: optim.Adamax(p, 0.01, weight_decay=0.1), 0),
     "adamax_foreach": (lambda p: optim.Adamax(p, 0.01, foreach=True), 0),
-    "asgd": (lambda p: optim.ASGD(p, 0.01, t0=1, weight_decay=0.1), 1),
+    "asgd": (lambda p: optim.ASGD(p, 0.01, t0=1, weight_decay=0.1), 0),
     "rmsprop": (lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.3, weight_decay=0.1, foreach=True), 0),
     "rprop": (lambda p: optim.Rprop(p, 0.01, maximize=True), 0),
-    "adafactor": (lambda p: optim.Adafactor(p, 0.01), 2),
+    "adafactor": (lambda p: optim.Adafactor(p, 0.01), 0),
 }
 
 

@@ -20,6 +20,7 @@ from tests.python.programs import Program
 FILES = (
     "asked",
     "attention_switches",
+    "class_checks",
     "class_hooks",
     "classes",
     "containers",

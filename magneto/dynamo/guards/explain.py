@@ -88,6 +88,18 @@ def changed_numbers(guards: GuardSet, state: Any) -> set[Source]:
     return found
 
 
+def changed_decisions(guards: GuardSet, state: Any) -> set[Source]:
+    """Sources of small tensors whose numbers decide otherwise now."""
+    frame = state if isinstance(state, reading.Frame) else _frame_of(state)
+    found = set()
+    for row in guards:
+        if row.kind is Kind.DECIDES and row.source is not None:
+            with contextlib.suppress(reading.Absent, reading.Unreadable):
+                if not row.payload.holds(reading.read(row.source, frame)):
+                    found.add(row.source)
+    return found
+
+
 def changed_modules(guards: GuardSet, state: Any) -> set[Source]:
     """Sources of modules that were guarded by identity, where another module of the same class is now."""
     import torch

@@ -121,6 +121,8 @@ class Builder:
             self._add_tensor(index, src, payload)
         elif kind is Kind.INT_RANGE:
             self._add_range(index, src, payload)
+        elif kind is Kind.DECIDES:
+            self.python.append((OPS["PYTHON"], -1, src, index, False, _C.Disabled(payload.holds)))
         elif kind is Kind.RELATION:  # a function of a number: it changes nothing that other rows have found
             self.python.append((OPS["PYTHON"], -1, src, index, False, _C.Disabled(relation(payload))))
         else:

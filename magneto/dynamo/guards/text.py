@@ -52,6 +52,7 @@ SHOW: dict[Kind, Callable[[str, Any], str]] = {
     Kind.STATE: lambda x, p: f"{p[0]} == {p[3]!r}",
     Kind.INT_RANGE: lambda x, p: _between(x, *p),
     Kind.RELATION: lambda x, p: p.format(*[x] * p.count("{}")),
+    Kind.DECIDES: lambda x, p: f"({p.text}) is {p.expected}, decided by {x}",
 }
 
 
@@ -134,6 +135,7 @@ _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
     Kind.STATE: lambda w, x, p: f"same_constant({w.const(p[1])}(*{w.const(p[2])}), {w.const(p[3])})",
     Kind.INT_RANGE: lambda w, x, p: f"in_range({x}, {p[0]}, {p[1]})",
     Kind.RELATION: lambda w, x, p: f"{w.const(reading.relation(p))}({x})",
+    Kind.DECIDES: lambda w, x, p: f"{w.const(p.holds)}({x})",
 }
 
 

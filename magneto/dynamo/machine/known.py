@@ -7,6 +7,7 @@ nothing in it depends on an input's numbers or on random ones, run for real.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -26,8 +27,20 @@ def known_value(node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> tupl
     """The tensor that `node` stands for at this point of the program, and what it comes from; None when it depends on data. `kept`: nodes that write,
     draw or switch modes."""
     needed: set[fx.Node] = set()
-    if not _gather(node, needed):
-        return None, needed
+    complete = _complete([node], kept, needed, lambda one: False)
+    return (None if not complete or needed & random else _run(needed, node)), needed
+
+
+def needed_for(nodes: Sequence[fx.Node], kept: set[fx.Node], leaf: Callable[[fx.Node], bool]) -> set[fx.Node] | None:
+    """What the tensors of `nodes` come from, at this point of the program; None where anything but constants and `leaf`s is among it."""
+    needed: set[fx.Node] = set()
+    return needed if _complete(nodes, kept, needed, leaf) else None
+
+
+def _complete(nodes: Sequence[fx.Node], kept: set[fx.Node], needed: set[fx.Node], leaf: Callable[[fx.Node], bool]) -> bool:
+    """Add to `needed` what `nodes` come from, writes among it; False when that depends on data."""
+    if not all([_gather(node, needed, leaf) for node in nodes]):
+        return False
     reached: set[fx.Node] = set()
     todo = list(needed)
     while todo:  # a write to something that shares an origin with the value belongs to it: it may be the same memory
@@ -36,11 +49,11 @@ def known_value(node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> tupl
             continue
         reached.add(one)
         if one in kept and one not in needed:
-            if not _gather(one, needed):
-                return None, needed
+            if not _gather(one, needed, leaf):
+                return False
             todo.extend(needed - reached)
         todo.extend(user for user in one.users if user in kept or _passes_on(user))
-    return (None if needed & random else _run(needed, node)), needed
+    return True
 
 
 def _passes_on(node: fx.Node) -> bool:
@@ -50,7 +63,7 @@ def _passes_on(node: fx.Node) -> bool:
     )
 
 
-def _gather(node: fx.Node, needed: set[fx.Node]) -> bool:
+def _gather(node: fx.Node, needed: set[fx.Node], leaf: Callable[[fx.Node], bool]) -> bool:
     """Add what `node` is computed from; False when an input's numbers are among it."""
     todo, complete = [node], True
     while todo:
@@ -59,7 +72,7 @@ def _gather(node: fx.Node, needed: set[fx.Node]) -> bool:
             continue
         needed.add(one)
         name = _name(one)
-        if "constant" in one.meta:
+        if "constant" in one.meta or leaf(one):
             continue
         if one.op not in ("call_function", "call_method") or name in UNDEFINED or len(needed) > MAX_NODES or not _small(one):
             complete = False

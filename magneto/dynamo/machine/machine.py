@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import CodeType
@@ -27,6 +28,7 @@ from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.assume import Assumption, Check, Place, branch_of, survives
+from magneto.dynamo.machine.decided import decision_of
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
 from magneto.dynamo.machine.lifetime import lose_temporaries, sole_holders
@@ -40,6 +42,7 @@ from magneto.graph import SizeUnknown, TensorMeta
 MAX_INSTRUCTIONS = 2_000_000
 MAX_IDLE = 60_000  # instructions without any tensor operation
 MAX_DEPTH = 60
+MAX_DECISIONS = 4  # by one number from outside
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _GENERATOR, _COROUTINE = 0x20, 0x80 | 0x200
 
@@ -61,6 +64,7 @@ class SymbolicMachine:
         self.state = state
         self.refuted = refuted
         self.assumptions: list[Assumption] = []
+        self.decisions: Counter[Source] = Counter()
         self.unknown_sizes = unknown_sizes
         self.changing = changing
         self.joins = joins
@@ -474,11 +478,11 @@ class SymbolicMachine:
             return self._decide_size(frame, jump, value)
         expected = survives(frame.decoded, jump) if jump is not None else None
         if jump is None or expected is None:
-            self._undecided(value)
+            return self._undecided(value)
         place = Place(frame.code, jump.offset, expected)
         condition = trackers.number_of(self, value, "bool()", bool) if isinstance(value, trackers.TensorTracker) else value
         if place in self.refuted or condition is None:
-            self._undecided(value)
+            return self._undecided(value)
         reason = GraphBreak("B012", self.user_stack(), value=value.show())
         self.assumptions.append(Assumption(condition, expected, place, self.count, reason))
         return expected
@@ -502,9 +506,21 @@ class SymbolicMachine:
                 place = Place(frame.code, jump.offset, way)
                 if place not in self.refuted and self.recorder.check(value, Check(place)):
                     return way
-        self._undecided(value)
+        return self._undecided(value)
 
-    def _undecided(self, value: Tracker) -> NoReturn:
+    def decided(self, value: Tracker) -> bool | None:
+        """What a number in a small tensor from outside decides; it is guarded."""
+        found = decision_of(self.recorder, value)
+        if found is None or found[0] in self.changing or self.decisions[found[0]] >= MAX_DECISIONS:
+            return None
+        self.decisions[found[0]] += 1
+        self.guard(Kind.DECIDES, *found)
+        return found[1].expected
+
+    def _undecided(self, value: Tracker) -> bool:
+        known = self.decided(value)
+        if known is not None:
+            return known
         if isinstance(value, trackers.ItemTracker):
             value.needed(self)
         self.graph_break("B012", value=value.show())

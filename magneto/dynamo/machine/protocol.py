@@ -97,6 +97,9 @@ class Machine(Protocol):
     def truth(self, value: Tracker) -> bool:
         """Truth value when capture knows it; otherwise a graph break (data-dependent)."""
 
+    def decided(self, value: Tracker) -> bool | None:
+        """What a number in a small tensor from outside decides, guarded; None where there is more to it."""
+
     def iterate(self, value: Tracker) -> list[Tracker]:
         """All items of an iterable that capture can exhaust; otherwise a graph break."""
 

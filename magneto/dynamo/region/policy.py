@@ -32,7 +32,7 @@ from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging
 from magneto.dynamo import marks
 from magneto.dynamo.bytecode.decode import slot_names
-from magneto.dynamo.guards.explain import Miss, changed_modules, changed_numbers, explain_miss, keeps_failing
+from magneto.dynamo.guards.explain import Miss, changed_decisions, changed_modules, changed_numbers, explain_miss, keeps_failing
 from magneto.dynamo.guards.native import build_program
 from magneto.dynamo.guards.source import Local, Source
 from magneto.dynamo.guards.wording import remedy, subject
@@ -49,6 +49,7 @@ from magneto.graph.program import standalone
 Backend = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 MAX_ATTEMPTS = 64
 MAX_CHANGING = 100  # numbers that change at once and become inputs: more of them are a table of data
+FLIPS = 3  # so often numbers in small tensors may decide otherwise than before; then they are breaks
 PLAIN_LIMIT = 3
 _SHOWN = {"print", "open", "input", "exit", "quit", "help", "breakpoint", "license", "credits", "copyright"}
 _OURS = {name: fn for name, fn in vars(builtins).items() if callable(fn) and not name.startswith("_") and name not in _SHOWN}
@@ -79,6 +80,7 @@ class Context:
             log(1, lambda: f"{code.co_qualname} runs in eager: {reason}")
 
     changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: what differed between calls
+    flips: collections.Counter[tuple[Any, int]] = field(default_factory=collections.Counter)  # by entry point: how often a small tensor has decided otherwise
 
 
 def _mode_for_eager() -> str | None:
@@ -240,6 +242,10 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
         guards = missed[0].info["guards"]
         numbers = changed_numbers(guards, state) if context.dynamic is not False else set()
         changed = changed_modules(guards, state) | (numbers if len(numbers) <= MAX_CHANGING else set())
+        decisions = changed_decisions(guards, state)
+        if decisions:
+            context.flips[code, state.offset] += 1
+            changed |= decisions if context.flips[code, state.offset] > FLIPS else set()
         context.changing.setdefault((code, state.offset), set()).update(changed)
     if config.error_on_recompile:
         raise UserError("U006", function="error_on_recompile", reason=str(reason))

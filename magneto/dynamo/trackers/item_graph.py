@@ -13,14 +13,15 @@ import torch
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import prefer
-from magneto.dynamo.trackers.item import ItemTracker
+from magneto.dynamo.trackers.item import ItemTracker, is_operand
 from magneto.dynamo.trackers.lazy_number import changing, guard_types
 from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.graph.scaled import larger, smaller
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
-_EXPRESSIONS = {
+_EXPRESSIONS: dict[str, Any] = {
     "({} + {})": operator.add,
     "({} - {})": operator.sub,
     "({} * {})": operator.mul,
@@ -86,6 +87,29 @@ def quotient(fn: Any, symbol: str) -> None:
 for _symbol, _names in (("/", ("truediv", "itruediv")), ("**", ("pow", "ipow"))):
     for _name in _names:
         quotient(getattr(operator, _name), _symbol)
+
+
+def _extreme(fn: Any, formula: Any) -> None:
+    """Of two floats the one that Python chooses. In torch.optim nothing depends on whether a whole number stays one."""
+    template = f"{fn.__name__}({{}}, {{}})"
+    _EXPRESSIONS[template] = formula
+
+    def body(m: Machine, left: Tracker, right: Tracker, /) -> Any:
+        names = m.frames[-1].globals  # type: ignore[attr-defined]
+        kinds = {v.python_type() for v in (left, right) if is_operand(v)}
+        whole = {int} if str(names.get("__name__", "")).startswith("torch.optim") else set()
+        if float not in kinds or kinds - whole != {float} or not (is_operand(left) and is_operand(right)):
+            return NotImplemented
+        item = left if isinstance(left, ItemTracker) else right
+        assert isinstance(item, ItemTracker)
+        return ItemTracker(float, template, (left, right), item.born, item.operation)
+
+    prefer(fn, ItemTracker, Tracker)(body)
+    prefer(fn, ConstTracker, ItemTracker)(body)
+
+
+_extreme(max, larger)
+_extreme(min, smaller)
 
 
 def _beside(m: Machine, tensor: TensorTracker, item: ItemTracker) -> TensorTracker | None:

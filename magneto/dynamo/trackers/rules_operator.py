@@ -548,6 +548,8 @@ def not_(m: Machine, v: Tracker) -> Any:
 
 def _truth(m: Machine, v: Tracker) -> bool:
     known = try_truth(m, v)
+    if known is None:
+        known = m.decided(v)
     if known is None and isinstance(v, ItemTracker):
         v.needed(m)
     if known is None:

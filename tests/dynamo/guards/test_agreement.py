@@ -179,7 +179,7 @@ class World:
             value = self.value()
             if rng.random() < 0.5:
                 return Row(Kind.ABSENT, source, None)
-        kinds = [kind for kind in Kind if kind not in (Kind.TENSOR, Kind.STATE)]
+        kinds = [kind for kind in Kind if kind not in (Kind.TENSOR, Kind.STATE, Kind.DECIDES)]
         for types_, fitting in FITTING.items():
             if isinstance(value, types_) and rng.random() < 0.7:
                 kinds = fitting

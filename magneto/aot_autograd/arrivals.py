@@ -99,7 +99,10 @@ def _union(slots: Mapping[int, int]) -> int:
 def watched(mode: FunctionalMode, outputs: Sequence[torch.Tensor], leaves: Mapping[int, torch.Tensor]) -> Iterator[Arrivals]:
     """While the engine runs from `outputs` to `leaves`."""
     found = Arrivals(mode, outputs)
-    handles: list[Any] = [leaf.register_hook(functools.partial(_came, found.order, index)) for index, leaf in leaves.items()]
+    handles: list[Any] = [
+        leaf.register_hook(functools.partial(_came, found.order, index))  # type: ignore[no-untyped-call]
+        for index, leaf in leaves.items()
+    ]
     try:
         if len(outputs) > 1:
             handles.extend(found.follow())

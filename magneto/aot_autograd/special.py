@@ -98,6 +98,17 @@ def _index(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[
     return mode.results(node, node.meta["val"])
 
 
+def _rrelu_with_noise(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Its result is contiguous; the functional form keeps the input's layout."""
+    if len(args) > 5 and args[5] is not None:
+        raise Refusal("a random generator as argument")
+    node = mode.emit(aten.rrelu_with_noise_functional.default, tuple(mode.nodes(a) for a in args))
+    mode.write(args[1], mode.item(node, 1))
+    meta: TensorMeta = node.meta["val"][0]
+    value = mode.with_strides(mode.item(node, 0), type(meta).contiguous(meta.shape, meta.dtype, meta.device))
+    return mode.results(value, value.meta["val"])  # type: ignore[no-any-return]
+
+
 SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     "aten.copy_.default": _copy_,
     "aten.fill_.Scalar": _fill_,
@@ -109,4 +120,5 @@ SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any
     "aten.native_batch_norm.default": _batch_norm,
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.index.Tensor": _index,
+    "aten.rrelu_with_noise.default": _rrelu_with_noise,
 }

@@ -74,7 +74,9 @@ class TrainingPlan:
     frees: bool  # whether a second backward is refused
     flows: tuple[tuple[int, int], ...]  # (place among the tensors, input) of the inputs to which gradients flow
     order: tuple[int, ...]  # inputs that are leaves, in the order in which eager's gradients come
-    watched: tuple[tuple[int, int], ...]  # (place among the values kept, input) of the new numbers of written inputs that autograd's formulas read there
+    watched: tuple[
+        tuple[int, int], ...
+    ]  # (place among the values kept, input) of the new numbers of written inputs that autograd's formulas read there
     backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
@@ -195,7 +197,7 @@ def training_function(plan: TrainingPlan) -> Compiled:
         return plan.forward
     # Past torch.autograd.Function.apply, whose Python part serves functorch only.
     apply = super(torch.autograd.Function, CompiledGraph).apply
-    run = functools.partial(apply, plan)
+    run: Compiled = functools.partial(apply, plan)
     if len(plan.order) > 1:
         run = in_order(run, plan.order)
     if not plan.cut_off:

@@ -78,11 +78,11 @@ class Shared(nn.Module):
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "norms": lambda: (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.ones(5, 3)),
+    "norms": lambda: (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(5, 3)),
     "shared": lambda: (Shared(), torch.linspace(-1, 1, 15).view(5, 3)),
     "convolutions": lambda: (
         nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 1, bias=False), nn.PReLU()),
-        torch.linspace(-1, 1, 50).view(1, 2, 5, 5),
+        torch.randn(1, 2, 5, 5),
     ),
     "transformer": lambda: (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.linspace(-1, 1, 48).view(2, 3, 8)),
 }
@@ -112,14 +112,14 @@ def test_hooks_on_parameters(name: str, backend: str) -> None:
         run, log = optimise(model), list[str]()
         for hooked in (False, True, False, True):
             handles = hook(model, log) if hooked else []
-            run(x).square().sum().backward()
+            (run(x).sin() * 3).sum().backward()
             for handle in handles:
                 handle.remove()
             log.append("step")
         logs.append(log)
         gradients.append([p.grad for p in model.parameters()])
     assert logs[1] == logs[0]
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
 
 
 @BACKENDS

@@ -12,6 +12,7 @@ from torch import nn
 import magneto
 from magneto.base.errors import UserError
 
+
 class Running(nn.Module):
     """Reads what it writes."""
 

@@ -317,8 +317,6 @@ def comparable(row: Operator) -> bool:
     return row.kind != "outside" and not is_random(row) and row.packet not in UNDEFINED and row.packet not in KNOWN
 
 
-
-
 def special_for(row: Operator, kind: Kind, grad: bool = False) -> Kind:
     if grad and row.packet in ("softshrink", "hardshrink"):  # of nan eager's vector loop says 0 and its tail passes the gradient
         return replace(kind, special=False)

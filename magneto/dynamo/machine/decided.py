@@ -82,7 +82,9 @@ def _shared(tracker: trackers.TensorTracker) -> bool:
 
 def _is_number(node: fx.Node) -> bool:
     meta = node.meta.get("val")
-    return node.op == "placeholder" and type(meta) is TensorMeta and meta.numel == 1 and meta.device.type == "cpu" and not meta.requires_grad
+    return (
+        node.op == "placeholder" and type(meta) is TensorMeta and meta.numel == 1 and meta.device.type == "cpu" and not meta.requires_grad
+    )
 
 
 def _text(value: Tracker, nodes: list[fx.Node], numbers: list[trackers.ConstTracker]) -> str | None:
@@ -96,14 +98,16 @@ def _text(value: Tracker, nodes: list[fx.Node], numbers: list[trackers.ConstTrac
         nodes.append(value.node)
         return "{}"
     number = value.value if isinstance(value, trackers.ConstTracker) else None
-    if type(number) not in (int, float, bool) or not math.isfinite(number):
+    if not isinstance(number, (int, float)) or type(number) not in (int, float, bool) or not math.isfinite(number):
         return None
     assert isinstance(value, trackers.ConstTracker)
     numbers.append(value)
     return repr(number)
 
 
-def _compiled(needed: Sequence[fx.Node], wanted: Sequence[fx.Node], condition: str) -> tuple[Callable[[torch.Tensor], bool], tuple[Any, ...]] | None:
+def _compiled(
+    needed: Sequence[fx.Node], wanted: Sequence[fx.Node], condition: str
+) -> tuple[Callable[[torch.Tensor], bool], tuple[Any, ...]] | None:
     namespace: dict[str, Any] = dict(_NAMES)
     names: dict[fx.Node, str] = {}
     lines = ["def decide(number):"]

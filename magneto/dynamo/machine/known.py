@@ -39,7 +39,7 @@ def needed_for(nodes: Sequence[fx.Node], kept: set[fx.Node], leaf: Callable[[fx.
 
 def _complete(nodes: Sequence[fx.Node], kept: set[fx.Node], needed: set[fx.Node], leaf: Callable[[fx.Node], bool]) -> bool:
     """Add to `needed` what `nodes` come from, writes among it; False when that depends on data."""
-    if not all([_gather(node, needed, leaf) for node in nodes]):
+    if not all(_gather(node, needed, leaf) for node in nodes):
         return False
     reached: set[fx.Node] = set()
     todo = list(needed)

@@ -80,7 +80,9 @@ class Context:
             log(1, lambda: f"{code.co_qualname} runs in eager: {reason}")
 
     changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: what differed between calls
-    flips: collections.Counter[tuple[Any, int]] = field(default_factory=collections.Counter)  # by entry point: how often a small tensor has decided otherwise
+    flips: collections.Counter[tuple[Any, int]] = field(
+        default_factory=collections.Counter
+    )  # by entry point: how often a small tensor has decided otherwise
 
 
 def _mode_for_eager() -> str | None:

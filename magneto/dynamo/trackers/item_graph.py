@@ -112,6 +112,31 @@ _extreme(max, larger)
 _extreme(min, smaller)
 
 
+def _tensor_of(m: Machine, item: ItemTracker, /, **kwargs: Tracker) -> Any:
+    """`torch.as_tensor(number)`."""
+    held = graph_number(m, item) if set(kwargs) <= {"dtype", "device"} else None
+    if held is None:
+        return NotImplemented
+    made = m.node("to", [held, torch.get_default_dtype()], {"copy": True}, method=True)
+    return m.apply(torch.Tensor.to, made, **kwargs) if kwargs else made
+
+
+prefer(torch.tensor, ItemTracker)(_tensor_of)
+prefer(torch.as_tensor, ItemTracker)(_tensor_of)
+
+
+def _interpolated(fn: Any) -> None:
+    @prefer(fn, TensorTracker, TensorTracker, ItemTracker)
+    def body(m: Machine, v: TensorTracker, end: TensorTracker, weight: ItemTracker, /) -> Any:
+        """The kernels for a number and for a tensor compute the same, in these types."""
+        held = graph_number(m, weight) if v.meta.dtype in (torch.float32, torch.float64) and v.meta.ndim else None
+        return NotImplemented if held is None else m.apply(fn, v, end, m.node("to", [held, v.meta.dtype], {}, method=True))
+
+
+for _fn in (torch.lerp, torch.Tensor.lerp, torch.Tensor.lerp_):
+    _interpolated(_fn)
+
+
 def _beside(m: Machine, tensor: TensorTracker, item: ItemTracker) -> TensorTracker | None:
     """The number as an operand of an elementwise operation with `tensor`, where it means what Python's number means."""
     dtype = tensor.meta.dtype

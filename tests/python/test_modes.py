@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import magneto
+from tests.compare import assert_equal
 from magneto.graph.modes import modes
 from magneto.base import events
 from tests.python.gradients import P, compare
@@ -472,3 +473,24 @@ def test_device_blocks(fn) -> None:
                 assert optimised(x) == fn(x)
             assert torch._C._len_torch_function_stack() == 0
         assert magneto.stats()["recompiles"] == 0, "entered while capturing, not at the call"
+
+
+def decorated(x):
+    """A grad mode round a function that is made, or given, inside."""
+
+    @torch.no_grad()
+    def f(y, k=2):
+        """Doubles."""
+        return y * k, torch.is_grad_enabled()
+
+    g = torch.enable_grad()(lambda y: (y.sin(), torch.is_grad_enabled()))
+    with torch.no_grad():
+        inner = g(x)
+    return f(x), f(x, k=3), inner, torch.is_grad_enabled(), f.__name__, f.__doc__, torch.no_grad(g)(x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_grad_modes_round_functions(backend) -> None:
+    x = torch.linspace(0, 1, 4, requires_grad=True)
+    expected, found = decorated(x), magneto.optimize(backend, nopython=True)(decorated)(x)
+    assert_equal(found, expected)

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.trackers import twins
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.function import FunctionTracker
+from magneto.dynamo.trackers.klass import held
 from magneto.dynamo.trackers.object import ObjectTracker
 
 if TYPE_CHECKING:
@@ -74,6 +77,9 @@ class AutocastTracker(ModeTracker):
         return em.assign("mode", f"{em.const(torch.autocast, 'autocast')}({device!r}, {em.const(dtype)}, {enabled}, {cache})", self)
 
 
+_GENERATOR = 0x20 | 0x80 | 0x200  # and coroutines
+
+
 class GradModeTracker(ModeTracker):
     """torch.no_grad(), torch.enable_grad(), torch.set_grad_enabled(flag)."""
 
@@ -96,7 +102,7 @@ class GradModeTracker(ModeTracker):
         m.set_grad_enabled(self.previous)  # type: ignore[attr-defined]
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
-        m.graph_break("B101", callee=self.show(), reason="a grad mode used as a decorator inside the function")
+        return _decorate(m, self.cls, args)
 
     def emit(self, em: Emitter) -> str:
         flag = repr(self.flag) if self.cls is torch.set_grad_enabled else ""
@@ -372,6 +378,14 @@ def is_inference_mode_enabled(m: Machine) -> Tracker:
 
 
 def _decorate(m: Machine, cls: type, args: Sequence[Tracker]) -> Tracker:
+    """A function that runs in the mode; what is wrapped in another way (generators, classes), and modes with an argument, break."""
+    if (
+        cls in (torch.no_grad, torch.enable_grad)
+        and len(args) == 1
+        and isinstance(args[0], FunctionTracker)
+        and not args[0].code.co_flags & _GENERATOR
+    ):
+        return m.call(held(m, twins.in_mode, "in_mode"), [held(m, cls, cls.__name__), args[0]], {})  # type: ignore[no-any-return]
     m.graph_break("B101", callee=cls.__name__, reason="a grad mode used as a decorator inside the function")
 
 

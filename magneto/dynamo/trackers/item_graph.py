@@ -94,11 +94,11 @@ def _extreme(fn: Any, formula: Any) -> None:
     template = f"{fn.__name__}({{}}, {{}})"
     _EXPRESSIONS[template] = formula
 
-    def body(m: Machine, left: Tracker, right: Tracker, /) -> Any:
+    def body(m: Machine, left: Tracker, right: Tracker, /, *more: Tracker, **options: Tracker) -> Any:
         names = m.frames[-1].globals  # type: ignore[attr-defined]
         kinds = {v.python_type() for v in (left, right) if is_operand(v)}
         whole = {int} if str(names.get("__name__", "")).startswith("torch.optim") else set()
-        if float not in kinds or kinds - whole != {float} or not (is_operand(left) and is_operand(right)):
+        if more or options or float not in kinds or kinds - whole != {float} or not (is_operand(left) and is_operand(right)):
             return NotImplemented
         item = left if isinstance(left, ItemTracker) else right
         assert isinstance(item, ItemTracker)
@@ -112,9 +112,9 @@ _extreme(max, larger)
 _extreme(min, smaller)
 
 
-def _tensor_of(m: Machine, item: ItemTracker, /, **kwargs: Tracker) -> Any:
+def _tensor_of(m: Machine, item: ItemTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     """`torch.as_tensor(number)`."""
-    held = graph_number(m, item) if set(kwargs) <= {"dtype", "device"} else None
+    held = graph_number(m, item) if not args and set(kwargs) <= {"dtype", "device"} else None
     if held is None:
         return NotImplemented
     made = m.node("to", [held, torch.get_default_dtype()], {"copy": True}, method=True)
@@ -127,9 +127,9 @@ prefer(torch.as_tensor, ItemTracker)(_tensor_of)
 
 def _interpolated(fn: Any) -> None:
     @prefer(fn, TensorTracker, TensorTracker, ItemTracker)
-    def body(m: Machine, v: TensorTracker, end: TensorTracker, weight: ItemTracker, /) -> Any:
+    def body(m: Machine, v: TensorTracker, end: TensorTracker, weight: ItemTracker, /, **options: Tracker) -> Any:
         """The kernels for a number and for a tensor compute the same, in these types."""
-        held = graph_number(m, weight) if v.meta.dtype in (torch.float32, torch.float64) and v.meta.ndim else None
+        held = graph_number(m, weight) if not options and v.meta.dtype in (torch.float32, torch.float64) and v.meta.ndim else None
         return NotImplemented if held is None else m.apply(fn, v, end, m.node("to", [held, v.meta.dtype], {}, method=True))
 
 

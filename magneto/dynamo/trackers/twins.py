@@ -174,3 +174,14 @@ def _checked_arguments(given: Any) -> Any:
     if not isinstance(kwargs, dict):
         raise TypeError(f"second item of the tuple returned by {name} must be a dict, not '{type(kwargs).__name__}'")
     return given
+
+
+def in_mode(mode: Callable[[], Any], func: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.no_grad()(func)`, which torch makes with a clone of the object that is called."""
+
+    @functools.wraps(func)
+    def decorate_context(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return func(*args, **kwargs)
+
+    return decorate_context

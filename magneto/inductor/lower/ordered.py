@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from magneto.base.flags import config
 from magneto.inductor.loops.ir import Const, IndexValue, Op, Ordered, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Index, Stored, cost_of
 from magneto.inductor.lower.context import Lowering, is_dense, merge_origins
@@ -37,10 +38,10 @@ def _emit(
 
 
 def _fits(val: Any, dtypes: tuple[torch.dtype, ...], *shapes: Any) -> bool:
-    """On the CPU, with sizes that are known and not 0?"""
+    """On the CPU, with sizes that are known and not 0? (Eager's numerics are its own kernels'.)"""
     sizes = [s for shape in (val.shape, *shapes) for s in shape]
     known = all(isinstance(s, int) and s > 0 for s in sizes)
-    return known and val.device.type == "cpu" and val.dtype in dtypes and is_dense(val.shape, val.strides)
+    return known and config.numerics == "fast" and val.device.type == "cpu" and val.dtype in dtypes and is_dense(val.shape, val.strides)
 
 
 def _wide(ranges: Any, strides: Any, serial: tuple[int, ...]) -> bool:

@@ -73,9 +73,9 @@ SEES_MEMORY = frozenset({aten.as_strided.default, aten.as_strided_scatter.defaul
 def lay_out(graph: fx.Graph, state: frozenset[int] = frozenset()) -> fx.Graph:
     """The graph with its convolutions in the layouts that pay; `graph` itself when nothing changes. Placeholders and the strides of
     outputs stay. `state`: inputs that are weights, which seldom change: reordering them costs nothing (convolve.fold)."""
-    if not any(wish(node)[0] is True for node in graph.nodes):
-        return graph
     walk = _Walk(graph, state)
+    if not any(wish(node, walk.kept)[0] is True for node in graph.nodes):
+        return graph
     try:
         made = walk.run()
     except Abandoned as reason:
@@ -102,9 +102,13 @@ def wish(node: fx.Node, kept: Collection[fx.Node] = ()) -> tuple[bool | None, fl
     transposed, groups = node.args[6], node.args[8]
     if meta.device.type == "cuda" and not transposed:
         return _wish_on_gpu(value, weight, meta, node.args[3])
-    if meta.device.type != "cpu" or meta.dtype is torch.float16 or transposed or weight.is_channels_last() or not value.is_dense():
+    if meta.device.type != "cpu" or meta.dtype is torch.float16 or weight.is_channels_last() or not value.is_dense():
+        return None, 0.0
+    if transposed and (groups != 1 or node.args[1] not in kept):
         return None, 0.0
     window = weight.shape[2] * weight.shape[3]
+    if transposed:
+        return True, COSTS.dense * value.numel * weight.shape[1] * window
     work = meta.numel * weight.shape[1] * window
     if groups != 1:
         return True, COSTS.grouped * meta.numel

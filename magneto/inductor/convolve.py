@@ -202,16 +202,15 @@ OPAQUE = frozenset(
     op for name in ("_reorder_convolution_weight", "_reorder_convolution_transpose_weight") if (op := _offered(name)) is not None
 )
 """Operations whose result has a layout that only the library knows."""
-HEAVY = 64  # output elements per weight element; beyond it, reordering the weights in each call costs nothing
 
 
 def packed_of(node: fx.Node) -> bool:
-    """A convolution that reorders its weights in each call, where that takes time?"""
+    """A convolution that reorders its weights in each call? (Small depthwise ones gain most: what the library does besides costs more than their arithmetic.)"""
     if node.target not in (aten.convolution.default, POINTWISE, POINTWISE_ADD, TRANSPOSED) or node.target is None:
         return False
     value, meta = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     weight = node.args[2 if node.target is POINTWISE_ADD else 1].meta["val"]  # type: ignore[union-attr]
-    if meta.ndim != 4 or meta.device.type != "cpu" or not _computed_in(meta.dtype) or weight.numel * HEAVY <= meta.numel:
+    if meta.ndim != 4 or meta.device.type != "cpu" or not _computed_in(meta.dtype):
         return False
     if weight.dtype is not meta.dtype or value.dtype is not meta.dtype:
         return False

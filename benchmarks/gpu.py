@@ -142,17 +142,15 @@ def contender(fn: Any, args: tuple[Any, ...], train: bool) -> Callable[[], Any]:
 
         return call
     seeds: list[torch.Tensor] = []
+    leaves = [*(x for x in args if isinstance(x, torch.Tensor)), *getattr(fn, "parameters", list)()]
 
     def step() -> Any:
         out = fn(*args)
         if not seeds:
             seeds.append(torch.randn_like(out))
         out.backward(seeds[0])
-        for x in args:
-            if isinstance(x, torch.Tensor):
-                x.grad = None
-        for p in getattr(fn, "parameters", list)():
-            p.grad = None
+        for x in leaves:
+            x.grad = None
         return out
 
     return step

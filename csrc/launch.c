@@ -189,30 +189,60 @@ moved(PyObject *Py_UNUSED(module), PyObject *args)
     return PyLong_FromLong(-1);
 }
 
-/* pack(tensors, address, places): the memory of dense tensors of the CPU, one copied after the other; `places` are int64 pairs, offset and bytes. */
+/* The memory of dense tensors of the CPU from or to places behind `address`; `places` are int64 triples: position of the tensor, offset, bytes. */
 static PyObject *
-pack(PyObject *Py_UNUSED(module), PyObject *args)
+packed(PyObject *args, int out)
 {
     PyObject *tensors;
     unsigned long long address;
     const char *places;
     Py_ssize_t bytes;
     if (!PyArg_ParseTuple(args, "O!Ky#", &PyTuple_Type, &tensors, &address, &places, &bytes)) return NULL;
-    if (bytes != 16 * PyTuple_GET_SIZE(tensors)) return PyErr_Format(PyExc_ValueError, "a place for each tensor");
-    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(tensors); k++) {
-        int64_t place[2];
+    for (Py_ssize_t k = 0; k < bytes / 24; k++) {
+        int64_t place[3];
         void *data;
-        memcpy(place, places + 16 * k, 16);
-        if (mg_plan_data(PyTuple_GET_ITEM(tensors, k), &data) < 0) return NULL;
-        memcpy((char *)(uintptr_t)address + place[0], data, (size_t)place[1]);
+        memcpy(place, places + 24 * k, sizeof place);
+        if (place[0] < 0 || place[0] >= PyTuple_GET_SIZE(tensors)) return PyErr_Format(PyExc_IndexError, "there is no tensor %lld", (long long)place[0]);
+        if (mg_plan_data(PyTuple_GET_ITEM(tensors, place[0]), &data) < 0) return NULL;
+        void *there = (char *)(uintptr_t)address + place[1];
+        memcpy(out ? data : there, out ? there : data, (size_t)place[2]);
     }
     Py_RETURN_NONE;
+}
+
+static PyObject *
+pack(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    return packed(args, 0);
+}
+
+static PyObject *
+unpack(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    return packed(args, 1);
+}
+
+/* addresses(tensors): of their first elements, as int64. */
+static PyObject *
+addresses(PyObject *Py_UNUSED(module), PyObject *tensors)
+{
+    if (!PyTuple_Check(tensors)) return PyErr_Format(PyExc_TypeError, "addresses takes a tuple");
+    Py_ssize_t n = PyTuple_GET_SIZE(tensors);
+    PyObject *found = PyBytes_FromStringAndSize(NULL, 8 * n);
+    for (Py_ssize_t k = 0; found != NULL && k < n; k++) {
+        void *data;
+        if (mg_plan_data(PyTuple_GET_ITEM(tensors, k), &data) < 0) Py_CLEAR(found);
+        else memcpy(PyBytes_AS_STRING(found) + 8 * k, &(int64_t){(int64_t)(intptr_t)data}, 8);
+    }
+    return found;
 }
 
 static PyMethodDef functions[] = {
     {"bind_driver", bind_driver, METH_VARARGS, "bind_driver(cuLaunchKernel, cuStreamIsCapturing): their addresses."},
     {"moved", moved, METH_VARARGS, "moved(inputs, positions, addresses): the first input that lies elsewhere, or -1."},
     {"pack", pack, METH_VARARGS, "pack(tensors, address, places): copy dense tensors of the CPU to an address."},
+    {"unpack", unpack, METH_VARARGS, "unpack(tensors, address, places): copy their numbers from there."},
+    {"addresses", addresses, METH_O, "addresses(tensors): where they begin, as int64."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,11 +5,13 @@ Where there is nothing to do, the compiled graph itself is the callable.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from magneto import _C
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Signature, Value
 from magneto.aot_autograd.spent import spent
 from magneto.aot_autograd.views import METHODS, ViewStep, aten
@@ -81,8 +83,8 @@ class Writer:
         apart = self.signature.apart
         if apart is None or not apart.written:
             return
-        self.namespace.update(apart=apart.holds, seen=[()])
-        self.add(f"where = ({''.join(f'a{i}.data_ptr(), ' for i in apart.inputs)})")
+        self.namespace.update(apart=lambda where: apart.holds(tuple(array("q", where))), seen=[b""], addresses=_C.addresses)
+        self.add(f"where = addresses(({''.join(f'a{i}, ' for i in apart.inputs)}))")
         self.add("if where != seen[0]:")
         self.add("    if not apart(where):")
         self.add(f"        return fallback({', '.join(f'a{i}' for i in range(self.signature.n_inputs))})")

@@ -116,12 +116,12 @@ def compile_foreign(
     return without_grad(as_function(graph, name)), frozenset()
 
 
-def _host_half(graph: fx.Graph, name: str) -> tuple[Compiled, Finished | None]:
-    """What of a graph for another device is computed on the CPU; as data too, where it was compiled."""
+def _host_half(graph: fx.Graph, name: str, lent: frozenset[int] = frozenset()) -> tuple[Compiled, Finished | None]:
+    """What of a graph for another device is computed on the CPU; as data too, where it was compiled. `lent`: results that are read before the next call, and never after."""
     try:
         with timer("lower"):
             program = lower_graph(graph)
-        finished = _finished(program, name, {})
+        finished = _finished(program, name, {}, lent=lent)
         return _loaded(finished, name), finished
     except (CannotLower, CannotSchedule, CannotEmit, BuildFailed) as error:
         emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
@@ -199,7 +199,12 @@ def compile_program(program: Program, name: str = "program") -> _C.Plan:
 
 
 def _finished(
-    program: Program, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False
+    program: Program,
+    name: str,
+    written: Mapping[int, int],
+    state: frozenset[int] = frozenset(),
+    training: bool = False,
+    lent: frozenset[int] = frozenset(),
 ) -> Finished:
     """Everything but the C compiler's work."""
     with timer("schedule"):
@@ -208,7 +213,7 @@ def _finished(
     with timer("codegen"):
         kernels = _texts(plan, name)
     with timer("plan"):
-        memory = plan_memory(plan, training)
+        memory = plan_memory(plan, training, lent=_lent(program, lent))
         code = plan_code(plan, memory, lambda step: kernels[step].hash)
     distinct = {kernel.hash: (describe(step), kernel.body) for step, kernel in kernels.items()}
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
@@ -228,6 +233,18 @@ def _loaded(finished: Finished, name: str) -> _C.Plan:
     _remember(made, code)
     _report(name, finished, kernels, code)
     return made
+
+
+def _lent(program: Program, lent: frozenset[int]) -> frozenset[str]:
+    """Buffers that no other outputs than those `lent` show."""
+    names: tuple[set[str], set[str]] = set(), set()
+    for k, view in enumerate(program.outputs):
+        if isinstance(view, ViewOf):
+            names[k in lent].add(view.buffer)
+    for node in reversed(program.nodes):
+        if isinstance(node, LibraryCall) and node.may_alias and any(b.name in names[False] for b in node.buffers):
+            names[False].update(view.buffer for view in node.views)
+    return frozenset(names[True] - names[False])
 
 
 def _updates(program: Program, written: Mapping[int, int]) -> frozenset[str]:

@@ -22,7 +22,7 @@ from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table
 from magneto.inductor.describe import describe
-from magneto.inductor.devices import Halves, Joined, Sent, split
+from magneto.inductor.devices import Back, Halves, Joined, Sent, split
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Pointwise, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
@@ -51,7 +51,7 @@ WORTH_RECORDING = 4  # launches: a replay, with its copies, costs as much as thr
 WORTH_A_TABLE = 16  # kernels in the middle of a graph, whose addresses are sent anew in each call that is no replay
 
 Compiled = Callable[..., Sequence[Any]]
-Host = Callable[[fx.Graph, str], tuple[Compiled, Finished | None]]
+Host = Callable[[fx.Graph, str, frozenset[int]], tuple[Compiled, Finished | None]]
 Build = Callable[[Iterable[Launched]], dict[Launched, Launcher]]
 
 
@@ -88,13 +88,13 @@ def compile_on_cuda(
 ) -> tuple[Compiled, frozenset[int]]:
     """The compiled graph, and which outputs it writes into inputs itself. `host`: compiles what runs on the CPU. `key`: under which it is kept. CannotLower, CannotSchedule, CannotEmit,
     NoKernels."""
-    device, before, graph, halves = split(graph)
+    device, before, graph, halves = split(graph, written)
     if reason := why_not(device):
         raise NoKernels(reason)
     pairs = halves.written(written)
     plan = _planned(graph, name, pairs, device)
     run = _loaded(plan, lambda kernels: _built(kernels, device))
-    beside, finished = host(before, f"{name}_host") if before is not None else (None, None)
+    beside, finished = host(before, f"{name}_host", halves.lent) if before is not None else (None, None)
     made = Made(device, plan, halves, pairs, _recordable(graph), finished)
     if key is not None and (before is None or finished is not None):
         keep_data(_key(key, device), _plain(made))
@@ -265,14 +265,14 @@ PARTS = 6
 def _plain(made: Made) -> tuple[Any, ...]:
     kernels = tuple((_fields(k.kernel), *_fields(k)[1:]) if isinstance(k, TritonTable) else (_fields(k),) for k in made.plan.kernels)
     plan = (made.plan.code, kernels, *_fields(made.plan)[2:])
-    halves = (tuple(map(_fields, made.halves.sent)), made.halves.places, made.halves.rest)
+    halves = (tuple(map(_fields, made.halves.sent)), made.halves.places, made.halves.rest, tuple(map(_fields, made.halves.back)))
     return made.device, plan, halves, dict(made.pairs), made.recordable, None if made.host is None else _fields(made.host)
 
 
 def _of_plain(data: tuple[Any, ...]) -> Made:
-    device, (code, kernels, *plan), (sent, places, rest), pairs, may, host = data
+    device, (code, kernels, *plan), (sent, places, rest, back), pairs, may, host = data
     found = tuple(TritonTable(TritonKernel(*k[0]), *k[1:]) if len(k) > 1 else TritonKernel(*k[0]) for k in kernels)
-    halves = Halves(tuple(Sent(*s) for s in sent), places, rest)
+    halves = Halves(tuple(Sent(*s) for s in sent), places, rest, tuple(Back(*b) for b in back))
     return Made(device, DevicePlan(code, found, *plan), halves, pairs, may, None if host is None else Finished(*host))
 
 

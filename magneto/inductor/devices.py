@@ -41,6 +41,16 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class Back:
+    """An output of the whole that the host makes, at a position among its results, and that serves for nothing but to be the new numbers of an input laid out as it is."""
+
+    output: int
+    position: int
+    input: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Halves:
     """How two halves make a whole. The host takes the whole graph's inputs and returns the `sent` values, then its outputs; the device takes the inputs and the sent values. `places`:
     per output of the whole (of the host?, position there); None: it is no node but the value in `rest`."""
@@ -48,6 +58,17 @@ class Halves:
     sent: tuple[Sent, ...]
     places: tuple[tuple[bool, int] | None, ...]
     rest: tuple[Any, ...]
+    back: tuple[Back, ...] = ()
+
+    @property
+    def small(self) -> tuple[int, ...]:
+        """Values that are sent together."""
+        return tuple(k for k, s in enumerate(self.sent) if s.dense and s.nbytes <= PACKED)
+
+    @property
+    def lent(self) -> frozenset[int]:
+        """The host's results that nobody reads after the call."""
+        return frozenset(self.small) | frozenset(b.position for b in self.back)
 
     def written(self, pairs: Mapping[int, int]) -> dict[int, int]:
         """The outputs that may go into inputs' memory, counted in the device's half. (The host's do not: it runs before what may raise.)"""
@@ -55,12 +76,14 @@ class Halves:
         return {place[1]: pairs[output] for output, place in found.items() if place is not None and not place[0]}
 
     def whole(self, done: frozenset[int]) -> frozenset[int]:
-        """Outputs of the device's half, counted in the whole."""
-        return frozenset(k for k, place in enumerate(self.places) if place is not None and not place[0] and place[1] in done)
+        """Outputs of the device's half, counted in the whole, and those that go back to inputs of the host."""
+        here = frozenset(k for k, place in enumerate(self.places) if place is not None and not place[0] and place[1] in done)
+        return here | frozenset(b.output for b in self.back)
 
 
-def split(graph: fx.Graph) -> tuple[torch.device, fx.Graph | None, fx.Graph, Halves]:
-    """The CUDA device of a graph, its half on the host (None: nothing is to do there), that on the device, and how they belong together. CannotLower for several devices, and where the CPU waits for the device."""
+def split(graph: fx.Graph, written: Mapping[int, int] | None = None) -> tuple[torch.device, fx.Graph | None, fx.Graph, Halves]:
+    """The CUDA device of a graph, its half on the host (None: nothing is to do there), that on the device, and how they belong together. `written`: output -> the input whose new numbers
+    it is. CannotLower for several devices, and where the CPU waits for the device."""
     device = device_of(graph)
     hosted = _hosted(graph, device)
     output = graph.output_node()
@@ -85,7 +108,28 @@ def split(graph: fx.Graph) -> tuple[torch.device, fx.Graph | None, fx.Graph, Hal
     extra = {n: _sent(n.meta["val"], device, same) for n, same in zip(sent, dense, strict=True)}
     kinds = tuple(Sent(tuple(m.shape), tuple(m.strides), m.dtype, same) for m, same in zip(extra.values(), dense, strict=True))
     rest = tuple(None if isinstance(result, fx.Node) else result for result in results)
-    return device, host, _part(graph, of_device, extra), Halves(kinds, tuple(places), rest)
+    back = _back(graph, results, places, written or {})
+    return device, host, _part(graph, of_device, extra), Halves(kinds, tuple(places), rest, back)
+
+
+def _back(
+    graph: fx.Graph, results: Sequence[Any], places: Sequence[tuple[bool, int] | None], written: Mapping[int, int]
+) -> tuple[Back, ...]:
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    found = []
+    for output, place in enumerate(places):
+        if place is None or not place[0] or output not in written:
+            continue
+        made, target = results[output].meta["val"], inputs[written[output]].meta["val"]
+        alike = (made.shape, made.dtype, made.device) == (target.shape, target.dtype, target.device) and made.strides == target.strides
+        if (
+            alike
+            and is_dense(made.shape, made.strides)
+            and results.count(results[output]) == 1
+            and target.numel * made.dtype.itemsize <= PACKED
+        ):
+            found.append(Back(output, place[1], written[output], int(target.numel) * made.dtype.itemsize))
+    return tuple(found)
 
 
 def _sent(meta: TensorMeta, device: torch.device, same: bool) -> TensorMeta:
@@ -165,44 +209,58 @@ def _part(graph: fx.Graph, results: Sequence[Any], extra: Mapping[fx.Node, Any])
 
 PACKED = 4096  # bytes of a value, at most, that is sent with others in one copy
 ALIGNMENT = 16
+STREAMS = 8  # that have memory of their own
 
 
 class Joined:
-    """Both halves as one callable. What the host sends goes over in one copy of all small values, to the same memory in each call: it is read by what was launched before the next call
-    writes it. `lasting`: results may lie in that memory, so that every call has its own."""
+    """Both halves as one callable. The host's small values are copied to a place of ours at once (they lie in memory that its next call writes). What is sent of them goes over in one
+    copy, to the same memory in each call: it is read by what was launched before the next call writes it. `lasting`: results may lie in that memory, so that every call has its own.
+    The host's results that are new numbers of inputs are written behind everything that may raise."""
 
     def __init__(self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device, lasting: bool) -> None:
         self.host, self.device, self.where, self.lasting = host, device, where, lasting
-        self.sent, self.places, self.rest = halves.sent, halves.places, halves.rest
-        self.small = [k for k, s in enumerate(halves.sent) if s.dense and s.nbytes <= PACKED]
-        ends = list(accumulate(-(-self.sent[k].nbytes // ALIGNMENT) * ALIGNMENT for k in self.small))
-        self.starts = [0, *ends]
-        pairs = zip(self.starts, self.small, strict=False)
-        self.layout = array("q", [n for start, k in pairs for n in (start, self.sent[k].nbytes)]).tobytes()
-        with torch.inference_mode(False):
-            self.staged = torch.empty(self.starts[-1], dtype=torch.uint8)
+        self.sent, self.small, self.back = halves.sent, halves.small, {b.output: b.input for b in halves.back}
+        self.outputs = tuple(zip(range(len(halves.places)), halves.places, halves.rest, strict=True))
+        sizes = [self.sent[k].nbytes for k in self.small] + [b.nbytes for b in halves.back]
+        self.starts = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+        self.over = self.starts[len(self.small)]  # bytes that go over
+        positions = [*self.small, *(b.position for b in halves.back)]
+        triples = list(zip(positions, self.starts, sizes, strict=False))
+        self.into_place = array("q", [n for triple in triples for n in triple]).tobytes()
+        written = [(b.input, start, size) for b, (_, start, size) in zip(halves.back, triples[len(self.small) :], strict=True)]
+        self.into_inputs = array("q", [n for triple in written for n in triple]).tobytes()
+        self.idle: list[torch.Tensor] = []
         self.memories: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}  # by stream
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        made = self.host(*inputs) if self.host is not None else ()
-        found = self.device(*inputs, *self._over(made))
+        with self.lock:
+            made = tuple(self.host(*inputs)) if self.host is not None else ()
+            staged = self.idle.pop() if self.idle else self._staged()
+            _C.pack(made, staged.data_ptr(), self.into_place)
+            found = self.device(*inputs, *self._sent(made, staged))
+            if self.back:
+                _C.unpack(inputs, staged.data_ptr(), self.into_inputs)
+            self.idle.append(staged)
+        back = self.back
         return tuple(
-            [rest if place is None else (made if place[0] else found)[place[1]] for place, rest in zip(self.places, self.rest, strict=True)]
+            [
+                rest if place is None else inputs[back[k]] if k in back else (made if place[0] else found)[place[1]]
+                for k, place, rest in self.outputs
+            ]
         )
 
-    def _over(self, made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _sent(self, made: Sequence[torch.Tensor], staged: torch.Tensor) -> list[torch.Tensor]:
+        """What the host sends, on the device."""
         if not self.small:
             return [self._alone(t, s.dense) for t, s in zip(made, self.sent, strict=False)]
         stream = torch._C._cuda_getCurrentRawStream(self.where.index or 0)  # type: ignore[attr-defined]
-        with self.lock:
-            memory = self.memories.get(stream)
-            if memory is None or self.lasting:
-                memory = self._memory()
-                if not self.lasting:
-                    self.memories = {**(self.memories if len(self.memories) < STREAMS else {}), stream: memory}
-            _C.pack(tuple([made[k] for k in self.small]), self.staged.data_ptr(), self.layout)
-            memory[0].copy_(self.staged, non_blocking=True)  # the driver has read pageable memory when it returns
+        memory = self.memories.get(stream)
+        if memory is None or self.lasting:
+            memory = self._memory()
+            if not self.lasting:
+                self.memories = {**(self.memories if len(self.memories) < STREAMS else {}), stream: memory}
+        memory[0].copy_(staged[: self.over], non_blocking=True)  # the driver has read pageable memory when it returns
         if len(self.small) == len(self.sent):
             return memory[1]
         small = dict(zip(self.small, memory[1], strict=True))
@@ -211,14 +269,15 @@ class Joined:
     def _alone(self, value: torch.Tensor, dense: bool) -> torch.Tensor:
         return (value if dense else value.contiguous()).to(self.where)
 
+    def _staged(self) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return torch.empty(self.starts[-1], dtype=torch.uint8)
+
     def _memory(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Memory on the device, and the values in it."""
         with torch.inference_mode(False), torch.no_grad():
-            flat = torch.empty(self.starts[-1], dtype=torch.uint8, device=self.where)
+            flat = torch.empty(self.over, dtype=torch.uint8, device=self.where)
             views = []
             for start, s in zip(self.starts, (self.sent[k] for k in self.small), strict=False):
                 views.append(torch.as_strided(flat[start : start + s.nbytes].view(s.dtype), s.shape, s.strides))
         return flat, views
-
-
-STREAMS = 8  # that have memory of their own

@@ -10,9 +10,11 @@ import torch
 from torch import fx
 
 from magneto.graph import TensorMeta
-from magneto.inductor.devices import Halves, Joined, Sent, split
+from magneto.inductor.compile import _host_half
+from magneto.inductor.devices import Back, Halves, Joined, Sent, split
 from magneto.inductor.lower.context import CannotLower
 from magneto.prims import prims
+from tests.inductor.lower.prim_graphs import Graph
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -108,6 +110,44 @@ def test_small_values_are_sent_together(one_stream: None, lasting: bool) -> None
     values[0] = torch.tensor(-1.0, dtype=torch.float64)
     run()
     assert calls[1][0].item() == -1.0 and calls[0][0].item() == (2.5 if lasting else -1.0)
+
+
+def test_numbers_of_the_host_are_written_behind_what_may_raise(one_stream: None) -> None:
+    """The host's new number of an input goes there when the device has done its part, whatever becomes of the memory that it was computed in."""
+    _, _, _, halves = split(scaled()[0], {2: 1})
+    assert halves.back == (Back(2, 1, 1, 4),) and halves.lent == {0, 1} and halves.whole(frozenset()) == {2}
+    arena = torch.zeros(())
+
+    def host(x: torch.Tensor, s: torch.Tensor) -> Sequence[torch.Tensor]:
+        return arena.copy_(s + 1), arena
+
+    def device(x: torch.Tensor, s: torch.Tensor, sent: torch.Tensor) -> Sequence[torch.Tensor]:
+        arena.fill_(-1.0)
+        if x[0] < 0:
+            raise RuntimeError("no memory")
+        return (x * sent,)
+
+    run, s = Joined(host, device, halves, CPU, False), torch.tensor(2.0)
+    found = run(torch.ones(4), s)
+    assert found[0].tolist() == [3.0] * 4 and found[2] is s and s.item() == 3.0
+    with pytest.raises(RuntimeError, match="no memory"):
+        run(-torch.ones(4), s)
+    assert s.item() == 3.0
+
+
+def test_only_what_is_laid_out_alike_goes_back() -> None:
+    assert not split(scaled()[0], {2: 0})[-1].back
+
+
+def test_results_of_the_host_that_only_pass_through_lie_in_its_arena() -> None:
+    g = Graph()
+    x = g.input(torch.randn(5))
+    sent, result = g.add(x, 1.0), g.mul(x, 2.0)
+    g.output(sent, result, g.call(aten.relu.default, sent))
+    run, _ = _host_half(g.fx, "host", frozenset([0]))
+    first, kept, _ = run(torch.ones(5))
+    second, other, _ = run(torch.zeros(5))
+    assert first.data_ptr() == second.data_ptr() and kept.data_ptr() != other.data_ptr() and kept.tolist() == [2.0] * 5
 
 
 def test_indices_made_of_no_input_belong_to_their_reader() -> None:

@@ -10,7 +10,7 @@ import torch
 from magneto.base.flags import config
 from magneto.inductor.compile import _host_half
 from magneto.inductor.cuda import PARTS, Made, _of_plain, _plain, _planned
-from magneto.inductor.devices import Halves, Sent
+from magneto.inductor.devices import Back, Halves, Sent
 from magneto.inductor.runtime.kept import keep_data, recall_data
 from tests.inductor.codegen.triton_cases import CASES
 from tests.inductor.lower.prim_graphs import Graph
@@ -29,7 +29,8 @@ def test_comes_back_the_same(name: str, hosted: bool, tmp_path: Path) -> None:
         beside = Graph()
         beside.output(beside.add(beside.input(torch.tensor(1.0)), 1.0))
         _, host = _host_half(beside.fx, "host")
-    halves = Halves((Sent((2, 3), (3, 1), torch.float64, True),), ((False, 0), None, (True, 1)), (None, 2.5, None))
+    sent = Sent((2, 3), (3, 1), torch.float64, True)
+    halves = Halves((sent,), ((False, 0), None, (True, 1)), (None, 2.5, None), (Back(2, 1, 1, 4),))
     made = Made(torch.device("cuda", 0), _planned(g.fx, "graph", {}, CPU), halves, {0: 1}, True, host)
     with config.patch(cache_dir=str(tmp_path)):
         keep_data("a key", _plain(made))

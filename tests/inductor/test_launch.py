@@ -30,14 +30,25 @@ def test_the_first_input_that_moved_is_found() -> None:
 def test_values_are_packed() -> None:
     values = (torch.tensor(2.5, dtype=torch.float64), torch.tensor([1, 2, 3], dtype=torch.int16), torch.tensor(True))
     memory = torch.zeros(40, dtype=torch.uint8)
-    _C.pack(values, memory.data_ptr(), array("q", [16, 8, 0, 6, 32, 1]).tobytes())
+    places = array("q", [0, 16, 8, 1, 0, 6, 2, 32, 1]).tobytes()
+    _C.pack(values, memory.data_ptr(), places)
     assert (
         memory[16:24].view(torch.float64).item() == 2.5
         and memory[:6].view(torch.int16).tolist() == [1, 2, 3]
         and memory[32:].tolist() == [1] + [0] * 7
     )
-    with pytest.raises(ValueError, match="place"):
-        _C.pack(values, memory.data_ptr(), b"")
+    with pytest.raises(IndexError, match="no tensor 2"):
+        _C.pack(values[:2], memory.data_ptr(), places)
+    others = (torch.zeros((), dtype=torch.float64), torch.zeros(3, dtype=torch.int16), torch.tensor(False))
+    _C.unpack(others, memory.data_ptr(), places)
+    assert all(torch.equal(a, b) for a, b in zip(values, others, strict=True))
+
+
+def test_addresses() -> None:
+    tensors = (torch.randn(3), torch.randn(4)[1:], torch.nn.Parameter(torch.randn(2)))
+    assert _C.addresses(tensors) == addresses(list(tensors)) and _C.addresses(()) == b""
+    with pytest.raises(TypeError):
+        _C.addresses(list(tensors))
 
 
 @pytest.mark.parametrize("table", [False, True])

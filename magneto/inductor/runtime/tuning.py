@@ -31,7 +31,7 @@ GAIN = 0.97  # of the library's time: less is not worth another rounding order
 
 CANDIDATES = (
     Tiles(128, 256, 64, 8, 3), Tiles(128, 256, 64, 8, 4), Tiles(256, 128, 64, 8, 3), Tiles(256, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 3),
-    Tiles(128, 128, 64, 4, 4), Tiles(128, 128, 128, 8, 3), Tiles(64, 256, 64, 4, 4), Tiles(64, 128, 64, 4, 4), Tiles(128, 64, 64, 4, 4),
+    Tiles(128, 128, 64, 4, 3), Tiles(128, 128, 64, 4, 4), Tiles(128, 128, 32, 4, 4), Tiles(64, 256, 64, 4, 3), Tiles(128, 64, 64, 4, 3), Tiles(128, 128, 128, 8, 3), Tiles(64, 256, 64, 4, 4), Tiles(64, 128, 64, 4, 4), Tiles(128, 64, 64, 4, 4),
     Tiles(64, 64, 64, 4, 4), Tiles(64, 64, 128, 4, 3),
 )  # fmt: skip
 

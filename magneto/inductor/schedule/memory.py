@@ -46,8 +46,11 @@ class Memory:
     in_place: Mapping[str, str]
 
 
-def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE, given: Collection[str] = ()) -> Memory:
-    """Memory of a schedule. `large`: bytes from which on buffers stay out of the arena, when they are to. `given`: inputs that an output of the same shape may take the memory of."""
+def plan_memory(
+    plan: Schedule, apart: bool = False, large: int = LARGE, given: Collection[str] = (), lent: frozenset[str] = frozenset()
+) -> Memory:
+    """Memory of a schedule. `large`: bytes from which on buffers stay out of the arena, when they are to. `given`: inputs that an output of the same shape may take the memory of. `lent`: outputs
+    that may lie in the arena all the same, to be overwritten by the next call."""
     steps = plan.steps
     last = _last_uses(plan)
     made_here = {name for step in steps for name in _allocated(step)}
@@ -61,7 +64,7 @@ def plan_memory(plan: Schedule, apart: bool = False, large: int = LARGE, given: 
     for position, step in enumerate(steps):
         for name in _allocated(step):
             size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]
-            single = name in leaving or (apart and size >= large)
+            single = (name in leaving and name not in lent) or (apart and size >= large)
             if name in plan.kept or (single and (not apart or name in plan.into)):
                 continue
             source = _taken_over(plan, step, name, position, last, alone, in_place, leaving, True) if config.buffer_reuse else None

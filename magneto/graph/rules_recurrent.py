@@ -58,3 +58,36 @@ def call_of(op: Any, value: Any) -> Callable[..., Any]:
     if LAYER is not None and op is LAYER.default and value[WORKSPACE] is not None:
         return keeping_workspace
     return op  # type: ignore[no-any-return]
+
+
+# ---- the fused cells of CUDA ---------------------------------------------------------------------------------------------
+
+
+def _dense(like: TensorMeta, *shape: Any) -> TensorMeta:
+    return TensorMeta.contiguous(shape, like.dtype, like.device)
+
+
+@rule("_thnn_fused_gru_cell")
+def fused_gru_cell(gates: TensorMeta, hidden: TensorMeta, h: TensorMeta, *bias: Any) -> Any:
+    return _dense(h, *h.shape), _dense(h, h.shape[0], 5 * h.shape[1])
+
+
+@rule("_thnn_fused_gru_cell_backward")
+def fused_gru_cell_backward(gradient: TensorMeta, workspace: TensorMeta, has_bias: bool) -> Any:
+    rows, width = workspace.shape[0], workspace.shape[1] // 5 * 3
+    gates, bias = _dense(workspace, rows, width), _dense(workspace, width) if has_bias else None
+    return gates, gates, _dense(gradient, *gradient.shape), bias, bias
+
+
+@rule("_thnn_fused_lstm_cell")
+def fused_lstm_cell(gates: TensorMeta, hidden: TensorMeta, c: TensorMeta, *bias: Any) -> Any:
+    return _dense(c, *c.shape), _dense(c, *c.shape), _dense(gates, *gates.shape)
+
+
+@rule("_thnn_fused_lstm_cell_backward_impl")
+def fused_lstm_cell_backward(
+    h: TensorMeta | None, c: TensorMeta | None, before: TensorMeta, after: TensorMeta, workspace: TensorMeta, has_bias: bool
+) -> Any:
+    if h is None and c is None:
+        raise RuleError("a cell without gradients")
+    return _dense(workspace, *workspace.shape), _dense(before, *before.shape), _dense(workspace, workspace.shape[1]) if has_bias else None

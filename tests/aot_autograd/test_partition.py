@@ -56,7 +56,7 @@ def test_wrapper_reads_well() -> None:
     signature = trace(gm, [torch.randn(2, 3), torch.randn(2, 3)]).signature
     assert Writer(signature).text()[0] == (
         "def wrapper(a0, a1):\n"
-        "    where = (a0.data_ptr(), a1.data_ptr(), )\n"
+        "    where = addresses((a0, a1, ))\n"
         "    if where != seen[0]:\n"
         "        if not apart(where):\n"
         "            return fallback(a0, a1)\n"

@@ -196,3 +196,19 @@ def test_who_adds_the_bias(follows: bool) -> None:
     assert (call.args[2] is None) is follows
     assert sum(isinstance(node, Pointwise) for node in program.nodes) == follows
     assert operator.truth(call.buffers)
+
+
+def test_strides_of_single_channels_are_eagers() -> None:
+    """What a library call returns channels-last leaves with the strides of a contiguous tensor, where these differ in name only."""
+    from magneto.inductor.compile import compile_graph
+
+    def net(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w).clone(memory_format=torch.contiguous_format)
+
+    inputs = (torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last), torch.randn(1, 8, 3, 3))
+    with torch.no_grad():
+        graph = trace(fx.symbolic_trace(net), inputs).graph
+    (found,) = compile_graph(decompose(graph))(*inputs)
+    assert found.stride() == net(*inputs).stride() == (49, 49, 7, 1)
+    assert not found._is_view()
+    torch.testing.assert_close(found, net(*inputs))

@@ -76,6 +76,11 @@ def laid_out(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, .
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> None:
+    """Other strides in dimensions of size 1, which say nothing of memory, for a result of a library call that leaves."""
+    tensor.as_strided_(tensor.shape, strides)
+
+
 @dataclass(slots=True)
 class Builder:
     plan: Schedule
@@ -162,6 +167,14 @@ class Builder:
             self.kept.add(register)
         else:
             self._dies(view.buffer, register)
+        return register
+
+    def output(self, view: ViewOf) -> int:
+        """The register of what leaves, with exactly these strides where a library call has made it."""
+        register, buffer = self.view(view), self.plan.buffers[view.buffer]
+        fresh = (step for step in self.plan.steps if isinstance(step, LibraryCall) and not step.may_alias)
+        if register == self.registers[view.buffer] and view.strides != buffer.strides and any(buffer in step.buffers for step in fresh):
+            self.instructions.append(("CALL", -1, restrided, (register, self.constant(view.strides)), ()))
         return register
 
     def argument(self, value: Any) -> int:
@@ -318,7 +331,7 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], Any
             build.call(step)
         build.free(position)
     kept = sum(int(plan.buffers[name].nbytes) for name in plan.kept)  # type: ignore[arg-type, misc]
-    outputs = tuple(build.view(o) if isinstance(o, ViewOf) else build.constant(o) for o in program.outputs)
+    outputs = tuple(build.output(o) if isinstance(o, ViewOf) else build.constant(o) for o in program.outputs)
     return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes, kept)
 
 

@@ -201,6 +201,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "view_at": plan.view_at,
     "laid_out": plan.laid_out,
     "claim": claim.claim,
+    "restrided": plan.restrided,
     "as_strided": torch.as_strided,
     "empty": torch.empty,
     "empty_strided": torch.empty_strided,

@@ -266,3 +266,41 @@ def test_readers_that_only_sum() -> None:
     graph.lint()
     assert [node.args[7] for node in graph.nodes if "mkldnn" in str(node.target)] == ["leaky_relu"]
     assert sum(node.target is torch.ops.aten.relu.default for node in graph.nodes) == 2
+
+
+class Residuals(nn.Module):
+    """Residuals that nobody reads afterwards, that are read again, that leave, that are views, and that are the convolution's own input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        c = self.convs
+        a = c[0](x)
+        b = c[1](torch.relu(a)) + a  # last use of a
+        d = (c[2](b) + b) * 2  # the convolution's own input
+        e = c[3](d.sigmoid()) + d  # read again below
+        f = c[4](e) + x  # an input of the graph
+        g = c[5](f)
+        h = c[6](f) + g.view(g.shape)  # a view
+        k = c[7](h)
+        return e * 2 + d, f, g, torch.relu(c[0](h) + k), k.flatten(1)
+
+
+def test_residuals_are_written_where_nobody_reads_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[fx.Graph] = []
+    write = convolve._write_residuals
+    monkeypatch.setattr(convolve, "_write_residuals", lambda graph: (write(graph), made.append(graph)))
+    torch.manual_seed(0)
+    model, x = Residuals().eval(), nhwc(2, 16, 12, 12)
+    before = x.clone()
+    with torch.no_grad():
+        exact, plain, compiled = copy.deepcopy(model).double()(x.double()), model(x), magneto.compile(model)
+        first = compiled(x)
+        for ours in (first, compiled(x)):
+            for e, p, o in zip(exact, plain, ours, strict=True):
+                assert (o - e).abs().max() <= 2 * (p - e).abs().max() + 1e-6
+                assert o.stride() == p.stride()
+    assert torch.equal(x, before)
+    assert sum(node.target is convolve.POINTWISE_INTO for graph in made for node in graph.nodes) == 1

@@ -340,7 +340,7 @@ _TILES = """\
 #else
 #define MG_EIGHT(T)
 #endif
-#define MG_TILE(T) MG_INLINE void mg_tile_##T(T *restrict to, const T *restrict from, i64 step, i64 n, i64 m, i64 ahead) { \\
+#define MG_TILE(T) static __attribute__((noinline, unused)) void mg_tile_##T(T *restrict to, const T *restrict from, i64 step, i64 n, i64 m, i64 ahead) { \\
     i64 a = 0, b = 0; \\
     MG_EIGHT(T) \\
     for (i64 k = 0; k < b; k++) for (i64 i = a; i < n; i++) to[i * 64 + k] = from[i + k * step]; \\

@@ -21,6 +21,8 @@ LANES = re.compile(r"[vx]s\[$")
 LOOP = re.compile(r"\s*for \(i64 (\w+) = ")
 PLACES = re.compile(r"for \(|const i64 |i64 g = |i64 ix|mg_stream\(|mg_ahead\(|mg_tile_|mg_(?:widen|narrow)_\w+\(|_Bool t\d+ = \(_Bool\)\(")
 """How a line begins whose integers are bounds, offsets and the like. Elsewhere only those in brackets are."""
+ROW = re.compile(r"(?:i\d+|\d+|[-+*/% ()])+")
+"""What is divided outside of the vectorised loop: once per row."""
 VECTOR = 16  # lanes: whole numbers of these are told to the compiler
 SHORT = 64  # elements: it wants to know the length of a vectorised loop below
 INT, FLOAT, BOUND, DIVISOR = MARKS = "\1\2\3\4"
@@ -89,12 +91,12 @@ def _kind(line: str, match: re.Match[str], vector: str, simd: bool) -> str:
     if ARRAYS.match(line):
         return BOUND if before.endswith("[") and not LANES.search(before) else ""
     stripped = line.lstrip()
-    if divides:
-        return DIVISOR if "(u32)row" in before and stripped.startswith("const i64 ") else ""
+    if divides and "(u32)row" in before and stripped.startswith("const i64 "):
+        return DIVISOR
     if simd and stripped.startswith("for ("):
         return INT if int(text) >= SHORT or int(text) % VECTOR == 0 else ""
     place = PLACES.match(stripped) or before.count("[") > before.count("]")
-    if not place or "mg_floor" in line or "(i32)" in line:
+    if not place or "mg_floor" in line or "(i32)" in line or (divides and not ROW.fullmatch(_dividend(before[:-3]))):
         return ""
     return "" if vector and after.startswith(" * ") and re.search(rf"\b{vector}\b", _factor(after[3:])) else INT
 
@@ -111,6 +113,17 @@ def _factor(text: str) -> str:
                 return text[: k + 1]
         elif depth == 0 and not (c.isalnum() or c == "_"):
             return text[:k]
+    return text
+
+
+def _dividend(text: str) -> str:
+    """What a text ends with: all of its last brackets, or its last name."""
+    depth = 0
+    for k in range(len(text) - 1, -1, -1):
+        c = text[k]
+        depth += (c == ")") - (c == "(")
+        if depth <= 0 and not (c.isalnum() or c in "_)"):
+            return text[k:] if c == "(" and text.endswith(")") else text[k + 1 :]
     return text
 
 

@@ -224,11 +224,13 @@ class Fill:
         searches = [fold for fold in self.folds if isinstance(fold, ArgFold)]
         texts.update({f"{fold.name}x": f"{fold.name}xs[l]" for fold in searches})
         body = [_renamed(line, texts) for line in scope.lines]
-        lines = [f"{fold.type} {fold.lane}s[{width}];" for fold in self.folds]
-        start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in self.folds)
-        lines += [f"i32 {fold.name}xs[{width}];" for fold in searches]
-        start += "".join(f" {fold.name}xs[l] = -1;" for fold in searches)
-        lines.append(f"for (i64 l = 0; l < {width}; l++) {{ {start} }}")
+        for fold in searches:
+            body = [fold.in_lanes(line) for line in body]
+        plain = [fold for fold in self.folds if not isinstance(fold, ArgFold)]
+        lines = [line for fold in searches for line in fold.declare_lanes(width, first, last)]
+        lines += [f"{fold.type} {fold.lane}s[{width}];" for fold in plain]
+        start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in plain)
+        lines += [f"for (i64 l = 0; l < {width}; l++) {{ {start} }}"] if plain else []
         checks = " reduction(|:status)" if scope.checks else ""
         inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
         lines += [
@@ -240,7 +242,7 @@ class Fill:
         lines += [fold.declare_lane() for fold in self.folds]
         for fold in self.folds:
             if isinstance(fold, ArgFold):
-                lines.append(fold.join_lanes(width))
+                lines += fold.join_lanes(width)
                 continue
             if fold.lanes_function:
                 lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {width});")

@@ -157,10 +157,41 @@ class ArgFold(Fold):
             better = f"({a} == {a} && ({better} || {value} != {value})) || ({a} != {a} && {value} != {value} && ({flat}) < {x})"
         return f"if ({x} < 0 || {better}) {{ {a} = {value}; {x} = {flat}; }}"
 
-    def join_lanes(self, width: int) -> str:
-        """The lanes' candidates, of which some may have seen no element."""
-        candidate = self._any_order(f"{self.name}s[l]", f"{self.name}xs[l]")
-        return f"for (i64 l = 0; l < {width}; l++) if ({self.name}xs[l] >= 0) {{ {candidate} }}"
+    def declare_lanes(self, width: int, first: str, last: str) -> list[str]:
+        """Each lane begins with the worst value and the place of its first element, so that its steps need not ask whether there was one before; -1: there is none."""
+        a, worst = self.name, ("__builtin_inf()" if self.better == "<" else "-__builtin_inf()")
+        if not self.is_float:
+            worst = _LIMITS[self.type][self.better == "<"]
+        start = f"{a}s[l] = {worst}; {a}xs[l] = {first} + {width} <= {last} ? (i32)({first}) + (i32)l : -1;"
+        return [f"{self.type} {a}s[{width}]; i32 {a}xs[{width}];", f"for (i64 l = 0; l < {width}; l++) {{ {start} }}"]
+
+    def in_lanes(self, line: str) -> str:
+        """A step of a lane."""
+        return line.replace(f"({self.name}xs[l] < 0) | ", "")
+
+    def join_lanes(self, width: int) -> list[str]:
+        """The best of the lanes, NaN before all others, and the smallest index that has it."""
+        a, kind = self.name, "f64" if self.type == "f64" else "f32"
+        if self.is_float:
+            name = "maximum" if self.better == ">" else "minimum"
+            best = [
+                f"for (i64 l = 0; l < {width}; l++) {a}m[l] = {a}s[l];",
+                f"const {self.type} {a}t = mg_lanes_{name}_{kind}({a}m, {width});",
+            ]
+            best = [f"{self.type} {a}m[{width}];", *best]
+        else:
+            best = [
+                f"{self.type} {a}t = {a}s[0];",
+                f"for (i64 l = 1; l < {width}; l++) {a}t = {a}s[l] {self.better} {a}t ? {a}s[l] : {a}t;",
+            ]
+        equal = f"({a}s[l] == {a}t) | (({a}t != {a}t) & ({a}s[l] != {a}s[l]))" if self.is_float else f"{a}s[l] == {a}t"
+        best += [
+            f"i32 {a}b = 2147483647;",
+            f"#pragma omp simd reduction(min:{a}b)",
+            f"for (i64 l = 0; l < {width}; l++) {{ const i32 k = ({equal}) ? {a}xs[l] : 2147483647; {a}b = {a}b < k ? {a}b : k; }}",
+            self._any_order(f"{a}t", f"{a}b"),
+        ]
+        return [f"if ({a}xs[0] >= 0) {{", *best, "}"]
 
     def join(self) -> str:
         return ""

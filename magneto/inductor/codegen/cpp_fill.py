@@ -108,7 +108,7 @@ class Fill:
         emitter._depth_memo.clear()
 
     def _look_ahead(self, bodies: Sequence[Value]) -> None:
-        """A row that is walked again is in the cache: meanwhile the next one is fetched. What is walked once is fetched before it is written past the caches."""
+        """A row that is walked again is in the cache: meanwhile the next one is fetched. What is walked once is fetched before it is folded, or written past the caches: rows end before the processor has seen that it could."""
         writer = self.writer
         for load in dict.fromkeys(load for body in bodies for load in loads(body)):
             if not writer.is_long(load) or len(self.ahead) == 8:
@@ -118,7 +118,7 @@ class Fill:
                 if row and load not in writer.fetched and row * load.dtype.itemsize <= FETCHED_ROW:
                     self.ahead[load] = row
                     writer.fetched.add(load)
-            elif self.streamed:
+            elif self.streamed or self.folds:
                 self.ahead[load] = AHEAD // load.dtype.itemsize
             writer.walked.add(load)
 

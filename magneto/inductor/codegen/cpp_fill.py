@@ -110,6 +110,7 @@ class Fill:
     def _look_ahead(self, bodies: Sequence[Value]) -> None:
         """A row that is walked again is in the cache: meanwhile the next one is fetched. What is walked once is fetched before it is folded, or written past the caches: rows end before the processor has seen that it could."""
         writer = self.writer
+        once = self.folds and not any(m.full and writer.stages[m.name] for m in writer.kernel.members)
         for load in dict.fromkeys(load for body in bodies for load in loads(body)):
             if not writer.is_long(load) or len(self.ahead) == 8:
                 continue
@@ -118,7 +119,7 @@ class Fill:
                 if row and load not in writer.fetched and row * load.dtype.itemsize <= FETCHED_ROW:
                     self.ahead[load] = row
                     writer.fetched.add(load)
-            elif self.streamed or self.folds:
+            elif self.streamed or once:
                 self.ahead[load] = AHEAD // load.dtype.itemsize
             writer.walked.add(load)
 
@@ -224,10 +225,10 @@ class Fill:
         searches = [fold for fold in self.folds if isinstance(fold, ArgFold)]
         texts.update({f"{fold.name}x": f"{fold.name}xs[l]" for fold in searches})
         body = [_renamed(line, texts) for line in scope.lines]
-        for fold in searches:
-            body = [fold.in_lanes(line) for line in body]
+        for search in searches:
+            body = [search.in_lanes(line) for line in body]
         plain = [fold for fold in self.folds if not isinstance(fold, ArgFold)]
-        lines = [line for fold in searches for line in fold.declare_lanes(width, first, last)]
+        lines = [line for search in searches for line in search.declare_lanes(width, first, last)]
         lines += [f"{fold.type} {fold.lane}s[{width}];" for fold in plain]
         start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in plain)
         lines += [f"for (i64 l = 0; l < {width}; l++) {{ {start} }}"] if plain else []

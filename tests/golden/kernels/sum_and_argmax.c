@@ -8,10 +8,10 @@ int SYMBOL(void *const *p) {
         f64 a1 = 0;
         f32 a2 = 0; i64 a2x = -1;
         {
+            f32 a2s[64]; i32 a2xs[64];
+            for (i64 l = 0; l < 64; l++) { a2s[l] = -__builtin_inf(); a2xs[l] = 0 + 64 <= 300 ? (i32)(0) + (i32)l : -1; }
             f32 a1vs[64];
-            f32 a2s[64];
-            i32 a2xs[64];
-            for (i64 l = 0; l < 64; l++) { a1vs[l] = 0; a2s[l] = 0; a2xs[l] = -1; }
+            for (i64 l = 0; l < 64; l++) { a1vs[l] = 0; }
             i64 g = 0;
             for (; g + 64 <= 300; g += 64) {
 #pragma omp simd
@@ -19,13 +19,21 @@ int SYMBOL(void *const *p) {
                     const i64 j0 = g + l;
                     f32 t3 = p0[300 * i0 + j0];
                     a1vs[l] = a1vs[l] + t3;
-                    { const _Bool ka2 = (a2xs[l] < 0) | (a2s[l] == a2s[l] & !(t3 <= a2s[l])); a2s[l] = ka2 ? t3 : a2s[l]; a2xs[l] = ka2 ? (i32)(j0) : a2xs[l]; }
+                    { const _Bool ka2 = (a2s[l] == a2s[l] & !(t3 <= a2s[l])); a2s[l] = ka2 ? t3 : a2s[l]; a2xs[l] = ka2 ? (i32)(j0) : a2xs[l]; }
                 }
             }
             f32 a1v = 0;
             
             a1v = mg_lanes_sum_f32(a1vs, 64);
-            for (i64 l = 0; l < 64; l++) if (a2xs[l] >= 0) { if (a2x < 0 || (a2 == a2 && (a2s[l] > a2 || (a2s[l] == a2 && (a2xs[l]) < a2x) || a2s[l] != a2s[l])) || (a2 != a2 && a2s[l] != a2s[l] && (a2xs[l]) < a2x)) { a2 = a2s[l]; a2x = a2xs[l]; } }
+            if (a2xs[0] >= 0) {
+            f32 a2m[64];
+            for (i64 l = 0; l < 64; l++) a2m[l] = a2s[l];
+            const f32 a2t = mg_lanes_maximum_f32(a2m, 64);
+            i32 a2b = 2147483647;
+#pragma omp simd reduction(min:a2b)
+            for (i64 l = 0; l < 64; l++) { const i32 k = ((a2s[l] == a2t) | ((a2t != a2t) & (a2s[l] != a2s[l]))) ? a2xs[l] : 2147483647; a2b = a2b < k ? a2b : k; }
+            if (a2x < 0 || (a2 == a2 && (a2t > a2 || (a2t == a2 && (a2b) < a2x) || a2t != a2t)) || (a2 != a2 && a2t != a2t && (a2b) < a2x)) { a2 = a2t; a2x = a2b; }
+            }
             for (i64 j0 = 256; j0 < 300; j0++) {
                 f32 t3 = p0[300 * i0 + j0];
                 a1v = a1v + t3;

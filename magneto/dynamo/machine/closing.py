@@ -1,7 +1,7 @@
 """What `generator.close()` would run: a generator left suspended inside a `try` may owe the program its `finally`, its `with`-block's exit or a handler.
 
 Closing raises GeneratorExit at the yield. Handlers that name only exceptions which are not GeneratorExit (`except IndexError:`) let it pass; CPython's own
-wrapper (3.12+: StopIteration becomes RuntimeError) is no code of the program. Anything else counts as owed.
+wrappers (3.12+: StopIteration becomes RuntimeError, or the result of `yield from`) are no code of the program. Anything else counts as owed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def closing_runs_code(decoded: Decoded, offset: int, globals: Mapping[str, Any])
 def _passes(instructions: tuple[Instruction, ...], index: Mapping[int, int], position: int, globals: Mapping[str, Any]) -> int | None:
     """Position of the instruction by which the exception leaves this handler without having run anything; None: something would run."""
     first = instructions[position]
+    if first.op == "CLEANUP_THROW":  # of `yield from`: what it delegates to is closed by itself
+        return position
     if first.op == "CALL_INTRINSIC_1" and first.arg == _STOPITERATION_ERROR:
         return position + 1
     if tuple(i.op for i in instructions[position : position + 3]) == _CLEANUP:

@@ -18,6 +18,7 @@ from torch import nn
 import magneto
 from magneto import _C
 from magneto.base.events import recording
+from magneto.inductor.lower import linear
 from magneto.inductor.lower.linear import packs
 
 WATCHED = _C.pages_watched() >= 0
@@ -212,3 +213,20 @@ def test_freed_models_are_not_watched() -> None:
     magneto.reset()
     gc.collect()
     assert _C.pages_watched() <= before
+
+
+@torch.no_grad()
+def test_only_so_much_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the budget of a graph, and for many rows, weights stay as they are."""
+    model, x = net(), torch.randn(2, 16, 256)
+
+    def kept(x: torch.Tensor) -> int:
+        with recording("artifact") as found:
+            compiled = magneto.compile(copy.deepcopy(model))
+            close(model, compiled(x), x)
+        return sum(event.kept_bytes for event in found if event.artifact == "plan")
+
+    whole = kept(x)
+    monkeypatch.setattr(linear, "BUDGET", 256 * 512 * 4)
+    assert kept(x) < whole or not packs(torch.float32)
+    assert kept(torch.randn(2, 200, 256)) == 0

@@ -124,6 +124,7 @@ class Lowering:
         self.origins: tuple[Origin, ...] = ()  # of the FX node being lowered
         self.steady: set[str] = set()  # weights, and buffers that are computed of nothing else
         self.packed: dict[Any, Any] = {}  # weights in the library's own layout (lower/linear.py)
+        self.packed_bytes = 0
         self.only_loops = False  # are all consumers of the FX node being lowered loops?
         self.uses = 0  # of the FX node being lowered: consumers, counted through views
         self.names: set[str] = set()

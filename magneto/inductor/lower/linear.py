@@ -9,6 +9,7 @@ for packing to be a part of the time. It pays only where changes are noticed wit
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import Lowering
 from magneto.inductor.lower.library import emit_call
 
-ROWS = {torch.float32: (4, 1024), torch.bfloat16: (2, 2048)}
-"""Fewest and most rows of the other factor. One thread: float32 1.1 to 1.2 times as fast at 32 to 512 rows, 1.0 at 1,500; a single row is a matter of memory."""
+ROWS = {torch.float32: (4, 256), torch.bfloat16: (2, 2048)}
+"""Fewest and most rows of the other factor. One thread: float32 1.4 to 1.6 times as fast at 16 rows, 1.09 to 1.15 at 256, 1.02 to 1.07 at 512 and 1.00 to 1.07 at
+800, where the copy of the weight costs more than it gains; a single row is a matter of memory."""
+BUDGET = 64 << 20  # bytes of weights that one graph has packed copies of
 SMALLEST = 64  # of the weight's sizes
 WORTH = 1 << 17  # bytes of the weight, at least: smaller ones are not watched by their pages (csrc/pages.h)
 
@@ -57,6 +60,8 @@ def packed_product(
         return None
     weight = View(b, lambda i: (i[1], i[0]), (columns, inner), b.strides[::-1])
     packed = _packed(low, weight, rows)
+    if packed is None:
+        return None
     if dtype is torch.float32:
         made = emit_call(low, torch.ops.mkl._mkl_linear.default, (a, packed, weight, bias, rows), {}, val)
     else:
@@ -66,9 +71,13 @@ def packed_product(
 
 
 def _packed(low: Lowering, weight: View, rows: Any) -> Any:
-    """The weight in the library's layout; once for all products of so many rows."""
+    """The weight in the library's layout; once for all products of so many rows. None where the graph has packed as many as it may."""
     key = (low.strided(weight), rows)
     if key[0] is None or key not in low.packed:
+        size = int(prod(weight.shape)) * weight.dtype.itemsize  # type: ignore[arg-type]
+        if low.packed_bytes + size > BUDGET:
+            return None
+        low.packed_bytes += size
         op: Any = torch.ops.mkl._mkl_reorder_linear_weight if weight.dtype is torch.float32 else torch.ops.mkldnn._reorder_linear_weight
         like = TensorMeta.contiguous(weight.shape, weight.dtype)  # type: ignore[arg-type]
         low.packed[key] = emit_call(low, op.default, (weight, rows), {}, like)

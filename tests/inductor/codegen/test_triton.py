@@ -26,7 +26,7 @@ from magneto.inductor.schedule.product import ProductKernel, Tiles, joined, matc
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
-from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, few_programs
+from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, as_on_a_gpu, few_programs
 from tests.inductor.lower.prim_graphs import Graph
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,8 @@ def kernels(build: Callable[[Graph], Any], rewritten: bool = False) -> list[Trit
     g = Graph()
     build(g)
     program = lower_graph(g.fx)
-    plan = schedule(split_reductions(online_sums(program)), training=True) if rewritten else schedule(program, training=True)
+    with as_on_a_gpu():
+        plan = schedule(split_reductions(online_sums(program)) if rewritten else program, training=True)
     plan = join_columns(plan) if rewritten else plan
     return [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
 

@@ -348,6 +348,19 @@ def joining(plan: Any, *_: Any) -> Any:
 
 
 @contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """The scheduler takes what only kernels of the CPU can do (schedule/crossed.py) for impossible, although tensors are there."""
+    from magneto.inductor.schedule import fuse
+
+    before = fuse.crossing
+    fuse.crossing = lambda a, b: None
+    try:
+        yield
+    finally:
+        fuse.crossing = before
+
+
+@contextmanager
 def few_programs() -> Iterator[None]:
     """Rows are walked by few programs, however few and short they are."""
     from magneto.inductor.schedule import columns, split

@@ -106,7 +106,7 @@ def _taken(chain: Chain) -> bool:
 
 
 def runs(chain: Chain) -> bool:
-    """Does this cuDNN have a kernel for it? Seen by running it once, which also finds the kernel that calls will use."""
+    """Does this cuDNN have a kernel for it, whose relu keeps NaN as torch's does? Seen by running it once, which also finds the kernel that calls will use."""
     value, weight = (chain.convolution.args[k].meta["val"] for k in (0, 1))  # type: ignore[union-attr]
     result: TensorMeta = chain.convolution.meta["val"]
     key = (value, weight, str(chain.convolution.args[3:]), chain.residual is None)
@@ -114,16 +114,16 @@ def runs(chain: Chain) -> bool:
         return False
     if key not in _known:
 
-        def empty(meta: TensorMeta) -> torch.Tensor:
-            return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
+        def full(meta: TensorMeta, number: float) -> torch.Tensor:
+            return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device).fill_(number)
 
         _, _, _, stride, padding, dilation, _, _, groups = chain.convolution.args
-        bias = torch.empty(weight.shape[0], dtype=weight.dtype, device=weight.device)
-        addend = () if chain.residual is None else (empty(result), 1.0)
+        bias = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
+        addend = () if chain.residual is None else (full(result, 0.0), 1.0)
         try:
             op: Any = RELU if chain.residual is None else ADD_RELU
-            made = op(empty(value), empty(weight), *addend, bias, stride, padding, dilation, groups)
-            _known[key] = made.stride() == result.strides
+            made = op(full(value, float("nan")), full(weight, 1.0), *addend, bias, stride, padding, dilation, groups)
+            _known[key] = made.stride() == result.strides and bool(made.isnan().any())
         except RuntimeError:
             _known[key] = False
     return _known[key]

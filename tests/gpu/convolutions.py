@@ -97,6 +97,11 @@ def _run(make: Callable[[], nn.Module], train: bool, dtype: torch.dtype) -> None
             assert far <= 4 * near + (0.05 if train else 1e-3), (
                 f"call {call}, tensor {n} of shape {tuple(o.shape)}: {far} from float64, eager {near}"
             )
+    if not train:
+        x = torch.randn(8, 3, 64, 64).to(DEVICE, dtype)
+        x[0, 0, 3, 3] = float("nan")
+        with torch.no_grad():
+            assert torch.equal(compiled(x).isnan(), plain(x).isnan()), "a NaN is lost"
     reasons = [e.fields.get("reason") for e in events.events("fallback")]
     assert not reasons, f"ran in eager: {reasons}"
 

@@ -324,7 +324,7 @@ def special_for(row: Operator, kind: Kind, grad: bool = False) -> Kind:
     if re.fullmatch(FINITE, row.packet):  # matrices of equal rows are singular, or not, by the last bit
         return replace(kind, special=False, layout="stepped" if kind.layout == "expanded" else kind.layout)
     overflows = row.packet == "lcm"  # eager's kernel divides the smallest integer by -1, which the processor answers with SIGFPE
-    endless = row.packet == "special_legendre_polynomial_p"  # eager's kernel loops up to the degree, here the greatest int64
+    endless = row.packet in ("special_legendre_polynomial_p", "special_laguerre_polynomial_l")  # eager loops up to the degree, here the greatest int64
     return replace(kind, special=False) if sums_cancel or overflows or endless else kind
 
 

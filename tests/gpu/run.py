@@ -29,8 +29,6 @@ def main() -> int:
     parser.add_argument("--mode", default=None)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    import triton
-
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
     verdicts: dict[str, Any] = {}
@@ -53,6 +51,16 @@ def main() -> int:
         verdicts[name]["seconds"] = round(time.perf_counter() - start, 2)
         if name not in KERNELS or verdicts[name]["verdict"] != "passed":
             print(name, *(f"{v}" for v in verdicts[name].values()), flush=True)
+        _write(options, verdicts, traces)
+    passed = sum(v["verdict"] == "passed" for v in verdicts.values())
+    print(f"{passed} of {len(verdicts)} passed")
+    return int(passed != len(verdicts))
+
+
+def _write(options: argparse.Namespace, verdicts: dict[str, Any], traces: list[str]) -> None:
+    """After each program, so that what has run is known when time is up."""
+    import triton
+
     result = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version(),
         "mode": options.mode or "default", "passed": sum(v["verdict"] == "passed" for v in verdicts.values()), "of": len(verdicts), "programs": verdicts,
@@ -61,8 +69,6 @@ def main() -> int:
     Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
     if options.traces:
         Path(options.traces).write_text("\n".join(traces))
-    print(f"{result['passed']} of {len(verdicts)} passed")
-    return int(result["passed"] != len(verdicts))
 
 
 if __name__ == "__main__":

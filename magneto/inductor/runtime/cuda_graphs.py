@@ -185,6 +185,7 @@ class Graphed:
         side, collecting = _side(self.index), gc.isenabled()
         side.wait_stream(torch.cuda.current_stream(self.index))
         torch.cuda.synchronize(self.index)
+        _forget_workspaces()
         gc.disable()  # what it frees may be of other streams
         try:
             with torch.cuda.stream(side):
@@ -194,6 +195,7 @@ class Graphed:
                 finally:
                     graph.capture_end()
         finally:
+            _forget_workspaces()
             if collecting:
                 gc.enable()
         torch.cuda.current_stream(self.index).wait_stream(side)
@@ -228,6 +230,14 @@ class Graphed:
 def _side(index: int) -> torch.cuda.Stream:
     """The stream of all recordings: libraries keep a workspace for each stream."""
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+
+
+def _forget_workspaces() -> None:
+    """cuBLAS's workspace for the stream of recordings becomes a part of each recording's own memory. Kept, it would lie in the first one's, for all that come later, and be gone when that
+    one goes, or when somebody else clears the workspaces (torch.compile does)."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 def recordable(op: Any) -> bool:

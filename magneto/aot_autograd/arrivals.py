@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from magneto.aot_autograd.mode import FunctionalMode
@@ -99,6 +100,7 @@ def _union(slots: Mapping[int, int]) -> int:
 def watched(mode: FunctionalMode, outputs: Sequence[torch.Tensor], leaves: Mapping[int, torch.Tensor]) -> Iterator[Arrivals]:
     """While the engine runs from `outputs` to `leaves`."""
     found = Arrivals(mode, outputs)
+    number = RemovableHandle.next_id
     handles: list[Any] = [
         leaf.register_hook(functools.partial(_came, found.order, index))  # type: ignore[no-untyped-call]
         for index, leaf in leaves.items()
@@ -110,6 +112,8 @@ def watched(mode: FunctionalMode, outputs: Sequence[torch.Tensor], leaves: Mappi
     finally:
         for handle in handles:  # a hook holds its node, which holds the hook
             handle.remove()
+        if RemovableHandle.next_id == number + len(handles):  # the program's next hook has the number that it has in eager
+            RemovableHandle.next_id = number
 
 
 def _came(order: list[int], index: int, gradient: torch.Tensor) -> None:

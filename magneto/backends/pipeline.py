@@ -328,6 +328,10 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
         try:
             if any(node.target in _INFERENCE for node in gm.graph.nodes):
                 return _in_inference_mode(gm, example_inputs, half)
+            if torch.is_inference_mode_enabled():
+                gm = _without(
+                    gm, [n for n in gm.graph.nodes if n.target in _GRAD_SWITCHES and not n.users]
+                )  # nothing is recorded there, whatever they say
             autocast = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
             recipe = training(half) if needs_grad(gm, example_inputs) else inference(half)
             unit = Unit(gm, tuple(example_inputs), name_of(gm), torch.is_grad_enabled(), autocast, graphs=config.cuda_graphs)
@@ -347,14 +351,7 @@ def _in_inference_mode(gm: fx.GraphModule, example_inputs: Sequence[Any], half: 
     first, *body, last = calls
     if (first.target, last.target) != _INFERENCE or first.args[0] is not True or any(node.target in _INFERENCE for node in body):
         raise Refusal("it enters inference mode for a part of its operations")
-    inner = fx.GraphModule(gm, fx.Graph())
-    copies: dict[fx.Node, fx.Node] = {}
-    result = inner.graph.graph_copy(gm.graph, copies)
-    inner.graph.output(result)
-    for node in (last, first):
-        inner.graph.erase_node(copies[node])
-    inner.recompile()
-    inner.meta.update(gm.meta)
+    inner = _without(gm, (first, last))
     with torch.inference_mode():
         compiled = compile_captured(inner, example_inputs, half)
 
@@ -363,6 +360,20 @@ def _in_inference_mode(gm: fx.GraphModule, example_inputs: Sequence[Any], half: 
             return compiled(*inputs)
 
     return run
+
+
+def _without(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+    """A copy of the module without nodes that others read at most to undo them; the module itself where there are none."""
+    if not nodes:
+        return gm
+    made = fx.GraphModule(gm, fx.Graph())
+    copies: dict[fx.Node, fx.Node] = {}
+    made.graph.output(made.graph.graph_copy(gm.graph, copies))
+    for node in sorted(nodes, reverse=True):
+        made.graph.erase_node(copies[node])
+    made.recompile()
+    made.meta.update(gm.meta)
+    return made
 
 
 def _in_grad_mode(compiled: Compiled) -> Compiled:

@@ -463,6 +463,26 @@ def test_under_inference_mode() -> None:
         check(f, torch.randn(4, 5), torch.randn(4, 5))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_gradients_switched_on_under_inference_mode(backend: str) -> None:
+    """Nothing is recorded there."""
+
+    def f(x):
+        with torch.enable_grad():
+            y = x.exp()
+            on = torch.is_grad_enabled()
+        return y, x * 2, on
+
+    x = torch.randn(4, 5, requires_grad=True)
+    with torch.inference_mode():
+        for plain, ours in zip(f(x), magneto.optimize(backend)(f)(x), strict=True):
+            if isinstance(plain, torch.Tensor):
+                assert (ours.requires_grad, ours.is_inference(), ours.is_leaf) == (plain.requires_grad, plain.is_inference(), plain.is_leaf)
+                torch.testing.assert_close(ours, plain)
+            else:
+                assert ours == plain
+
+
 def test_many_written_inputs() -> None:
     def f(*xs):
         for x in xs:

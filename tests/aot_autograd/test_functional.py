@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import magneto
 from magneto.base.errors import MagnetoWarning
 from tests.aot_autograd.differential import check
 

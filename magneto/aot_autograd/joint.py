@@ -25,7 +25,10 @@ from magneto.graph.meta import TensorMeta
 _LOOK = {
     torch.ops.aten._pack_padded_sequence.default: "a packed sequence, of which backward reads the sizes",
     torch.ops.aten.linalg_eig.default: "eigenvectors, whose backward refuses some gradients by their values",
+    torch.ops.aten._linalg_eigh.default: "complex eigenvectors, whose backward refuses some gradients by their values",
 }  # while it is traced, backward would read hollow memory, or not look
+
+_OF_COMPLEX = frozenset({torch.ops.aten._linalg_eigh.default})  # real eigenvectors are given up to their sign, which no gradient sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,11 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         with tracing.mode:
             value = run_captured(gm, tracing, tensors)
         for node in tracing.mode.graph.nodes:
-            if node.op == "call_function" and node.target in _LOOK:
+            if (
+                node.op == "call_function"
+                and node.target in _LOOK
+                and (node.target not in _OF_COMPLEX or node.args[0].meta["val"].dtype.is_complex)
+            ):
                 raise Refusal(_LOOK[node.target])
         value, spent = _without_freed(gm, value)
         value, made = _without_leaves(value, tensors)

@@ -569,3 +569,20 @@ def test_a_gradient_that_is_the_input(backend: str) -> None:
     x = torch.zeros(0, 3, requires_grad=True)
     magneto.optimize(backend)(lambda z: torch.cummax(z, 0).values)(x).sum().backward()
     assert x.grad is not None and x.grad.shape == (0, 3) and x.grad.data_ptr() == 0
+
+
+@pytest.mark.filterwarnings("ignore:.W104")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_gradients_refused_by_their_values(backend: str) -> None:
+    """Of complex eigenvectors, which have a phase: eager raises, and so do we; real ones are compiled."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 3, dtype=torch.complex64)
+    for matrix, refused in ((x + x.mH, True), ((x + x.mH).real.contiguous(), False)):
+        matrix.requires_grad_()
+        values, vectors = magneto.optimize(backend)(lambda a: torch.linalg.eigh(a))(matrix)
+        if refused:
+            with pytest.raises(RuntimeError, match="e\\^{i phi}"):
+                vectors.real.sum().backward()
+        else:
+            (vectors * vectors).sum().backward()
+            assert matrix.grad is not None

@@ -74,7 +74,7 @@ def _weights(node: fx.Node) -> list[fx.Node]:
     """Weight and bias of a convolution, and what the norm behind it scales with."""
     if node.target is not aten.convolution.default:
         return []
-    norm = _only_user(node)
+    norm = only_user(node)
     scales = norm.args[1:5] if norm is not None and norm.target is aten.native_batch_norm.default else ()
     return [n for n in (*node.args[1:3], *scales) if isinstance(n, fx.Node)]
 
@@ -94,10 +94,10 @@ def chain_of(node: fx.Node, kept: bool = False) -> Chain | None:
     elif not (value.is_channels_last() and _channels_last(meta)):
         return None
     norm, last = _norm_of(node, kept or weight.numel * WORTH <= meta.numel)
-    after = _only_user(last)
+    after = only_user(last)
     residual, activation = None, NOTHING
-    if after is not None and not node.args[6] and (residual := _addend(after, last)) is not None:
-        final = _only_user(after)
+    if after is not None and not node.args[6] and (residual := addend(after, last)) is not None:
+        final = only_user(after)
         if final is not None and final.target is aten.relu.default:
             residual = None
         else:
@@ -113,18 +113,18 @@ def _computed_in(dtype: torch.dtype) -> bool:
 
 def _norm_of(node: fx.Node, foldable: bool) -> tuple[fx.Node | None, fx.Node]:
     """The batch norm that a convolution's result is for, and what of it is used; (None, the convolution) where that cannot be folded."""
-    norm = _only_user(node)
+    norm = only_user(node)
     if not foldable or norm is None or norm.target is not aten.native_batch_norm.default or norm.args[0] is not node or norm.args[5]:
         return None, node
     if any(isinstance(p, fx.Node) and p.meta["val"].dtype not in (torch.float32, node.meta["val"].dtype) for p in norm.args[1:5]):
         return None, node
-    last = _only_user(norm)
+    last = only_user(norm)
     if last is None or last.target is not operator.getitem or last.args[1] != 0:
         return None, node
     return norm, last
 
 
-def _addend(add: fx.Node, own: fx.Node) -> fx.Node | None:
+def addend(add: fx.Node, own: fx.Node) -> fx.Node | None:
     """What a node adds to a value, if it is a tensor like it."""
     if add.target is not aten.add.Tensor or add.kwargs:
         return None
@@ -140,7 +140,8 @@ def _channels_last(meta: TensorMeta) -> bool:
     return meta.is_channels_last() and meta.is_dense()
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that reads this one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -282,4 +283,4 @@ def _aliases(op: Any) -> bool:
     return not isinstance(op, torch._ops.OpOverload) or may_alias(op)
 
 
-__all__ = ["OPAQUE", "Chain", "available", "chain_of", "fold"]
+__all__ = ["OPAQUE", "Chain", "addend", "available", "chain_of", "fold", "only_user"]

@@ -20,6 +20,7 @@ from torch import fx
 from magneto.aot_autograd.trace import drop_dead
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
+from magneto.inductor.convolve import addend, only_user
 from magneto.inductor.layout import tensor_cores
 
 aten = torch.ops.aten
@@ -58,37 +59,21 @@ def chain_of(node: fx.Node) -> Chain | None:
         return None
     if not (value.is_channels_last() and meta.is_channels_last() and meta.is_dense()):
         return None
-    norm = _only_user(node)
+    norm = only_user(node)
     if norm is None or norm.target is not aten.native_batch_norm.default or norm.args[0] is not node or norm.args[5]:
         return None
-    last = _only_user(norm)
+    last = only_user(norm)
     if last is None or last.target is not operator.getitem or last.args[1] != 0:
         return None
     if any(isinstance(p, fx.Node) and p.meta["val"].dtype is not torch.float32 for p in norm.args[1:5]):
         return None
-    after = _only_user(last)
-    residual = None if after is None else _addend(after, last)
+    after = only_user(last)
+    residual = None if after is None else addend(after, last)
     if after is not None and residual is not None:
-        after = _only_user(after)
+        after = only_user(after)
     if after is not None and after.target is aten.relu.default:
         return Chain(node, norm, after, residual, True)
     return Chain(node, norm, last)
-
-
-def _addend(add: fx.Node, own: fx.Node) -> fx.Node | None:
-    """What a node adds to a value, if it is a tensor like it."""
-    if add.target is not aten.add.Tensor or add.kwargs:
-        return None
-    left, right = add.args
-    other = right if left is own else left
-    if not isinstance(other, fx.Node) or other is own:
-        return None
-    a, b = other.meta["val"], own.meta["val"]
-    return other if (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype) else None
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _foldable(node: fx.Node) -> Chain | None:
@@ -119,10 +104,10 @@ def runs(chain: Chain) -> bool:
 
         _, _, _, stride, padding, dilation, _, _, groups = chain.convolution.args
         bias = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
-        addend = () if chain.residual is None else (full(result, 0.0), 1.0)
+        added = () if chain.residual is None else (full(result, 0.0), 1.0)
         try:
             op: Any = RELU if chain.residual is None else ADD_RELU
-            made = op(full(value, float("nan")), full(weight, 1.0), *addend, bias, stride, padding, dilation, groups)
+            made = op(full(value, float("nan")), full(weight, 1.0), *added, bias, stride, padding, dilation, groups)
             _known[key] = made.stride() == result.strides and bool(made.isnan().any())
         except RuntimeError:
             _known[key] = False
@@ -160,8 +145,8 @@ class _Folding:
         for node in self.graph.nodes:
             if node in taken or (chain := chain_of(node)) is None:
                 continue
-            own = _only_user(chain.norm)
-            if own in adds and _only_user(own) is not None and _taken(chain):
+            own = only_user(chain.norm)
+            if own in adds and only_user(own) is not None and _taken(chain):
                 found.append((Chain(node, chain.norm, own), adds[own]))
         return found
 

@@ -175,15 +175,16 @@ moved(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *inputs;
     const char *positions, *addresses;
     Py_ssize_t many, bytes;
-    if (!PyArg_ParseTuple(args, "O!y#y#", &PyTuple_Type, &inputs, &positions, &many, &addresses, &bytes)) return NULL;
+    if (!PyArg_ParseTuple(args, "Oy#y#", &inputs, &positions, &many, &addresses, &bytes)) return NULL;
+    if (!PyTuple_Check(inputs) && !PyList_Check(inputs)) return PyErr_Format(PyExc_TypeError, "inputs are a tuple or a list");
     for (Py_ssize_t k = 0; k < many / 4 && k < bytes / 8; k++) {
         int32_t at;
         int64_t address;
         void *data;
         memcpy(&at, positions + 4 * k, 4);
         memcpy(&address, addresses + 8 * k, 8);
-        if (at < 0 || at >= PyTuple_GET_SIZE(inputs)) return PyErr_Format(PyExc_IndexError, "there is no input %d", (int)at);
-        if (mg_plan_data(PyTuple_GET_ITEM(inputs, at), &data) < 0) return NULL;
+        if (at < 0 || at >= PySequence_Fast_GET_SIZE(inputs)) return PyErr_Format(PyExc_IndexError, "there is no input %d", (int)at);
+        if (mg_plan_data(PySequence_Fast_GET_ITEM(inputs, at), &data) < 0) return NULL;
         if ((int64_t)(intptr_t)data != address) return PyLong_FromLong(at);
     }
     return PyLong_FromLong(-1);

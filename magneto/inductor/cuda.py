@@ -28,8 +28,9 @@ from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import claim
-from magneto.inductor.runtime.cuda_graphs import Graphed, recordable
+from magneto.inductor.runtime.cuda_graphs import Graphed
 from magneto.inductor.runtime.kept import Finished, keep_data, recall_data
+from magneto.inductor.runtime.record import recordable
 from magneto.inductor.runtime.triton_launch import Launched, Launcher, launchers, source_of, why_not
 from magneto.inductor.runtime.tuning import tuned
 from magneto.inductor.schedule.columns import join_columns
@@ -148,7 +149,13 @@ def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compi
 def _recordable(graph: fx.Graph) -> bool:
     """Can what the graph launches be recorded: it does something, and nothing in it waits for the device or draws from a generator of the program's own?"""
     calls = [n for n in graph.nodes if n.op == "call_function"]
-    return bool(calls) and all(recordable(n.target) and n.kwargs.get("generator") is None for n in calls)
+    return bool(calls) and all((recordable(n.target) or _numbered(n)) and n.kwargs.get("generator") is None for n in calls)
+
+
+def _numbered(node: fx.Node) -> bool:
+    """Indexing by numbers: only masks select so many elements as the device finds."""
+    masks = (torch.bool, torch.uint8)
+    return node.target is torch.ops.aten.index.Tensor and all(i is None or i.meta["val"].dtype not in masks for i in node.args[1])  # type: ignore[union-attr]
 
 
 # ---- the device's half ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import nn
 
 import magneto
 from magneto.base import events
+from magneto.inductor.runtime.cuda_graphs import Graphed
 
 DEVICE = "cuda"
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -292,3 +293,80 @@ def without_graphs() -> None:
         for x in batches(4):
             torch.testing.assert_close(run(x), m(x), rtol=1e-4, atol=1e-5)
     assert not events.counters().get("cuda_graphs", 0)
+
+
+@check
+def gradients_are_dropped_behind_the_forward() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        for x in batches(16):
+            loss = run(x).square().mean()
+            m.zero_grad()
+            loss.backward()
+            found += [p.grad.clone() for p in m.parameters()]  # type: ignore[union-attr]
+        return found
+
+    both(loop)
+
+
+@check
+def graphs_are_retained() -> None:
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        for x in batches(12):
+            out = run(x).square().mean()
+            for again in (True, False):
+                out.backward(retain_graph=again)
+                found += [p.grad.clone() for p in m.parameters()]  # type: ignore[union-attr]
+            m.zero_grad()
+        return found
+
+    both(loop)
+
+
+@check
+def an_odd_phase() -> None:
+    """Graphs that are alive at the same time, and then again one after another."""
+
+    def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        for n in (1, 1, 1, 1, 1, 5, 5, 1, 1, 1, 1, 1):
+            for out in [run(x) for x in batches(n)]:
+                out.square().mean().backward()
+                found += [p.grad.clone() for p in m.parameters()]  # type: ignore[union-attr]
+            m.zero_grad()
+        return found
+
+    both(loop)
+
+
+@check
+def what_a_forward_lends_is_not_copied() -> None:
+    magneto.reset()
+    gc.collect()
+    m = nn.Sequential(nn.Linear(256, 512), nn.LayerNorm(512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 8)).to(DEVICE)
+    run = magneto.optimize("inductor")(m)
+    for n in range(10):
+        run(torch.randn(4096, 256, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(n))).square().mean().backward()
+        m.zero_grad()
+    made = [g.recording for g in gc.get_objects() if isinstance(g, Graphed) and g.recording is not None]
+    assert len(made) == 2, len(made)
+    copied = [sorted(buffer.nbytes for buffer, _ in r.copied) for r in made]
+    assert all(sum(sizes) < 5 << 20 for sizes in copied), copied  # the input, and the gradient of the result
+
+
+@check
+def the_workspaces_are_cleared() -> None:
+    """As torch.compile does: recordings keep the one that they use."""
+    m = nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]).to(DEVICE)
+    run, x = magneto.optimize("inductor")(m), torch.randn(64, 512, device=DEVICE)
+    with torch.no_grad():
+        expected = m(x)
+        for _ in range(4):
+            run(x)
+        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+        torch.cuda.empty_cache()
+        taken = [torch.full((1 << 22,), float("nan"), device=DEVICE) for _ in range(16)]
+        for _ in range(3):
+            torch.testing.assert_close(run(x), expected, rtol=1e-4, atol=1e-5)
+        assert all(bool(t.isnan().all()) for t in taken), "memory of others was written"

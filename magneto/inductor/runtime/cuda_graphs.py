@@ -1,48 +1,53 @@
 """CUDA graphs: what a compiled graph launches is recorded once and replayed by one call.
 
-`Graphed(run)` is called as `run` is. The first call runs plainly (libraries make their handles, kernels are loaded), the next one records. Inputs that lie where they lay
-in the call before (parameters, what another recorded graph gives) are read where they are, and that is checked in each call; the others are copied to memory of the
-recording's own. Anything that does not fit a recording runs plainly: another stream, moved parameters, a capture by the program itself.
+`Graphed(run)` is called as `run` is. The first calls run plainly (libraries make their handles, kernels are loaded) and show which inputs lie where they lay in the call before (parameters,
+what another recorded graph gives); then one records. Those inputs are read where they are, and that is checked in each call; the others are copied to memory of the recording's own. Anything that
+does not fit a recording runs plainly: another stream, moved parameters, a capture by the program itself.
 
 What a recording writes is overwritten by its next replay. Results are therefore copied out; tensors kept for backward and gradients, which mostly die before that, are handed
-out as they are, and a call that finds one of them alive runs plainly (after a few such calls everything is copied out instead). Every recording has a memory pool of its own, so that
+out as they are (lent), and a call that finds one of them alive runs plainly (after a few such calls those are copied out instead). Every recording has a memory pool of its own, so that
 no replay touches what another one has given away; it goes with the model.
 """
 
 from __future__ import annotations
 
-import gc
-import re
 import threading
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 
 from magneto import _C
 from magneto.base.events import counter, emit
+from magneto.inductor.runtime import record
 
 Compiled = Callable[..., Sequence[Any]]
+Inputs = tuple[Any, ...] | list[Any]  # a list gives up what it holds
 
 RECORDINGS = 256  # that live at the same time
-ATTEMPTS = 4  # recordings of one graph
+ATTEMPTS = 6  # recordings of one graph
 LAUNCH = 5e-6  # seconds that a replay spares, per launch
 BANDWIDTH = 1.5e12  # bytes copied per second
-PATIENCE = 3  # calls in a row that do not fit, before it is recorded anew
+BUFFERS = 1 << 28  # bytes of inputs that are copied, at most: they are held twice
+WAITS = 3  # plain calls in which inputs begin to move, before it is recorded all the same
+FORWARD_WAITS = 8  # plain calls of a backward to which nothing is lent, before it is recorded all the same
+DEBT = 6  # a call that does not fit adds two, one that does takes one off; then it is recorded anew
+TRIAL = 256  # replays after which what was copied out, since it had been found alive, is lent once more
 
 _alive: weakref.WeakSet[Recording] = weakref.WeakSet()
 _recording = threading.Lock()
+_lent: Counter[int] = Counter()  # where tensors begin that live recordings lend
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @dataclass(eq=False)
 class Recording:
-    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `lent`: storages whose users are counted, with the count when nobody
-    else has them."""
+    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `lent`: storages whose
+    users are counted, with the count when nobody else has them, and whose output it is. `trial`: replays that are left until more is lent (0: no end)."""
 
     graph: Any
     stream: int
@@ -50,7 +55,9 @@ class Recording:
     copied: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     outputs: list[Callable[[Sequence[Any]], Any]] = field(default_factory=list)
     lent: list[tuple[int, int]] = field(default_factory=list)
-    held: list[Any] = field(default_factory=list)
+    lenders: list[int] = field(default_factory=list)
+    held: list[tuple[torch.Tensor, Any, int]] = field(default_factory=list)  # output, its storage if it is lent, its number
+    trial: int = 0
 
 
 class Graphed:
@@ -65,23 +72,39 @@ class Graphed:
         cloned: int | None = None,
         written: frozenset[int] = frozenset(),
     ) -> None:
-        self.room = int(launches * LAUNCH * BANDWIDTH)  # bytes worth copying for a replay
-        self.run, self.name, self.written = run, name, written
+        self.room = min(BUFFERS, int(launches * LAUNCH * BANDWIDTH))  # bytes worth copying for a replay
+        self.run, self.name, self.written, self.kind = run, name, written, device.type
+        self.take: Callable[[list[Any]], Sequence[Any]] = getattr(run, "consume", None) or (lambda values: run(*values))
         self.cloned = cloned if _users is not None else None
+        self.of_backward = cloned == 0
         self.index = device.index or 0
         self.lock = threading.Lock()  # between a replay and the copies of its results
         self.recording: Recording | None = None
         self.seen: tuple[int, ...] | None = None  # addresses in the last plain call
-        self.attempts = self.misses = 0
+        self.moved: set[int] | None = None  # inputs that lay elsewhere in the one before
+        self.attempts = self.debt = self.waited = 0
         self.why_off = ""
-        self.moving: set[int] = set()  # inputs that have been seen to move
+        self.strayed: set[int] = set()  # inputs that lay elsewhere than this recording reads them
+        self.blamed: Counter[int] = Counter()  # in how many recordings they did
+        self.kept: set[int] = set()  # outputs that are copied out, since they were found alive
+        self.found: set[int] = set()  # lent outputs found alive, of this recording
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
+        return self._called(inputs)
+
+    def consume(self, values: list[Any]) -> Sequence[Any]:
+        """A call that takes its inputs out of the list."""
+        return self._called(values)
+
+    def _called(self, inputs: Inputs) -> Sequence[Any]:
         found = self.recording
         if found is not None and self.lock.acquire(False):
             try:
                 if self._fits(found, inputs):
-                    self.misses = 0
+                    if self.debt:
+                        self.debt -= 1
+                    if found.trial:
+                        self._tried(found)
                     return self._replay(found, inputs)
             finally:
                 self.lock.release()
@@ -89,56 +112,99 @@ class Graphed:
 
     # ---- replaying -------------------------------------------------------------------------------------------------------
 
-    def _fits(self, r: Recording, inputs: tuple[Any, ...]) -> bool:
-        if (away := _C.moved(inputs, *r.lie)) >= 0:
-            self.moving.add(away)
+    def _fits(self, r: Recording, inputs: Inputs) -> bool:
+        if _C.moved(inputs, *r.lie) >= 0:
             return False
         for storage, count in r.lent:
             if _users(storage) > count:  # type: ignore[misc]
                 return False
-        return _stream(self.index) == r.stream and not _capturing()
+        return record.stream(self.index) == r.stream and not record.capturing()
 
-    def _replay(self, r: Recording, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _replay(self, r: Recording, inputs: Inputs) -> Sequence[Any]:
         if r.copied:
             _copy([buffer for buffer, _ in r.copied], [inputs[i].detach() for _, i in r.copied])
         r.graph.replay()
-        return tuple([output(inputs) for output in r.outputs])
+        found = tuple([output(inputs) for output in r.outputs])
+        if type(inputs) is list:
+            inputs.clear()
+        return found
+
+    def _tried(self, r: Recording) -> None:
+        """What was found alive may have been so for a while only."""
+        r.trial -= 1
+        if not r.trial:
+            self.kept.clear()
+            self._forget()
 
     # ---- other calls -----------------------------------------------------------------------------------------------------
 
-    def _plainly(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        if self.why_off or torch.cuda.is_current_stream_capturing():
-            return self.run(*inputs)
+    def _launched(self, inputs: Inputs) -> Sequence[Any]:
+        return self.take(inputs) if type(inputs) is list else self.run(*inputs)
+
+    def _plainly(self, inputs: Inputs) -> Sequence[Any]:
+        if self.why_off or record.capturing():
+            return self._launched(inputs)
+        here = tuple([x.data_ptr() if isinstance(x, torch.Tensor) and x.device.type == self.kind else 0 for x in inputs])
+        steady = self._steady(here)
         if self.recording is not None:
-            self.misses += 1
-            if self.misses < PATIENCE:
-                return self.run(*inputs)
-            if any(_users(storage) > count for storage, count in self.recording.lent):  # type: ignore[misc]
-                self.cloned = None
-            self.recording, self.seen = None, None
-        here = tuple([x.data_ptr() if isinstance(x, torch.Tensor) and x.is_cuda else 0 for x in inputs])
-        before, self.seen = self.seen, here
-        if before is None:
-            return self.run(*inputs)
-        self.misses = 0
+            self._note(self.recording, here)
+            if self.debt < DEBT:
+                return self._launched(inputs)
+            self._forget()
+        if not steady:
+            return self._launched(inputs)
+        self.debt = 0
         self.attempts += 1
         if self.attempts > ATTEMPTS or len(_alive) >= RECORDINGS:
             self._off("its inputs keep moving" if self.attempts > ATTEMPTS else f"{RECORDINGS} recordings live")
-            return self.run(*inputs)
-        self.moving.update(i for i, (a, b) in enumerate(zip(before, here, strict=True)) if a != b)
+            return self._launched(inputs)
         try:
-            with _recording, torch.no_grad(), torch.inference_mode(False), torch.cuda.device(self.index):
+            with _recording, torch.no_grad(), torch.inference_mode(False):
                 made = self._record(inputs, here)
         except Exception as error:  # a library call that cannot be recorded, no memory
             self._off(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
-            return self.run(*inputs)
+            made = None
         if made is None:
-            return self.run(*inputs)
-        _alive.add(made)
+            return self._launched(inputs)
         counter("cuda_graphs")
         with self.lock:
             self.recording = made
             return self._replay(made, inputs)
+
+    def _steady(self, here: tuple[int, ...]) -> bool:
+        """Whether it is known by now which inputs stay: none has begun to move in this call. (What another graph gives lies elsewhere once that is recorded.)"""
+        before, self.seen = self.seen, here
+        if before is None:
+            return False
+        if self.of_backward:  # its forward may be recorded later than this would be
+            self.waited += 1
+            self.moved = {i for i, (a, b) in enumerate(zip(before, here, strict=True)) if a != b}
+            return self.waited > FORWARD_WAITS or any(address in _lent for address in here)
+        was, self.moved = self.moved, {i for i, (a, b) in enumerate(zip(before, here, strict=True)) if a != b}
+        if self.moved <= (was or set()) or self.waited >= WAITS:
+            return True
+        self.waited += 1
+        return False
+
+    def _note(self, r: Recording, here: tuple[int, ...]) -> None:
+        """Why a call did not fit."""
+        places, addresses = array("i", r.lie[0]), array("q", r.lie[1])
+        moved = [
+            i for i, address in zip(places, addresses, strict=True) if here[i] != address and not (self.of_backward and address in _lent)
+        ]
+        alive = [k for (storage, count), k in zip(r.lent, r.lenders, strict=True) if _users(storage) > count]  # type: ignore[misc]
+        self.strayed.update(moved)
+        self.found.update(alive)
+        if moved or alive or record.stream(self.index) != r.stream:  # otherwise another thread was replaying, or the forward ran plainly
+            self.debt += 2
+
+    def _forget(self) -> None:
+        """The recording, and what it has shown."""
+        self.kept |= self.found
+        self.blamed.update(self.strayed)
+        self.found.clear()
+        self.strayed.clear()
+        self.recording, self.waited = None, 0
 
     def _off(self, reason: str) -> None:
         self.why_off = reason
@@ -147,14 +213,15 @@ class Graphed:
 
     # ---- recording -------------------------------------------------------------------------------------------------------
 
-    def _record(self, inputs: Sequence[Any], here: tuple[int, ...]) -> Recording | None:
+    def _record(self, inputs: Inputs, here: tuple[int, ...]) -> Recording | None:
         given = list(inputs)
-        made = Recording(torch.cuda.CUDAGraph(), _stream(self.index))
+        made = Recording(None, record.stream(self.index))
         lie: list[int] = []
+        stays = self._staying(inputs, here)
         for i, x in enumerate(inputs):
             if not here[i]:
                 continue
-            if i not in self.moving:
+            if i in stays:
                 lie.append(i)
                 given[i] = x.detach()
             elif i in self.written or not _dense(x):
@@ -168,38 +235,37 @@ class Graphed:
         if moved > self.room:
             self._off(f"{moved} bytes of inputs would be copied in each call")
             return None
-        outs = self._captured(made.graph, given)
+        made.graph, outs = record.recorded(self.run, given, self.index)
+        release = getattr(self.run, "release_workspace", None)
+        if release is not None:  # views of inputs that lay where they lie: they would be users of what another recording lends
+            release()
         places = {id(x): i for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
         memory = {x.untyped_storage().data_ptr(): i for i, x in enumerate(given) if here[i]}
         for k, out in enumerate(outs):
             made.outputs.append(self._output(made, k, out, places, memory, given))
         del outs, given
-        moved += sum(out.nbytes for out, storage in made.held if storage is None)
+        moved += sum(out.nbytes for out, storage, _ in made.held if storage is None)
         if moved > self.room:
             self._off(f"{moved} bytes would be copied in each call")
             return None
-        made.lent = [(storage._cdata, _users(storage._cdata)) for _, storage in made.held if storage is not None]  # type: ignore[misc]
+        made.lent = [(storage._cdata, _users(storage._cdata)) for _, storage, _ in made.held if storage is not None]  # type: ignore[misc]
+        made.lenders = [k for _, storage, k in made.held if storage is not None]
+        made.trial = TRIAL if self.kept and 2 * self.attempts <= ATTEMPTS else 0
+        _alive.add(made)
+        addresses = [out.data_ptr() for out, storage, _ in made.held if storage is not None]
+        _lent.update(addresses)
+        weakref.finalize(made, _withdraw, addresses).atexit = False
         return made
 
-    def _captured(self, graph: Any, given: list[Any]) -> Sequence[Any]:
-        side, collecting = _side(self.index), gc.isenabled()
-        side.wait_stream(torch.cuda.current_stream(self.index))
-        torch.cuda.synchronize(self.index)
-        _forget_workspaces()
-        gc.disable()  # what it frees may be of other streams
-        try:
-            with torch.cuda.stream(side):
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    outs = self.run(*given)
-                finally:
-                    graph.capture_end()
-        finally:
-            _forget_workspaces()
-            if collecting:
-                gc.enable()
-        torch.cuda.current_stream(self.index).wait_stream(side)
-        return outs
+    def _staying(self, inputs: Inputs, here: tuple[int, ...]) -> set[int]:
+        """The inputs that are read where they lie. What a forward keeps that is not recorded may lie where the allocator has put it twice, and elsewhere as soon as a recorded backward
+        takes no memory any more; but a parameter stays, and so does what a recording lends or reads."""
+        stays = {i for i, address in enumerate(here) if address and i not in (self.moved or ()) and self.blamed[i] < 2}
+        if not self.of_backward:
+            return stays
+        read = {address for r in _alive for address in array("q", r.lie[1])}
+        known = {i for i in stays if isinstance(inputs[i], torch.nn.Parameter) or here[i] in read}
+        return known | {i for i, address in enumerate(here) if address in _lent and self.blamed[i] < 2}
 
     def _output(
         self, made: Recording, k: int, out: Any, places: dict[int, int], memory: dict[int, int], given: list[Any]
@@ -215,8 +281,8 @@ class Graphed:
             j = memory[address]
             shape, stride, offset = out.shape, out.stride(), out.storage_offset() - given[j].storage_offset()
             return lambda inputs: torch.as_strided(inputs[j].detach(), shape, stride, inputs[j].storage_offset() + offset)
-        copied = self.cloned is None or k < self.cloned
-        made.held.append((out, None if copied else out.untyped_storage()))
+        copied = self.cloned is None or k < self.cloned or k in self.kept
+        made.held.append((out, None if copied else out.untyped_storage(), k))
         if not copied:
             return lambda inputs: out.detach()
         if _dense(out):
@@ -226,36 +292,11 @@ class Graphed:
         return lambda inputs: torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device).copy_(out)
 
 
-@cache
-def _side(index: int) -> torch.cuda.Stream:
-    """The stream of all recordings: libraries keep a workspace for each stream."""
-    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
-
-
-def _forget_workspaces() -> None:
-    """cuBLAS's workspace for the stream of recordings becomes a part of each recording's own memory. Kept, it would lie in the first one's, for all that come later, and be gone when that
-    one goes, or when somebody else clears the workspaces (torch.compile does)."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
-
-
-def recordable(op: Any) -> bool:
-    """May a library call be recorded? Not if it waits for the device."""
-    tags = getattr(op, "tags", ())
-    return not (torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags or _WAITS.search(str(op)))
-
-
-_WAITS = re.compile(
-    r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|unique|bincount|histc|ctc_loss|_cudnn_rnn|repeat_interleave|nms"
-)
-
-
-_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
-
-
-def _stream(index: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]
+def _withdraw(addresses: Sequence[int]) -> None:
+    for address in addresses:
+        _lent[address] -= 1
+        if not _lent[address]:
+            del _lent[address]
 
 
 def _dense(x: torch.Tensor) -> bool:

@@ -1,0 +1,103 @@
+"""Recording what is launched: the part of CUDA graphs that needs the device."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from magneto.base.logs import KERNELS, log
+
+
+def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int) -> tuple[Any, Sequence[Any]]:
+    """The graph of what `run(*given)` launches, to be replayed on the current stream, and what it returned."""
+    graph = torch.cuda.CUDAGraph()
+    side, collecting = _side(index), gc.isenabled()
+    with torch.cuda.device(index):
+        side.wait_stream(torch.cuda.current_stream(index))
+        torch.cuda.synchronize(index)
+        number = stream(index)
+        gc.disable()  # what it frees may be of other streams
+        try:
+            with torch.cuda.stream(side):
+                _lay_out_workspace(index, number)
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    outs = run(*given)
+                finally:
+                    graph.capture_end()
+        finally:
+            _forget_workspaces()
+            if collecting:
+                gc.enable()
+        torch.cuda.current_stream(index).wait_stream(side)
+    return graph, outs
+
+
+capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+
+
+def stream(index: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined]
+
+
+@cache
+def _side(index: int) -> torch.cuda.Stream:
+    """The stream of all recordings: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+
+
+# ---- cuBLAS's workspace --------------------------------------------------------------------------------------------------
+
+_workspaces: dict[tuple[int, int], tuple[Any, list[torch.Tensor]]] = {}
+"""(device, stream of the replays) -> a graph whose pool has the workspace, and what it works on."""
+
+
+def _lay_out_workspace(index: int, number: int) -> None:
+    """Makes cuBLAS's workspace for the stream of recordings (32 MiB on Hopper) lie in a pool of its own, which stays: one for all recordings that are replayed on the stream `number`, one
+    after another. Left to the library, each recording would have another in its pool; kept from one recording to the next, it would lie in the first one's and be gone with that. That somebody clears
+    the workspaces (torch.compile does) frees the place in the pool and takes nothing from recordings."""
+    _forget_workspaces()
+    try:
+        graph, made = torch.cuda.CUDAGraph(), _workspaces.get((index, number))
+        given = [torch.ones(16, 16, device=torch.device("cuda", index)) for _ in range(2)] if made is None else made[1]
+        torch.mm(given[0], given[0], out=given[1])  # makes the handle of this thread, which may not be made while recording
+        torch.cuda.synchronize(index)
+        _forget_workspaces()
+        graph.capture_begin(pool=None if made is None else made[0].pool(), capture_error_mode="thread_local")
+        try:
+            torch.mm(given[0], given[0], out=given[1])
+        finally:
+            graph.capture_end()
+        if made is None:
+            _workspaces[index, number] = graph, given
+    except RuntimeError as error:
+        log(KERNELS, f"cuBLAS's workspace becomes a part of the recording: {error}")
+        _forget_workspaces()
+
+
+def _forget_workspaces() -> None:
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
+# ---- what may be recorded ------------------------------------------------------------------------------------------------
+
+
+def recordable(op: Any) -> bool:
+    """May a library call be recorded? Not if it waits for the device."""
+    tags = getattr(op, "tags", ())
+    return not (torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags or _WAITS.search(str(op)))
+
+
+_WAITS = re.compile(
+    r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|unique|bincount|histc|ctc_loss|_cudnn_rnn|repeat_interleave|nms"
+)
+
+
+__all__ = ["capturing", "recordable", "recorded", "stream"]

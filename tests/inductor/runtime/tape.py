@@ -1,0 +1,114 @@
+"""A stand-in for recordings on a device: what a run calls is written down and called again, into the same memory. Everything else that a recording has written is gone before that."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from magneto.inductor import cuda
+from magneto.inductor.replay import Replay
+from magneto.inductor.runtime import cuda_graphs, record
+from magneto.inductor.runtime.cuda_graphs import Graphed
+
+CPU = torch.device("cpu")
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def _by_address(x: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, without being one of its users."""
+    storage = x.untyped_storage()
+    if not storage.nbytes():
+        return x
+    raw = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
+    return torch.as_strided(torch.frombuffer(raw, dtype=x.dtype), x.shape, x.stride(), x.storage_offset())
+
+
+class Tape(TorchDispatchMode):
+    """`replays`: how often it was called again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.own: list[torch.Tensor] = []  # all memory that is allocated while it is made
+        self.replays = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = {_memory(x) for x in _tensors((args, kwargs))}
+        result = func(*args, **kwargs)
+        mine = {_memory(x) for x in self.own}
+        args, kwargs = tree_map(lambda x: _by_address(x) if isinstance(x, torch.Tensor) and _memory(x) not in mine else x, (args, kwargs))
+        fresh = [x for x in _tensors(result) if _memory(x) not in given]
+        self.own += fresh
+        self.calls.append((func, args, kwargs, fresh))
+        return result
+
+    def _overwrite(self) -> None:
+        for x in self.own:
+            if x.is_floating_point():
+                x.data.fill_(float("nan"))
+
+    def replay(self) -> None:
+        self.replays += 1
+        self._overwrite()
+        with torch.no_grad():
+            for func, args, kwargs, fresh in self.calls:
+                given = {_memory(x) for x in _tensors((args, kwargs))}
+                found = [x for x in _tensors(func(*args, **kwargs)) if _memory(x) not in given]
+                for into, x in zip(fresh, found, strict=True):
+                    into.data.copy_(x)
+
+
+class Deck:
+    """All tapes, and the Graphed that have them."""
+
+    def __init__(self) -> None:
+        self.tapes: list[Tape] = []
+        self.made: list[Graphed] = []
+        self.stream = 0
+        self.capturing = False
+
+    def recorded(self, run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int) -> tuple[Tape, Sequence[Any]]:
+        tape = Tape()
+        with tape:
+            outs = run(*given)
+        self.tapes.append(tape)
+        return tape, outs
+
+    def replayed(self, run: Any, graph: torch.fx.Graph, name: str, replay: Replay) -> Any:
+        launches = sum(node.op == "call_function" for node in graph.nodes)
+        self.made.append(Graphed(run, CPU, name, launches, replay.results))
+        return self.made[-1]
+
+    @property
+    def replays(self) -> int:
+        return sum(tape.replays for tape in self.tapes)
+
+    def of(self, backward: bool) -> Graphed:
+        (found,) = [g for g in self.made if g.name.endswith("_backward") == backward]
+        return found
+
+
+@pytest.fixture
+def deck(monkeypatch: pytest.MonkeyPatch) -> Deck:
+    """The backend `cudagraphs` records on tapes, on the CPU."""
+    made = Deck()
+    monkeypatch.setattr(record, "recorded", made.recorded)
+    monkeypatch.setattr(record, "stream", lambda index: made.stream)
+    monkeypatch.setattr(record, "capturing", lambda: made.capturing)
+    monkeypatch.setattr(cuda, "replayed", made.replayed)
+    monkeypatch.setattr(cuda_graphs, "BUFFERS", 1 << 40)
+    return made

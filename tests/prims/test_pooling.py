@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import magneto
 from magneto.prims import decompose
+from tests.ops.checking import run_graph
 from tests.prims.test_decompose import Recorder, targets
 
 aten = torch.ops.aten
@@ -107,3 +108,87 @@ def test_only_whole_factors_are_loops(size: list[int], loops: bool) -> None:
     graph = decompose(r.output(r(aten.upsample_nearest2d.default, r.nodes[0], size)))
     r.check(graph)
     assert ("aten.upsample_nearest2d.default" not in targets(graph)) == loops
+
+
+# ---- gradients, as on a GPU ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from magneto.prims.decompositions import pooling
+
+    monkeypatch.setattr(pooling, "on_gpu", lambda x: True)
+
+
+WINDOWS: list[tuple[Any, ...]] = [
+    ([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([3, 3], [1, 1], [1, 1]), ([1, 3], [2, 1], [0, 1]), ([2, 2], [3, 3]), ([3, 3], [2, 2], [1, 1], True),
+]  # fmt: skip
+
+
+def no_library_calls(graph: Any) -> None:
+    assert not [name for name in targets(graph) if name.startswith("aten.")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("args", WINDOWS, ids=str)
+def test_maxima_with_indices(args: tuple[Any, ...], dtype: torch.dtype, gpu: None) -> None:
+    size, step, pad, ceil = (*args, [0, 0], False)[:4] if len(args) < 3 else (*args, False)[:4]
+    for x in images(dtype):
+        x = x.clone()
+        x[..., 1, 2], x[..., 0, 0], x[..., -1, :] = -float("inf"), float("nan"), -float("inf")
+        forward = Recorder(x)
+        pair = forward(aten.max_pool2d_with_indices.default, forward.nodes[0], size, step, pad, [1, 1], ceil)
+        graph = decompose(forward.output(forward(operator.getitem, pair, 0), forward(operator.getitem, pair, 1)))
+        verify_all(forward, graph)
+        values, indices = forward.values[pair]
+        r = Recorder(torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).to(values), x, indices)
+        g, v, i = r.nodes
+        graph = decompose(r.output(r(aten.max_pool2d_with_indices_backward.default, g, v, size, step, pad, [1, 1], ceil, i)))
+        no_library_calls(graph)
+        check_sums(r, graph)
+
+
+def check_sums(r: Recorder, graph: Any) -> None:
+    """As `check`; the library's kernels on the CPU add up in the tensors' own type, so that half types are compared with what it makes of floats."""
+    (old,) = r.graph.output_node().args[0]
+    args = torch.fx.node.map_arg(old.args, lambda n: v.float() if (v := r.values[n]).is_floating_point() else v)
+    (found,) = run_graph(graph, r.inputs)
+    torch.testing.assert_close(found, old.target(*args).to(found.dtype))
+    assert r.values[old].stride() == graph.output_node().args[0][0].meta["val"].strides
+
+
+def verify_all(r: Recorder, graph: Any) -> None:
+    """As `check`, where NaN are equal."""
+    no_library_calls(graph)
+    for node, found in zip(graph.output_node().args[0], run_graph(graph, r.inputs), strict=True):
+        wanted = next(value for old, value in r.values.items() if isinstance(value, torch.Tensor) and value.dtype is found.dtype and old.op != "placeholder")
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        assert node.meta["val"].strides == wanted.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("args", [*WINDOWS[:5], ([3, 3], [2, 2], [1, 1], False, True, 7)], ids=str)
+def test_gradients_of_averages(args: tuple[Any, ...], dtype: torch.dtype, gpu: None) -> None:
+    rest = (*args, *([0, 0], False, True, None)[len(args) - 2 :])
+    for x in images(dtype):
+        grad = torch.randn(aten.avg_pool2d(x, *args).shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        r = Recorder(grad, x)
+        graph = decompose(r.output(r(aten.avg_pool2d_backward.default, *r.nodes, *rest)))
+        no_library_calls(graph)
+        check_sums(r, graph)
+
+
+@pytest.mark.parametrize("size", [[18, 80], [9, 120], [27, 40]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_enlargement(size: list[int], dtype: torch.dtype, gpu: None) -> None:
+    for memory in (torch.contiguous_format, torch.channels_last):
+        r = Recorder(torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype).to(memory_format=memory))
+        graph = decompose(r.output(r(aten.upsample_nearest2d_backward.default, r.nodes[0], size, [2, 3, 9, 40])))
+        no_library_calls(graph)
+        check_sums(r, graph)
+
+
+def test_on_the_cpu_gradients_stay_library_calls() -> None:
+    r = Recorder(torch.randn(2, 3, 18, 80))
+    graph = decompose(r.output(r(aten.upsample_nearest2d_backward.default, r.nodes[0], [18, 80], [2, 3, 9, 40])))
+    assert targets(graph) == ["aten.upsample_nearest2d_backward.default"]

@@ -146,7 +146,7 @@ class Writer:
         self._load_ahead(self.kernel.members)
         for member in self.kernel.members:
             if member.is_reduction:
-                fold = Fold(member, self.emitter, self.every)
+                fold = self._fold(member)
                 self._folded(member, fold.whole(self._value(member), self._flat(member)))
             elif member.name in self.kernel.stored:
                 self._store(member, self._value(member))
@@ -158,7 +158,7 @@ class Writer:
         axis = self.blocks.axes[-1]
         for stage in range(max(self.stages.values()) + 1):
             here = [m for m in self.kernel.members if self.stages[m.name] == stage]
-            folds = [(m, Fold(m, self.emitter, self.every)) for m in here if m.is_reduction]
+            folds = [(m, self._fold(m)) for m in here if m.is_reduction]
             stores = [m for m in here if m.full and not m.is_reduction and m.name in self.kernel.stored]
             if folds or stores:
                 for _, fold in folds:
@@ -197,7 +197,7 @@ class Writer:
                 value = emitter.spread(self._value(member), self.every, compute_type(member.acc_dtype))
                 emitter.line(f"{columns[member.name]} = {columns[member.name]} + {value}", self.every)
             elif member.is_reduction:
-                self._folded(member, Fold(member, emitter, self.every).whole(self._value(member), self._flat(member)))
+                self._folded(member, self._fold(member).whole(self._value(member), self._flat(member)))
             elif member.name in self.kernel.stored:
                 self._store(member, self._value(member))
         self._flush(True)
@@ -225,6 +225,9 @@ class Writer:
         symbols = self.emitter.symbols
         several = any(a.name != "r" and a.size > 1 for a in self.blocks.axes)
         return several and {a for s in load.index.free if s in symbols for a in symbols[s].axes} == {"r"}
+
+    def _fold(self, member: Member) -> Fold:
+        return Fold(member, self.emitter, self.every, self.blocks.axes[-1].size)
 
     def _value(self, member: Member) -> Name:
         return self.emitter.emit(member.body)

@@ -19,6 +19,7 @@ from magneto.symbolic import Expr
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
+HELD_ACROSS = 8192  # elements of such a block where there are few
 VECTOR = 16  # bytes
 HELD = 2 * VECTOR  # bytes of each operand that a thread of a pointwise kernel holds
 HELD_OF_ROW = 2 * VECTOR  # bytes of a row that a thread holds
@@ -165,6 +166,8 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         wide = next((w for w in (64, 32) if -(-rows // w) * outside >= WANTED), 16 if rows * outside <= 4 * WANTED else 32)
         while across * wide < 1024 and across < power_above(length):
             across *= 2
+        if -(-rows // wide) * outside <= WANTED // 2 and wide * power_above(length) <= HELD_ACROSS:
+            across = power_above(length)  # few blocks: what each waits for is under way at once
         x, r = Axis("x", along, min(wide, power_above(rows))), Axis("r", kernel.cols, across)
         return Blocks(kernel, (x, r), across < length, 4 if x.block * across <= 2048 else 8, outer)
     whole = power_above(length)

@@ -266,6 +266,7 @@ class Interpreter:
         results = {
             "sum": lambda: x.sum(-1, dtype=acc), "prod": lambda: x.prod(-1, dtype=acc), "max": lambda: x.max(-1), "min": lambda: x.min(-1),
             "argmax": lambda: x.argmax(-1), "argmin": lambda: x.argmin(-1), "any": lambda: x.any(-1), "all": lambda: x.all(-1),
+            "m2": lambda: ((x - x.mean(-1, dtype=np.float64, keepdims=True)) ** 2).sum(-1).astype(acc),
         }  # fmt: skip
         self.write(node.buffer, results[node.kind]())
 

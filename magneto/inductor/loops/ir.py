@@ -10,7 +10,8 @@ of a dtype, seen as a tensor of `shape` and `strides` (in elements). A buffer is
 - `Reduction(kind, buffers, reduce_ranges, body, acc_dtype)`: for every index in `ranges` (= buffers[0].shape) combine `body`
   over all (r0, ..., rm-1) in `reduce_ranges`, in `acc_dtype`, and round once to the buffer's dtype.
   Kinds: sum prod max min any all (one output); argmax argmin (one int64 output: the smallest flat reduce index, row-major in
-  r, of the extremum); welford (two outputs: mean, m2 = sum of squared deviations from the mean).
+  r, of the extremum); welford (two outputs: mean, m2 = sum of squared deviations from the mean),
+  m2 (that sum alone: what the lowering never makes, but schedule/split.py where a variance is cut).
   max, min, argmax, argmin treat NaN as the extremum (the first NaN wins), as ATen does.
   Over an empty range sum is 0, prod 1, any false, all true; the others are never made empty by the lowering.
 - `Ordered(kind, buffer, ranges, serial, body)`: loops over `ranges` of which those over the dimensions `serial` run in their order; the others are independent of each other.
@@ -54,7 +55,7 @@ Size: TypeAlias = "int | Expr"
 Scalar: TypeAlias = "bool | int | float | complex"
 
 REDUCTION_KINDS: dict[str, int] = {
-    "sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "welford": 2,
+    "sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "welford": 2, "m2": 1,
 }  # fmt: skip
 """Reduction kind -> number of output buffers."""
 

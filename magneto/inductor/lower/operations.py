@@ -3,6 +3,7 @@
 - addmm whose result only loops read: the bias is added by those loops, not written into the product's memory beforehand; other linear layers.
 - mm and addmm with a weight that seldom changes: packed (lower/linear.py).
 - convolution with a bias whose result only loops read, on a GPU: they add it, where cuDNN would need a pass of its own.
+- the gradient of such a bias, on a GPU: a sum in loops, where ATen would make a slower pass.
 - clone: the same values in another layout; whether that needs a copy depends on who reads it.
 """
 
@@ -20,6 +21,7 @@ from magneto.inductor.lower.context import Lowering, same_layout
 from magneto.inductor.lower.elementwise import pointwise
 from magneto.inductor.lower.library import emit_call
 from magneto.inductor.lower.linear import as_vector, packed_product
+from magneto.inductor.lower.reductions import lower_reduction
 from magneto.symbolic import ZERO
 
 aten = torch.ops.aten
@@ -95,11 +97,24 @@ def lower_convolution(low: Lowering, val: Any, x: Box, weight: Box, bias: Box | 
     return pointwise(low, "add", (made, spread), val.dtype, tuple(val.shape), tuple(val.strides))
 
 
+def lower_convolution_backward(low: Lowering, val: Any, grad: Box, x: Box, weight: Box, sizes: Any, *rest: Any) -> Any:
+    *rest, (of_input, of_weight, of_bias) = rest  # type: ignore[assignment]
+    if not of_bias or grad.device.type != "cuda":
+        return None
+    made: Any = (None, None)
+    if of_input or of_weight:
+        args = (grad, x, weight, sizes, *rest, (of_input, of_weight, False))
+        made = emit_call(low, aten.convolution_backward.default, args, {}, (val[0], val[1], None))
+    bias = lower_reduction("sum", low, val[2], grad, (0, *range(2, len(grad.shape))))
+    return made[0], made[1], bias
+
+
 ROWS: dict[Any, Callable[..., Any]] = {
     aten.clone.default: lower_clone,
     aten.mm.default: lower_mm,
     aten.addmm.default: lower_addmm,
     aten.convolution.default: lower_convolution,
+    aten.convolution_backward.default: lower_convolution_backward,
 }
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     ROWS[torch.ops.mkldnn._linear_pointwise.default] = lower_activated

@@ -19,6 +19,8 @@ from magneto.symbolic import Expr, Sym
 LONGEST = 8192  # elements of a row of which a program holds operands and sums
 SHORTEST = 256
 SHARED = 1 << 20  # bytes that are read once less
+COLUMNS = ".columns"
+"""How the name of a partial sum for each program that walks rows ends."""
 
 
 def rows_beside(program: Program, across: Callable[[Reduction], bool]) -> dict[str, int]:
@@ -49,42 +51,82 @@ def _walked(node: Reduction) -> Iterable[str]:
 
 def join_columns(plan: Schedule) -> Schedule:
     """The schedule with such pairs of kernels joined."""
-    steps = list(plan.steps)
-    for sums in plan.steps:
+    steps = _Steps(plan.steps)
+    joined = False
+    for place, sums in enumerate(plan.steps):
         if isinstance(sums, FusedKernel) and _sums_only(sums):
-            steps = _with_columns(steps, sums, plan.buffers)
-    return replace(plan, steps=tuple(steps)) if len(steps) != len(plan.steps) else plan
+            joined |= _with_columns(steps, place, sums, plan.buffers)
+    return replace(plan, steps=tuple(step for step in steps.steps if step is not None)) if joined else plan
 
 
-def _with_columns(steps: list[Step], sums: FusedKernel, buffers: Mapping[str, Buffer]) -> list[Step]:
-    """The steps, `sums` being part of the first kernel that walks the same rows."""
-    for walks in steps:
-        if not isinstance(walks, FusedKernel) or walks is sums or (place := _place(steps, walks, sums)) is None:
+class _Steps:
+    """The steps by place, None where one has been joined to another, and which places read and write each buffer."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps: list[Step | None] = list(steps)
+        self.reads: list[frozenset[str]] = []
+        self.writes: list[frozenset[str]] = []
+        self.readers: dict[str, set[int]] = {}
+        self.writers: dict[str, set[int]] = {}
+        for place, step in enumerate(steps):
+            reads, writes = map(frozenset, _touched(step))
+            self.reads.append(reads)
+            self.writes.append(writes)
+            self._enter(place)
+
+    def _enter(self, place: int) -> None:
+        for users, names in ((self.readers, self.reads[place]), (self.writers, self.writes[place])):
+            for name in names:
+                users.setdefault(name, set()).add(place)
+
+    def replace(self, a: int, b: int, place: int, step: Step) -> None:
+        """One step instead of those at `a` and `b`, at one of these places."""
+        for old in (a, b):
+            for users, names in ((self.readers, self.reads[old]), (self.writers, self.writes[old])):
+                for name in names:
+                    users[name].discard(old)
+            self.steps[old], self.reads[old], self.writes[old] = None, frozenset(), frozenset()
+        self.steps[place] = step
+        self.reads[place], self.writes[place] = map(frozenset, _touched(step))
+        self._enter(place)
+
+    def place(self, walks: int, sums: int) -> int | None:
+        """Where both may run as one; None: what lies between them depends on one, or one on it."""
+        first, last = min(walks, sums), max(walks, sums)
+        if last == walks and not self.writes[sums].isdisjoint(self.reads[walks]):
+            return None
+
+        def between(users: Mapping[str, set[int]], names: Iterable[str]) -> bool:
+            return any(first < p < last for name in names for p in users.get(name, ()))
+
+        if not between(self.writers, self.reads[last]):
+            return first  # nothing between makes what the later one reads
+        apart = between(self.readers, self.writes[first]) or between(self.writers, self.reads[first])
+        return None if apart else last
+
+
+def _with_columns(steps: _Steps, place: int, sums: FusedKernel, buffers: Mapping[str, Buffer]) -> bool:
+    """Makes the kernel at `place` a part of the first one that walks the same rows. Whether there is one."""
+    shared = {name for name in steps.reads[place] if buffers[name].nbytes >= SHARED}  # type: ignore[operator]
+    for other in sorted({p for name in shared for p in steps.readers[name]} - {place}):
+        walks = steps.steps[other]
+        if not isinstance(walks, FusedKernel) or not _walks_rows(walks) or (goal := steps.place(other, place)) is None:
             continue
-        made = _joined(walks, sums, buffers)
+        made = _joined(walks, sums, [name for name in walks.reads() if name in shared])
         if made is not None:
-            return [made if n == place else step for n, step in enumerate(steps) if n == place or (step is not walks and step is not sums)]
-    return steps
+            steps.replace(other, place, goal, made)
+            return True
+    return False
+
+
+def _walks_rows(kernel: FusedKernel) -> bool:
+    return any(m.is_reduction for m in kernel.members) and not any(m.kind == COLUMN for m in kernel.members)
 
 
 def _sums_only(kernel: FusedKernel) -> bool:
+    """Sums that were cut for as many programs as may walk rows."""
     made = [m for m in kernel.members if m.is_reduction or not m.full]
-    return bool(made) and all(m.kind == "sum" and m.name in kernel.stored and m.name.endswith(".parts") for m in made)
-
-
-def _place(steps: Sequence[Step], walks: FusedKernel, sums: FusedKernel) -> int | None:
-    """Where both may run as one; None: what lies between them depends on one, or one on it."""
-    a, b = (next(n for n, step in enumerate(steps) if step is kernel) for kernel in (walks, sums))
-    early, late = (walks, sums) if a < b else (sums, walks)
-    first, last = min(a, b), max(a, b)
-    if late is walks and not set(sums.stored).isdisjoint(walks.reads()):
-        return None
-    between = steps[first + 1 : last]
-    written = {name for step in between for name in _touched(step)[1]}
-    if written.isdisjoint(late.reads()):
-        return first  # nothing between makes what the later one reads
-    read = {name for step in between for name in _touched(step)[0]}
-    return last if read.isdisjoint(early.stored) and written.isdisjoint(early.reads()) else None
+    return bool(made) and all(m.kind == "sum" and m.name in kernel.stored and m.name.endswith(COLUMNS) for m in made)
 
 
 def _touched(step: Step) -> tuple[Sequence[str], Sequence[str]]:
@@ -95,10 +137,7 @@ def _touched(step: Step) -> tuple[Sequence[str], Sequence[str]]:
     return step.reads(), step.stored
 
 
-def _joined(walks: FusedKernel, sums: FusedKernel, buffers: Mapping[str, Buffer]) -> FusedKernel | None:
-    if not any(m.is_reduction for m in walks.members) or any(m.kind == COLUMN for m in walks.members):
-        return None
-    shared = [n for n in walks.reads() if n in sums.reads() and buffers[n].nbytes >= SHARED]  # type: ignore[operator]
+def _joined(walks: FusedKernel, sums: FusedKernel, shared: Iterable[str]) -> FusedKernel | None:
     for name in shared:
         made = _aligned(walks, sums, _loads(walks, name)[0], _loads(sums, name)[0])
         if made is not None:
@@ -147,4 +186,4 @@ def _sound(own: Sequence[Member], added: Sequence[Member]) -> bool:
     return all(load.index is places.get(load.buffer, load.index) for m in added for load in member_loads(m.body))
 
 
-__all__ = ["join_columns", "rows_beside"]
+__all__ = ["COLUMNS", "join_columns", "rows_beside"]

@@ -49,7 +49,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`kind` is POINT, a reduction kind (sum prod max min any all argmax argmin), or COLUMN: a sum over those of the rows that do not occur in `store` (columns.py). `store`: element offset in the buffer's memory.
+    """`kind` is POINT, a reduction kind (sum prod max min any all argmax argmin m2), or COLUMN: a sum over those of the rows that do not occur in `store` (columns.py). `store`: element offset in the buffer's memory.
     `flat`: of argmax and argmin, the index they count. `full`: iterates rows x cols. `position`: of its node in the program.
     `down`: a reduction over the rows, once per col (schedule/crossed.py)."""
 

@@ -1,7 +1,7 @@
 """Reductions with too few rows for a GPU become two: partial results, then one of those. `split_reductions(program)`.
 
 What is cut is the front of the reduced dimensions: whole dimensions where they suffice, then a divisor of the next one; where it has none, chunks of which the last is not full.
-A variance becomes sum, mean and sum of squared deviations first. Searches stay whole: their results are indices.
+A variance becomes sum, mean and sum of squared deviations first; in equal parts the first and the last are one walk. Searches stay whole: their results are indices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from magneto.inductor.loops.ir import (
     reduce_symbol,
     reduce_symbols,
 )
-from magneto.inductor.schedule.columns import rows_beside
+from magneto.inductor.schedule.columns import COLUMNS, rows_beside
 from magneto.inductor.schedule.kernel import map_value
 from magneto.symbolic import ONE, Expr, Sym, add, coefficient, compare, mul
 
@@ -50,12 +50,13 @@ KINDS: dict[str, float] = {"sum": 0, "prod": 1, "any": False, "all": True}
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`parts`: sizes of the dimensions of the partial results; `rest`: what each of them reduces; `mapping`: of the reduced symbols; `inside`: whether an element exists."""
+    """`parts`: sizes of the dimensions of the partial results; `rest`: what each of them reduces; `mapping`: of the reduced symbols; `inside`: whether an element exists; `name`: how those of the partial results end."""
 
     parts: tuple[int, ...]
     rest: tuple[int, ...]
     mapping: dict[Expr, Expr]
     inside: Expr | None
+    name: str = ".parts"
 
     def buffer(self, node: Reduction, rows: tuple[int, ...]) -> Buffer:
         """Where a reduction's partial results are: the rows fastest."""
@@ -64,7 +65,7 @@ class Cut:
         for d in reversed((*range(len(rows), len(shape)), *range(len(rows)))):
             strides[d] = step
             step *= shape[d]
-        return Buffer(f"{node.name}.parts", shape, tuple(strides), node.acc_dtype, node.device, True)
+        return Buffer(f"{node.name}{self.name}", shape, tuple(strides), node.acc_dtype, node.device, True)
 
 
 def split_reductions(program: Program) -> Program:
@@ -101,7 +102,7 @@ def _columns(node: Reduction, length: int) -> Cut | None:
     """Sums of columns, one partial sum for each of the programs that walk the rows (columns.py); None where rows cannot be shared out equally."""
     programs = ONE_EACH * max(1, min(4, LONG_ROW // length))
     cut = _cut(node, programs) if _count(node.reduce_ranges) >= FEWEST * programs else None
-    return cut if cut is not None and cut.inside is None and 4 * prod(cut.parts) >= 3 * programs else None
+    return replace(cut, name=COLUMNS) if cut is not None and cut.inside is None and 4 * prod(cut.parts) >= 3 * programs else None
 
 
 def pieces(node: Reduction) -> int:
@@ -188,7 +189,7 @@ def halves(node: Reduction, cut: Cut) -> Iterator[Node]:
 
 
 def _variance(node: Reduction) -> Iterator[Node]:
-    """sum -> mean -> sum of squared deviations, each cut on its own."""
+    """sum -> mean -> sum of squared deviations, each cut on its own; where the parts are equal, each of them gives its sum and its deviations from its own mean in one walk."""
     mean, m2 = node.buffers
     acc, at = node.acc_dtype, index_symbols(node.ranges)
 
@@ -200,10 +201,33 @@ def _variance(node: Reduction) -> Iterator[Node]:
 
     body = node.body if node.body.dtype is acc else Op("convert_element_type", (node.body,), acc)
     total, exact = buffer("total"), mean if mean.dtype is acc else buffer("exact")
-    yield from _of(Reduction("sum", (total,), node.reduce_ranges, body, acc, node.origins))
+    sums = Reduction("sum", (total,), node.reduce_ranges, body, acc, node.origins)
+    cut = _equal(node)
+    yield from _of(sums) if cut is None else halves(sums, cut)
     count = Const(float(_count(node.reduce_ranges)), acc)
     yield Pointwise(exact, Op("div", (loaded(total), count), acc), node.origins)
     if exact is not mean:
         yield Pointwise(mean, Op("convert_element_type", (loaded(exact),), mean.dtype), node.origins)
-    away = Op("sub", (body, loaded(exact)), acc)
-    yield from _of(Reduction("sum", (m2,), node.reduce_ranges, Op("mul", (away, away), acc), acc, node.origins))
+    if cut is None:
+        away = Op("sub", (body, loaded(exact)), acc)
+        yield from _of(Reduction("sum", (m2,), node.reduce_ranges, Op("mul", (away, away), acc), acc, node.origins))
+    else:
+        yield from _deviations(replace(sums, kind="m2", buffers=(m2,)), sums, loaded(exact), cut)
+
+
+def _equal(node: Reduction) -> Cut | None:
+    """The cut of a variance into parts of one size, which must be enough."""
+    wanted = pieces(node)
+    cut = _cut(node, wanted)  # of this kind never into unequal ones
+    return cut if cut is not None and 2 * prod(cut.parts) >= wanted else None
+
+
+def _deviations(node: Reduction, sums: Reduction, mean: Value, cut: Cut) -> Iterator[Node]:
+    """Squared deviations from `mean`, of those from each part's own mean and of these means."""
+    rows, acc = tuple(int(s) for s in node.ranges), node.acc_dtype  # type: ignore[arg-type]
+    part, total = cut.buffer(node, rows), cut.buffer(sums, rows)
+    yield replace(node, buffers=(part,), reduce_ranges=cut.rest, body=map_value(node.body, cut.mapping, {}))
+    place, size = part.offset((*index_symbols(rows), *reduce_symbols(cut.parts))), Const(float(prod(cut.rest)), acc)
+    away = Op("sub", (Op("div", (Load(total.name, place, acc), size), acc), mean), acc)
+    between = Op("mul", (Op("mul", (away, away), acc), size), acc)
+    yield replace(node, kind="sum", reduce_ranges=cut.parts, body=Op("add", (Load(part.name, place, acc), between), acc))

@@ -1,8 +1,11 @@
-"""Decompositions of pooling over small windows (a maximum or a sum of strided slices) and of nearest-neighbour enlargement by whole factors."""
+"""Decompositions of pooling over small windows (a maximum or a sum of strided slices) and of nearest-neighbour enlargement by whole factors; on a GPU of their gradients too:
+per element of the input, what comes back from the few windows that it lies in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,13 +65,35 @@ class _Windows:
         first, last = start - self.pad[d], start - self.pad[d] + (self.count[d] - 1) * self.step[d]
         if first >= 0 and last < self.inputs[d]:
             return x.narrow(self.axes[d], first, last + 1, self.step[d])
-        index = x.b.iota(self.count[d]) * self.step[d] + first
+        return x.b.emit("index_select", x, self.axes[d], self._elements(d, start, torch.device("cpu")))
+
+    def _elements(self, d: int, start: int, device: torch.device) -> Value:
+        """Of each window along a dimension the element `start`, or the nearest one of the input."""
+        first, last = start - self.pad[d], start - self.pad[d] + (self.count[d] - 1) * self.step[d]
+        index = self.x.b.iota(self.count[d], torch.int64, device) * self.step[d] + first
         index = index.maximum(0) if first < 0 else index
-        index = index.minimum(self.inputs[d] - 1) if last >= self.inputs[d] else index
-        return x.b.emit("index_select", x, self.axes[d], index)
+        return index.minimum(self.inputs[d] - 1) if last >= self.inputs[d] else index
+
+    def places(self) -> list[Value]:
+        """Where each of `nearest` is in its image, counted along rows."""
+        shape, device = (*self.x.shape[:-2], *self.count), self.x.device
+        rows = [(self._elements(0, i, device) * self.inputs[1]).along(shape, self.axes[:1]) for i in range(self.size[0])]
+        columns = [self._elements(1, j, device).along(shape, self.axes[1:]) for j in range(self.size[1])]
+        return [row + column for row in rows for column in columns]
 
     def _along(self, x: Value, d: int, start: int) -> Value:
         return x.narrow(self.axes[d], start, start + (self.count[d] - 1) * self.step[d] + 1, self.step[d])
+
+    def around(self, d: int, device: torch.device) -> Iterator[tuple[Value, Value | None]]:
+        """Along a dimension, for each element of the input the windows around it, the nearest first: which window, and whether it is one (None: it always is)."""
+        inputs, size, step, pad, count = self.inputs[d], self.size[d], self.step[d], self.pad[d], self.count[d]
+        place = self.x.b.iota(inputs, torch.int64, device) + pad
+        for k in range(-(-size // step)):
+            window = self.x.b.emit("floordiv", place, step) - k
+            known = [i // step - k for i in range(pad, inputs + pad)]
+            always = all(0 <= w < count and w * step + size > i for i, w in enumerate(known, pad))
+            inside = None if always else (window >= 0) & (window < count) & (window * step + size > place)
+            yield window.maximum(0).minimum(count - 1), inside
 
     def inside(self, d: int) -> Value:
         """How many elements of each window along a dimension are of the input."""
@@ -86,14 +111,29 @@ def _max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Any:
-    """Only where nobody asks for the indices. Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.)"""
+    """The indices on a GPU only. Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.)"""
     windows = _Windows(x, size, step, pad, ceil_mode)
-    if b.wanted != {0} or any(d != 1 for d in dilation) or not windows.fit() or x.dtype is torch.bool:
+    if any(d != 1 for d in dilation) or not windows.fit() or x.dtype is torch.bool:
         return LIBRARY
+    if b.wanted != {0}:
+        return _with_places(windows) if on_gpu(x) else LIBRARY
     first, *rest = windows.nearest()
     for value in rest:
         first = value.maximum(first)
     return first, None
+
+
+def _with_places(windows: _Windows) -> tuple[Value, Value]:
+    """Maxima, and where in its image each of them is; of several NaN the last one, as in the library's kernel."""
+    best = place = None
+    for value, here in zip(windows.nearest(), windows.places(), strict=True):
+        if best is None or place is None:
+            best, place = value, here
+        else:
+            better = (value > best) | value.ne(value)
+            best, place = better.where(value, best), better.where(here, place)
+    assert best is not None and place is not None
+    return best, place
 
 
 @row("avg_pool2d.default")
@@ -158,3 +198,104 @@ def _nearest(dims: int) -> Any:
 
 for _dims in (1, 2, 3):
     ROWS[f"aten.upsample_nearest{_dims}d.default"], ROWS[f"aten.upsample_nearest{_dims}d.vec"] = _nearest(_dims)
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(x: Value) -> bool:
+    """Only there are gradients loops: the library's kernels are a pass of their own, slower than what they fuse with."""
+    return x.device.type == "cuda"
+
+
+def _returned(b: Builder, grad: Value, windows: _Windows, of_window: Any) -> Value:
+    """Per element of the input the sum of what its windows give back: `of_window(window's gradient, how its windows are looked up)`, a value or (value, condition)."""
+    x, (rows, columns) = windows.x, windows.axes
+    dtype = compute_type(grad.dtype)
+    total: Value | None = None
+    pairs = itertools.product(*(windows.around(d, x.device) for d in (0, 1)))
+    for (row_window, in_row), (column_window, in_column) in pairs:
+
+        def looked_up(v: Value, i: Value = row_window, j: Value = column_window) -> Value:
+            return b.emit("index_select", b.emit("index_select", v, rows, i), columns, j)
+
+        value, condition = of_window(looked_up(grad).to(dtype), looked_up)
+        for inside, axis in ((in_row, rows), (in_column, columns)):
+            if inside is not None:
+                spread = inside.along(x.shape, (axis,))
+                condition = spread if condition is None else condition & spread
+        value = value if condition is None else condition.where(value, 0.0)
+        total = value if total is None else total + value
+    assert total is not None
+    return total.to(grad.dtype)
+
+
+@row("max_pool2d_with_indices_backward.default")
+def _max_pool_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    size: Sequence[int],
+    step: Sequence[int],
+    pad: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> Any:
+    windows = _Windows(x, size, step, pad, ceil_mode)
+    if not on_gpu(x) or not windows.fit() or any(d != 1 for d in dilation):
+        return LIBRARY
+    height, width = windows.inputs
+    rows = (b.iota(height, torch.int64, x.device) * width).along((height, width), (0,))
+    place = (rows + b.iota(width, torch.int64, x.device).along((height, width), (1,))).along(x.shape, windows.axes)
+    return _returned(b, grad, windows, lambda value, looked_up: (value, looked_up(indices).eq(place)))
+
+
+@row("avg_pool2d_backward.default")
+def _avg_pool_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    size: Sequence[int],
+    step: Sequence[int],
+    pad: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Any:
+    windows = _Windows(x, size, step, pad, ceil_mode)
+    if not on_gpu(x) or not windows.fit() or not x.dtype.is_floating_point or divisor == 0:
+        return LIBRARY
+    if divisor is None and (windows.beyond or (any(windows.pad) and not count_include_pad)):
+        return LIBRARY
+    count = float(divisor or windows.size[0] * windows.size[1])
+    return _returned(b, grad, windows, lambda value, looked_up: (value / count, None))
+
+
+def _nearest_backward(dims: int) -> Any:
+    def row(b: Builder, grad: Value, size: Sequence[int], inputs: Sequence[int], *scales: float | None) -> Any:
+        lead = grad.ndim - dims
+        if not on_gpu(grad) or not grad.numel():
+            return LIBRARY
+        factors = [large // small for large, small in zip(size, inputs[lead:], strict=True)]
+        given = [*scales, *[None] * (dims - len(scales))]
+        for small, large, factor, scale in zip(inputs[lead:], size, factors, given, strict=True):
+            if not factor or large % small or _sources(small, large, scale) != [k // factor for k in range(large)]:
+                return LIBRARY
+        if math.prod(factors) > MOST_TAPS:
+            return LIBRARY
+        total: Value | None = None
+        for starts in itertools.product(*map(range, factors)):
+            value = grad
+            for d, (start, factor, large) in enumerate(zip(starts, factors, size, strict=True), lead):
+                value = value.narrow(d, start, large, factor)
+            value = value.to(compute_type(grad.dtype))
+            total = value if total is None else total + value
+        assert total is not None
+        return total.to(grad.dtype)
+
+    return row
+
+
+for _dims in (1, 2, 3):
+    ROWS[f"aten.upsample_nearest{_dims}d_backward.default"] = _nearest_backward(_dims)

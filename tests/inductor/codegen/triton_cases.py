@@ -228,18 +228,47 @@ def _norms(g: Graph) -> None:
     g.output(g.div(e, wide(g.sum(e, (1,)))), g.add(n, x), g.sum(n, (0,)))
 
 
-@case("sums of columns beside sums of rows", 2e-5)
-def _columns(g: Graph) -> None:
-    """A norm backward: rows are reduced, and summed up for the weight and the bias."""
-    shape = (32, 48)
-    x, grad, weight = g.input(torch.randn(shape)), g.input(torch.randn(shape)), g.input(torch.randn(48))
+def converted(g: Graph, x: Any, dtype: torch.dtype) -> Any:
+    return x if x.meta["val"].dtype is dtype else g.convert_element_type(x, dtype)
+
+
+def norm_backward(g: Graph, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Any]:
+    """Rows are reduced, and summed up for the weight and the bias."""
+    rows, length = shape
+    x, grad, weight = (converted(g, g.input(torch.randn(size).to(dtype)), torch.float32) for size in (shape, shape, (length,)))
     along = lambda v: g.broadcast_in_dim(v, shape, (0,))  # noqa: E731
-    mean, scale = g.input(torch.randn(32)), g.input(torch.rand(32))
+    mean, scale = g.input(torch.randn(rows)), g.input(torch.rand(rows))
     n = g.mul(g.sub(x, along(mean)), along(scale))
     weighted = g.mul(grad, g.broadcast_in_dim(weight, shape, (1,)))
     a, b = g.sum(g.mul(weighted, n), (1,)), g.sum(weighted, (1,))
-    dx = g.mul(g.sub(weighted, g.mul(g.add(g.mul(n, along(a)), along(b)), 1 / 48)), along(scale))
-    g.output(dx, g.sum(g.mul(grad, n), (0,)), g.sum(grad, (0,)))
+    dx = g.mul(g.sub(weighted, g.mul(g.add(g.mul(n, along(a)), along(b)), 1 / length)), along(scale))
+    dw, db = g.sum(g.mul(grad, n), (0,)), g.sum(grad, (0,))
+    return converted(g, dx, dtype), converted(g, dw, dtype), converted(g, db, dtype)
+
+
+@case("sums of columns beside sums of rows", 2e-5)
+def _columns(g: Graph) -> None:
+    g.output(*norm_backward(g, (32, 48)))
+
+
+for _dtype, _shape in itertools.product([torch.float32, torch.bfloat16], [(1, 48), (197, 33), (2 * 5 * 19, 100)]):
+
+    @case(f"norm backward {_dtype} {_shape}", HALF.get(_dtype, 2e-5))
+    def _backward(g: Graph, shape: tuple[int, int] = _shape, dtype: torch.dtype = _dtype) -> None:
+        g.output(*norm_backward(g, shape, dtype))
+
+
+for _dtype in (torch.float32, torch.float64, torch.bfloat16):
+
+    @case(f"variances in parts of {_dtype}", 2e-5)
+    def _variances(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        """Along contiguous memory and across it; rows that a block holds and rows that it walks; the last one has no equal parts."""
+        found = []
+        for shape, dims in (((4, 600, 20), (0, 1)), ((4, 60, 20), (0, 1)), ((3, 40_000), (1,)), ((2, 30, 300), (1, 2)), ((2, 20_011), (1,))):
+            x = converted(g, g.input((torch.randn(shape) + 10).to(dtype)), torch.float64 if dtype is torch.float64 else torch.float32)
+            v = g.var(x, dims, 1.0)
+            found += [g.item(v, 0), g.item(v, 1)]
+        g.output(*found)
 
 
 @case("rows and columns told apart", 0)
@@ -365,7 +394,7 @@ def few_programs() -> Iterator[None]:
     """Rows are walked by few programs, however few and short they are."""
     from magneto.inductor.schedule import columns, split
 
-    numbers = [(split, "ONE_EACH", 4), (split, "LONG_ROW", 1), (columns, "SHARED", 1), (columns, "SHORTEST", 16)]
+    numbers = [(split, "ONE_EACH", 4), (split, "LONG_ROW", 1), (split, "WANTED", 4), (split, "SMALL", 1), (columns, "SHARED", 1), (columns, "SHORTEST", 16)]
     before = [getattr(module, name) for module, name, _ in numbers]
     for module, name, number in numbers:
         setattr(module, name, number)
@@ -391,7 +420,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 def execute(name: str) -> str:
     """What is wrong with a case; empty: nothing."""
-    with as_on_a_gpu(), few_programs() if "columns beside" in name else nullcontext():
+    with as_on_a_gpu(), few_programs() if "columns beside" in name or "in parts" in name else nullcontext():
         return _execute(name)
 
 

@@ -161,7 +161,11 @@ def verify_all(r: Recorder, graph: Any) -> None:
     """As `check`, where NaN are equal."""
     no_library_calls(graph)
     for node, found in zip(graph.output_node().args[0], run_graph(graph, r.inputs), strict=True):
-        wanted = next(value for old, value in r.values.items() if isinstance(value, torch.Tensor) and value.dtype is found.dtype and old.op != "placeholder")
+        wanted = next(
+            value
+            for old, value in r.values.items()
+            if isinstance(value, torch.Tensor) and value.dtype is found.dtype and old.op != "placeholder"
+        )
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
         assert node.meta["val"].strides == wanted.stride()
 

@@ -264,7 +264,13 @@ for _dtype in (torch.float32, torch.float64, torch.bfloat16):
     def _variances(g: Graph, dtype: torch.dtype = _dtype) -> None:
         """Along contiguous memory and across it; rows that a block holds and rows that it walks; the last one has no equal parts."""
         found = []
-        for shape, dims in (((4, 600, 20), (0, 1)), ((4, 60, 20), (0, 1)), ((3, 40_000), (1,)), ((2, 30, 300), (1, 2)), ((2, 20_011), (1,))):
+        for shape, dims in (
+            ((4, 600, 20), (0, 1)),
+            ((4, 60, 20), (0, 1)),
+            ((3, 40_000), (1,)),
+            ((2, 30, 300), (1, 2)),
+            ((2, 20_011), (1,)),
+        ):
             x = converted(g, g.input((torch.randn(shape) + 10).to(dtype)), torch.float64 if dtype is torch.float64 else torch.float32)
             v = g.var(x, dims, 1.0)
             found += [g.item(v, 0), g.item(v, 1)]
@@ -394,7 +400,14 @@ def few_programs() -> Iterator[None]:
     """Rows are walked by few programs, however few and short they are."""
     from magneto.inductor.schedule import columns, split
 
-    numbers = [(split, "ONE_EACH", 4), (split, "LONG_ROW", 1), (split, "WANTED", 4), (split, "SMALL", 1), (columns, "SHARED", 1), (columns, "SHORTEST", 16)]
+    numbers = [
+        (split, "ONE_EACH", 4),
+        (split, "LONG_ROW", 1),
+        (split, "WANTED", 4),
+        (split, "SMALL", 1),
+        (columns, "SHARED", 1),
+        (columns, "SHORTEST", 16),
+    ]
     before = [getattr(module, name) for module, name, _ in numbers]
     for module, name, number in numbers:
         setattr(module, name, number)

@@ -25,7 +25,13 @@ def program(device: str, mask: tuple[bool, bool, bool], groups: int = 1) -> tupl
     g.output(*[g.item(found, k) for k in range(3) if mask[k]])
 
     def there(val: Any) -> Any:
-        return tuple(map(there, val)) if isinstance(val, tuple) else val.with_(device=torch.device(device)) if isinstance(val, TensorMeta) else val
+        return (
+            tuple(map(there, val))
+            if isinstance(val, tuple)
+            else val.with_(device=torch.device(device))
+            if isinstance(val, TensorMeta)
+            else val
+        )
 
     for node in g.fx.nodes:
         if node.op != "output":

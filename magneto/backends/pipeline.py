@@ -85,17 +85,18 @@ def state_of(unit: Unit) -> frozenset[int]:
 
 
 def choose_layout(unit: Unit) -> Unit:
-    """Products with one matrix become one product, and take an activation along. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
+    """Transformer layers come apart. Products with one matrix become one product, and take an activation along. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
     becomes part of it."""
     from magneto.inductor.convolve import available, fold
     from magneto.inductor.convolve_cudnn import fold_cudnn
     from magneto.inductor.layout import lay_out
     from magneto.inductor.matmul import flatten
     from magneto.inductor.post_ops import fuse_activations
+    from magneto.inductor.transformer import take_apart
 
     if config.numerics == "eager":
         return unit
-    graph, state = fuse_activations(flatten(unit.traced.graph)), state_of(unit)
+    graph, state = fuse_activations(flatten(take_apart(unit.traced.graph))), state_of(unit)
     if config.channels_last:
         graph = fold_cudnn(fold(lay_out(graph, state if available() else frozenset()), state))
     return unit if graph is unit.traced.graph else unit.with_graph(graph)

@@ -39,3 +39,67 @@ def _flash_cpu_backward(
         return TensorMeta(meta.shape, ordered_strides(meta.shape, (3, 1, 2, 0)), meta.dtype, meta.device)
 
     return like(query), like(key), like(value)
+
+
+@rule("_native_multi_head_attention.default")
+def _native_attention(
+    query: TensorMeta,
+    key: TensorMeta,
+    value: TensorMeta,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: TensorMeta,
+    qkv_bias: TensorMeta,
+    proj_weight: TensorMeta,
+    proj_bias: TensorMeta,
+    mask: TensorMeta | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[TensorMeta, TensorMeta | None]:
+    """What torch.nn.MultiheadAttention calls where nothing is differentiated. Weights only where they are asked for."""
+    if not query.shape == key.shape == value.shape or not query.dtype is key.dtype is value.dtype or mask is not None:
+        raise RuleError("attention operands do not fit")
+    _check_projections(query, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias)
+    batch, length, _ = query.shape
+    heads = () if average_attn_weights else (num_head,)
+    weights = TensorMeta.contiguous((batch, *heads, length, length), query.dtype, query.device) if need_weights else None
+    return TensorMeta.contiguous(query.shape, query.dtype, query.device), weights
+
+
+def _check_projections(
+    x: TensorMeta, size: int, heads: int, qkv_weight: TensorMeta, qkv_bias: TensorMeta, weight: TensorMeta, bias: TensorMeta
+) -> None:
+    """Whatever is unusual (masks too) is for torch itself to check."""
+    given = (x, qkv_weight, qkv_bias, weight, bias)
+    if len(x.shape) != 3 or x.shape[2] != size or 0 in x.shape or heads <= 0 or size % heads or not x.dtype.is_floating_point:
+        raise RuleError("attention expects (batch, length, size)")
+    if any(m.dtype is not x.dtype or m.device.type != "cpu" for m in given):
+        raise RuleError("attention operands are of several types")
+    if tuple(m.shape for m in given[1:]) != ((3 * size, size), (3 * size,), (size, size), (size,)):
+        raise RuleError("attention weights do not fit")
+
+
+@rule("_transformer_encoder_layer_fwd.default")
+def _encoder_layer(
+    src: TensorMeta,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: TensorMeta,
+    qkv_bias: TensorMeta,
+    proj_weight: TensorMeta,
+    proj_bias: TensorMeta,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    *rest: TensorMeta | int | None,
+) -> TensorMeta:
+    """What torch.nn.TransformerEncoderLayer calls where nothing is differentiated."""
+    _check_projections(src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias)
+    parts = [m for m in rest[:8] if isinstance(m, TensorMeta)]
+    if len(parts) != 8 or any(m is not None for m in rest[8:]) or any(m.dtype is not src.dtype or m.device.type != "cpu" for m in parts):
+        raise RuleError("operands of a layer do not fit")
+    wide = parts[4].shape[0]
+    if tuple(m.shape for m in parts) != (*((embed_dim,),) * 4, (wide, embed_dim), (wide,), (embed_dim, wide), (embed_dim,)):
+        raise RuleError("weights of a layer do not fit")
+    return TensorMeta.contiguous(src.shape, src.dtype, src.device)

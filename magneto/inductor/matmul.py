@@ -10,6 +10,7 @@ the product's time to begin.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def _one_pixel(node: fx.Node) -> bool:
     return all(view_strides(m.shape, m.strides, m.shape[:2]) is not None for m in (value, weight))
 
 
-class _Adding:
+class Adding:
     """Adds calls that stand for a node."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
@@ -68,18 +69,18 @@ class _Adding:
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         made = self.graph.call_function(target, args, kwargs)
         metas = fx.node.map_arg(args, lambda n: n.meta["val"])
-        made.meta = {**self.meta, "val": propagate(target, metas, kwargs)}
+        made.meta = {**self.meta, "val": metas[0][args[1]] if target is operator.getitem else propagate(target, metas, kwargs)}
         return made
 
 
 def _replace(graph: fx.Graph, node: fx.Node, with_: Any) -> None:
     with graph.inserting_before(node):
-        made = with_(_Adding(graph, node), node)
+        made = with_(Adding(graph, node), node)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
 
 
-def _as_product(add: _Adding, node: fx.Node) -> fx.Node:
+def _as_product(add: Adding, node: fx.Node) -> fx.Node:
     a, b = node.all_input_nodes
     batch, rows, inner = a.meta["val"].shape
     if view_strides(a.meta["val"].shape, a.meta["val"].strides, (batch * rows, inner)) is None:
@@ -88,7 +89,7 @@ def _as_product(add: _Adding, node: fx.Node) -> fx.Node:
     return add(aten.view.default, product, list(node.meta["val"].shape))
 
 
-def _as_linear(add: _Adding, node: fx.Node) -> fx.Node:
+def _as_linear(add: Adding, node: fx.Node) -> fx.Node:
     value, weight, bias = node.args[:3]
     a, w = (add(aten.view.default, n, list(n.meta["val"].shape[:2])) for n in (value, weight))  # type: ignore[union-attr]
     w = add(aten.permute.default, w, [1, 0])
@@ -96,4 +97,4 @@ def _as_linear(add: _Adding, node: fx.Node) -> fx.Node:
     return add(aten.view.default, product, list(node.meta["val"].shape))
 
 
-__all__ = ["flatten"]
+__all__ = ["Adding", "flatten"]

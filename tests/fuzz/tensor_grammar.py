@@ -89,6 +89,47 @@ torch.cat([{x},{x}],{d}) torch.stack([{x},{x}],{d}) torch.cat([{x},{y}],{d}) tor
 torch.cat([{x}.narrow({d},0,1),{x},{x}.flip({d})],{d}) torch.block_diag({x},{x}) torch.meshgrid({x},{x},indexing='ij')[1] torch.column_stack([{x},{x}])
 torch.cat([{x}.new_zeros({x}.shape),{x}],{d})
 """
+LAYERS = """
+F.conv2d({x},torch.ones(3,{c},3,3,dtype={x}.dtype)*0.2,torch.ones(3,dtype={x}.dtype),stride=2,padding=1,dilation=1).relu()
+F.conv3d({x}[:,None],torch.ones(2,1,1,2,2,dtype={x}.dtype)*0.3) F.conv_transpose1d({x},torch.ones({c},2,3,dtype={x}.dtype)*0.3,stride=2,output_padding=1)
+F.silu(F.batch_norm(F.conv2d({x},torch.ones(8,{c},1,1,dtype={x}.dtype)*0.3),torch.zeros(8),torch.ones(8))) {x}.contiguous(memory_format=torch.channels_last)
+F.batch_norm({x},torch.zeros({c}),torch.ones({c}),torch.full(({c},),1.5),torch.full(({c},),0.5),True,0.2) F.group_norm({x},{c},torch.ones({c})*2,torch.ones({c}))
+F.instance_norm({x},weight=torch.ones({c})*0.5) F.layer_norm({x},{x}.shape[1:]) F.max_pool2d({x},3,2,1,ceil_mode=True) F.max_pool3d({x}[:,None],(1,2,2),1)
+F.avg_pool2d({x},3,2,1,ceil_mode=True,divisor_override=5) F.adaptive_avg_pool1d({x},3) F.adaptive_max_pool2d({x},(2,1)) F.max_pool2d({x},2,1,return_indices=True)[1]
+F.max_unpool2d(*F.max_pool2d({x},2,2,return_indices=True),2,output_size={x}.shape[-2:]) F.fold(F.unfold({x},2),{x}.shape[-2:],2) F.pixel_unshuffle({x}.repeat(1,1,2,2),2)
+F.channel_shuffle({x},{c}) F.interpolate({x},size=(3,7),mode='nearest-exact') F.interpolate({x},scale_factor=0.5,mode='area') F.interpolate({x},size=(4,),mode='linear')
+F.interpolate({x},size=(7,3),mode='bilinear',antialias=True) F.affine_grid({x}.reshape(-1)[:6].reshape(1,2,3),(1,1,3,4),align_corners=False)
+F.pad({x},(2,1,1,0),mode='circular') F.pad({x},(1,0,0,2),mode='reflect') F.pad({x},(0,0,1,1),value=-1) F.embedding(torch.tensor([[0,1],[1,0]]),{x},padding_idx=0)
+F.embedding_bag(torch.tensor([0,1,1]),{x},torch.tensor([0,2]),mode='max') F.bilinear({x},{x},torch.ones(2,{x}.shape[-1],{x}.shape[-1],dtype={x}.dtype)*0.1)
+F.scaled_dot_product_attention({x},{x},{x},attn_mask={x}@{x}.mT) F.scaled_dot_product_attention({x}[None],{x}[None],{x}[None],attn_mask=({x}@{x}.mT>0)[None],scale=0.3)
+F.lp_pool2d({x},3,2) F.fractional_max_pool2d({x},2,output_size=2) F.feature_alpha_dropout({x},0.4,True) F.rrelu({x},0.1,0.3,True) F.local_response_norm({x},3,0.5)
+F.cosine_embedding_loss({x}[0],{x}[-1],torch.tensor(1)) F.triplet_margin_loss({x},{x}+1,{x}.flip(0)) F.hinge_embedding_loss({x},{x}.sign()) F.gaussian_nll_loss({x},{y},{x}.abs()+1)
+F.poisson_nll_loss({x},{y},full=False) F.soft_margin_loss({x},{x}.sign()) F.margin_ranking_loss({x},{y},torch.tensor([1.])) F.multi_margin_loss({x},torch.zeros({x}.shape[0],dtype=torch.int64))
+F.cross_entropy({x},torch.zeros({x}.shape[0],dtype=torch.int64),label_smoothing=0.2,reduction='sum') F.cross_entropy({x},{x}.softmax(1).detach()) F.multilabel_soft_margin_loss({x},{x}.sigmoid())
+F.cross_entropy({x},torch.tensor([-100]+[0]*({x}.shape[0]-1)),torch.arange({c}).to({x}.dtype)+1) F.nll_loss({x},torch.zeros([{x}.shape[0],*{x}.shape[2:]],dtype=torch.int64),ignore_index=1)
+F.binary_cross_entropy({x}.sigmoid(),{y}.sigmoid().detach()) F.pairwise_distance({x},{y}) F.pdist({x}) F.pairwise_distance({x},{x}.flip(0),keepdim=True)
+F.batch_norm({x}.transpose(1,-1),None,None,training=True).transpose(1,-1) F.linear(F.relu({x}),torch.ones(70,{x}.shape[-1],dtype={x}.dtype)*0.1) F.silu({x}@{x}.mT)
+"""
+SPECIAL = """
+torch.linalg.det({x}@{x}.mT+torch.eye({x}.shape[-2],dtype={x}.dtype)) torch.linalg.solve({x}@{x}.mT+2*torch.eye({x}.shape[-2],dtype={x}.dtype),{x}) torch.linalg.svdvals({x})
+torch.linalg.cholesky({x}@{x}.mT+2*torch.eye({x}.shape[-2],dtype={x}.dtype)) torch.linalg.qr({x})[1].abs() torch.linalg.matrix_norm({x}) torch.linalg.vector_norm({x},float('inf'),{d})
+torch.linalg.matrix_power({x}@{x}.mT,2) torch.linalg.cross({x}[...,:3],{x}[...,:3]+1) torch.trace({x}) torch.linalg.slogdet({x}@{x}.mT+torch.eye({x}.shape[-2],dtype={x}.dtype))[1]
+torch.linalg.eigvalsh({x}@{x}.mT) torch.linalg.pinv({x}) torch.kron({x},{x}) torch.vander({x}) torch.cov({x}) torch.corrcoef({x}) torch.fft.rfft({x}).abs() torch.fft.irfft(torch.fft.rfft({x}),n={x}.shape[-1])
+torch.fft.fft2({x}).imag torch.fft.fftshift({x}) torch.complex({x},{x}).conj().imag torch.view_as_complex(torch.stack([{x},{x}*2],-1)).abs() ({x}*1j).imag ({x}+1j*{y}).abs()
+torch.special.i0e({x}) torch.special.sinc({x}) torch.special.logit({x}.sigmoid()) torch.digamma({x}.abs()+1) torch.erfinv({x}.clamp(-0.9,0.9)) torch.special.entr({x}.abs()+0.1)
+torch.mvlgamma({x}.abs()+3,2) torch.special.log_ndtr({x}) torch.special.bessel_j0({x}.detach()) torch.sinc({x}) torch.special.expit({x}) torch.special.softmax({x},{d})
+torch.tensor_split({x},2,{d})[0] torch.cartesian_prod({x}.reshape(-1)[:3],{x}.reshape(-1)[:2]) torch.combinations({x}.reshape(-1)[:4]) torch.bincount({x}.long().abs().reshape(-1))
+{x}.movedim(0,-1).contiguous() {x}.unsafe_chunk(2,{d})[0] {x}.hsplit(1)[0] torch.dstack([{x},{x}]) {x}.swapdims({d},{f}) {x}.unfold({d},2,1) {x}.square().cumsum({d}).sqrt() torch.slice_scatter({x},{x}.narrow({d},0,1),{d},0,1)
+torch.select_scatter({x},{x}.select({d},0)*2,{d},{k}) torch.diagonal_scatter({x},{x}.diagonal()*2) torch.masked_fill({x},{x}.abs()>1,float('-inf')).softmax(-1) torch.triu_indices(3,{n})[1]
+torch.scatter_reduce({x},{d},{x}.argsort({d}),{x},'prod') torch.scatter_reduce({x},{d},torch.zeros_like({x},dtype=torch.int64),{x},'sum',include_self=False)
+torch.segment_reduce({x},'sum',lengths=torch.tensor([{x}.shape[0]])) torch.unravel_index(torch.tensor([1,0]),(2,3))[0]+{x}.sum() torch.bucketize({x}.detach(),torch.tensor([-1.,0.,1.]),right=True)
+torch.nn.utils.parameters_to_vector([{x},{x}*2]) torch._foreach_add([{x},{x}],[1.0,2.0])[1] torch._foreach_mul([{x},{y}],2)[0] torch._foreach_norm([{x}])[0] torch.clamp({x},{x}.mean(),{x}.max())
+{x}.argmax({d},keepdim=True) {x}.max({d},keepdim=True).indices {x}.var(({d},),correction=2) {x}.std() {x}.norm(p=1,dim={d}) {x}.norm(p=float('inf')) {x}.nanmedian() {x}.cumsum({d},dtype=torch.float64)
+{x}.addmv({x}.new_ones({x}.shape[1]),{x}[0]) torch.einsum('b...->...',{x}) torch.einsum('...ij,...kj->...ik',{x},{x}) torch.einsum('i...,i...->...',{x},{x}) torch.chain_matmul({x},{x}.mT)
+torch.func.grad(lambda*q:(q[0].sin()*q[0]).sum())({x}) torch.func.vmap(lambda*q:q[0].softmax(-1)*2)({x}) torch.func.jvp(torch.sin,({x},),({x},))[1] torch.vmap(torch.dot)({x},{x})
+torch.stft({x}.reshape(-1),4,return_complex=True,window=torch.ones(4)).abs() torch.nn.functional.cosine_similarity({x},{x}.flip(0),{d}) torch.logcumsumexp({x},{d}) torch.gradient({x}.reshape(-1))[0]
+torch.frexp({x})[0] torch.bitwise_not({x}) {x}.bitwise_left_shift(1) {x}>>1 torch.gcd({x},{y}) torch.floor_divide({x},2) {x}.div(0.3,rounding_mode='floor') {x}.to(torch.uint8) {x}.short() {x}.char()
+"""
 MAKE = """
 torch.arange({n})+{x} torch.zeros_like({x}) torch.full({x}.shape,0.5) torch.linspace(0,1,{n})*{x} {x}.new_ones(3) torch.eye({n})@{x} torch.tensor([1.5,2.0])
 {x}*{x}.shape[0] {x}.numel()+{x} {x}.type_as(a0) {x}.to(a0.dtype) torch.ones_like({x},dtype=torch.int64) torch.full_like({x},3) {x}.new_tensor([1,2])
@@ -128,7 +169,7 @@ EXPRESSIONS = [
     table.split()
     for table, times in (
         *((UNARY, 4), (BINARY, 5), (VIEW, 5), (REDUCE, 5), (MATRIX, 3), (NETWORK, 3)),
-        *((INDEX, 2), (JOIN, 2), (MAKE, 2)),
+        *((INDEX, 2), (JOIN, 2), (MAKE, 2), (LAYERS, 3), (SPECIAL, 4)),
     )
     for _ in range(times)
 ]
@@ -189,6 +230,10 @@ def _tensor(generator: torch.Generator, shape: tuple[int, ...], name: str, layou
         t = t[tuple(slice(None, None, 2) for _ in shape)]
     elif layout == "offset":
         t = torch.cat([t.new_zeros(3), t.reshape(-1)])[3:].view(shape)
+    elif layout == "last" and len(shape) == 4:
+        t = t.contiguous(memory_format=torch.channels_last)
+    elif layout == "special" and dtype.is_floating_point:
+        t.view(-1)[:: max(1, t.numel() // 3)] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])[len(shape) % 4]
     return t.detach().requires_grad_(requires_grad)
 
 
@@ -202,7 +247,7 @@ class Builder:
         for i in range(r.choice([1, 2, 2, 3])):
             dtype = "float32" if i == 0 else r.choice(FLOATS) if r.random() < 0.75 else r.choice(INTEGERS)
             shape = base if r.random() < 0.5 else self._shape() if r.random() < 0.5 else tuple(n if r.random() < 0.7 else 1 for n in base)
-            layout = r.choice(["", "", "", "transposed", "strided", "offset"])
+            layout = r.choice(["", "", "", "transposed", "strided", "offset", "last", "special"])
             specs.append((shape, dtype, layout, dtype in FLOATS and r.random() < 0.6))
         self.program = Program(seed, specs)
         self.names = [f"a{i}" for i in range(len(specs))]

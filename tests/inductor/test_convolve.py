@@ -268,6 +268,30 @@ def test_readers_that_only_sum() -> None:
     assert sum(node.target is torch.ops.aten.relu.default for node in graph.nodes) == 2
 
 
+@pytest.mark.parametrize("tells", ["sqrt", "sign", "log", "reciprocal", "bool", "argmax", "gt", "pool"])
+def test_sums_of_zeros_are_zero(tells: str) -> None:
+    """Where nothing passes the relu, a convolution behind it gives 0, and neither -1e-21 nor the root of it."""
+    x, w, v = nhwc(2, 16, 8, 8), torch.rand(16, 16, 3, 3), -torch.full((16,), 100.0)
+
+    def net(x: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(torch.relu(F.conv2d(x, w, v)), w, stride=2)
+        if tells == "pool":
+            return F.max_pool2d(y, 2, return_indices=True)[1]
+        return y > 0 if tells == "gt" else y.argmax(1) if tells == "argmax" else getattr(y, tells)()
+
+    with torch.no_grad():
+        assert torch.equal(magneto.compile(net)(x), net(x))
+
+
+def test_a_norm_hands_zeros_on() -> None:
+    def net(x: torch.Tensor, w: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.sign(F.batch_norm(torch.relu(F.conv2d(x, w)), m, v))
+
+    inputs = nhwc(2, 16, 8, 8), torch.randn(16, 16, 3, 3), torch.zeros(16), torch.ones(16)
+    with torch.no_grad():
+        assert torch.equal(magneto.compile(net)(*inputs), net(*inputs))
+
+
 class Residuals(nn.Module):
     """Residuals that nobody reads afterwards, that are read again, that leave, that are views, and that are the convolution's own input."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from magneto.inductor.codegen.cpp_emit import Scope, indent, plain_loads
+from magneto.inductor.codegen.cpp_lookup import next_row
 from magneto.inductor.codegen.cpp_nest import TILE, stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
 from magneto.inductor.codegen.cpp_types import HALVES, memory_type
@@ -62,6 +63,7 @@ class Fill:
         self.ahead: dict[
             Load, int
         ] = {}  # what is fetched meanwhile, and how many elements further on: the processor does not look that far
+        self.looked_up: list[Load] = []  # what gathers from rows, the next of which is fetched meanwhile
 
     def inside(self) -> None:
         """Emit everything into the innermost scope."""
@@ -112,6 +114,8 @@ class Fill:
         writer = self.writer
         once = self.folds and not any(m.full and writer.stages[m.name] for m in writer.kernel.members)
         for load in dict.fromkeys(load for body in bodies for load in loads(body)):
+            if (self.streamed or once) and next_row(writer, load, "0") and len(self.looked_up) < 4:
+                self.looked_up.append(load)
             if not writer.is_long(load) or len(self.ahead) == 8:
                 continue
             if load in writer.walked:
@@ -198,6 +202,9 @@ class Fill:
         lines = []
         for load, distance in self.ahead.items():
             place = f"{self.writer.pointers[load.buffer]} + {to_c(load.index, lambda s: names[s])} + {distance}"
+            lines.append(f"mg_ahead({place}, {count} * sizeof({memory_type(load.dtype)}));")
+        for load in self.looked_up:
+            place = f"{self.writer.pointers[load.buffer]} + {next_row(self.writer, load, position)}"
             lines.append(f"mg_ahead({place}, {count} * sizeof({memory_type(load.dtype)}));")
         return lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magneto.inductor.codegen import cpp, cpp_fill
+from magneto.inductor.codegen import cpp, cpp_fill, cpp_lookup
 from magneto.inductor.codegen.cpp import kernel_text
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.kernel import FusedKernel
@@ -104,3 +104,23 @@ def test_the_next_row_is_fetched_while_one_is_walked_again(width: int) -> None:
     assert texts(g).count("mg_ahead(") == 1
     assert f" + {width}, " in texts(g)
     check_compiled(g, 1e-5)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("width", [200, 1000])
+def test_the_next_row_is_fetched_while_one_is_gathered_from(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr(cpp_lookup, "LARGE", 1)
+    generator = torch.Generator().manual_seed(1)
+    g = Graph()
+    x, columns = g.input(torch.randn(300, width, generator=generator)), g.input(torch.randint(width, (300, width), generator=generator))
+    g.output(g.mul(g.gather(x, 1, columns), 2.0))
+    assert "mg_min(i0 + 1, 299)" in texts(g)
+    check_compiled(g, 0)
+
+
+@pytest.mark.usefixtures("small")
+def test_small_memory_is_not_fetched() -> None:
+    generator = torch.Generator().manual_seed(1)
+    g = Graph()
+    g.output(g.mul(g.gather(g.input(torch.randn(30, 1000)), 1, g.input(torch.randint(1000, (30, 1000), generator=generator))), 2.0))
+    assert "mg_min(" not in texts(g)

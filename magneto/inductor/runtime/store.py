@@ -27,6 +27,8 @@ from magneto.base.flags import config
 MAGIC = b"\0magneto-entry-1\0"
 TRAILER = len(MAGIC) + 32
 SWEEP_EVERY = 64  # writes of one process between two sweeps; the first write sweeps too
+LOCK, SWEPT = ".sweep.lock", ".swept"  # files of the store that are no entries
+SWEPT_ENOUGH = 600  # seconds for which a sweep, whoever made it, serves: it looks at every file
 TOUCH_AFTER = 3600.0  # seconds; an entry read is marked as used at most so often
 
 
@@ -116,9 +118,16 @@ class Store:
         with self._lock:
             due = self._writes % SWEEP_EVERY == 0
             self._writes += 1
-        if due and self._fallback is None:
+        if due and self._fallback is None and not self._swept():
             self.sweep()
         return path
+
+    def _swept(self) -> bool:
+        """Has any process swept a short while ago?"""
+        try:
+            return 0 <= time.time() - os.stat(self.root / SWEPT).st_mtime < SWEPT_ENOUGH
+        except OSError:
+            return False
 
     def _write(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,12 +156,17 @@ class Store:
 
     def entries(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of every file, temporary ones included."""
+        return [(used, size, Path(path)) for used, size, path in self._files()]
+
+    def _files(self) -> list[tuple[float, int, str]]:
         found = []
         for directory, _, names in os.walk(self.root):
             for name in names:
-                path = Path(directory, name)
+                if name in (SWEPT, LOCK):
+                    continue
+                path = os.path.join(directory, name)
                 try:
-                    status = path.stat()
+                    status = os.stat(path)
                 except OSError:
                     continue
                 found.append((status.st_mtime, status.st_size, path))
@@ -164,28 +178,28 @@ class Store:
         from filelock import FileLock, Timeout
 
         try:
-            with FileLock(str(self.root / ".sweep.lock"), timeout=0):
+            with FileLock(str(self.root / LOCK), timeout=0):
+                (self.root / SWEPT).touch()
                 return self._sweep_locked()
         except (Timeout, OSError):
             return 0
 
     def _sweep_locked(self) -> int:
-        files = sorted(entry for entry in self.entries() if entry[2].name != ".sweep.lock")
+        files = sorted(self._files())
         total = sum(size for _, size, _ in files)
         target = int(self.limit_bytes * 0.9) if total > self.limit_bytes else total
         freed, now = 0, time.time()
         for used, size, path in files:
-            abandoned = path.name.startswith(".write-") and now - used > 3600
-            if abandoned or (total - freed > target and not path.name.startswith(".write-")):
-                self._remove(path)
+            temporary = os.path.basename(path).startswith(".write-")
+            if (temporary and now - used > 3600) or (total - freed > target and not temporary):
+                self._remove(Path(path))
                 freed += size
         return freed
 
     def clear(self) -> None:
         """Remove every entry."""
         for _, _, path in self.entries():
-            if path.name != ".sweep.lock":
-                self._remove(path)
+            self._remove(path)
 
 
 _stores: dict[tuple[str, bool], Store] = {}

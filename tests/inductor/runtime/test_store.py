@@ -98,6 +98,19 @@ def test_abandoned_temporary_files_are_cleared(tmp_path: Path) -> None:
     assert not old.exists() and young.exists()
 
 
+def test_one_sweep_serves_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps: list[Path] = []
+    real = Store._sweep_locked
+    monkeypatch.setattr(Store, "_sweep_locked", lambda self: [sweeps.append(self.root), real(self)][1])
+    for i in range(3):  # as many processes
+        Store(tmp_path).put("unit", key_of(str(i)), b"one")
+    assert len(sweeps) == 1
+    os.utime(tmp_path / ".swept", (time.time() - 9999,) * 2)
+    Store(tmp_path).put("unit", key_of("4"), b"one")
+    assert len(sweeps) == 2
+    assert len(Store(tmp_path).entries()) == 4
+
+
 WRITER = """
 import sys
 from magneto.inductor.runtime.store import Store, key_of

@@ -131,16 +131,10 @@ def no_library_calls(graph: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("args", WINDOWS, ids=str)
-def test_maxima_with_indices(args: tuple[Any, ...], dtype: torch.dtype, gpu: None) -> None:
+def test_gradients_of_maxima(args: tuple[Any, ...], dtype: torch.dtype, gpu: None) -> None:
     size, step, pad, ceil = (*args, [0, 0], False)[:4] if len(args) < 3 else (*args, False)[:4]
     for x in images(dtype):
-        x = x.clone()
-        x[..., 1, 2], x[..., 0, 0], x[..., -1, :] = -float("inf"), float("nan"), -float("inf")
-        forward = Recorder(x)
-        pair = forward(aten.max_pool2d_with_indices.default, forward.nodes[0], size, step, pad, [1, 1], ceil)
-        graph = decompose(forward.output(forward(operator.getitem, pair, 0), forward(operator.getitem, pair, 1)))
-        verify_all(forward, graph)
-        values, indices = forward.values[pair]
+        values, indices = aten.max_pool2d_with_indices(x, size, step, pad, [1, 1], ceil)
         r = Recorder(torch.randn(values.shape, generator=torch.Generator().manual_seed(1)).to(values), x, indices)
         g, v, i = r.nodes
         graph = decompose(r.output(r(aten.max_pool2d_with_indices_backward.default, g, v, size, step, pad, [1, 1], ceil, i)))
@@ -155,19 +149,6 @@ def check_sums(r: Recorder, graph: Any) -> None:
     (found,) = run_graph(graph, r.inputs)
     torch.testing.assert_close(found, old.target(*args).to(found.dtype))
     assert r.values[old].stride() == graph.output_node().args[0][0].meta["val"].strides
-
-
-def verify_all(r: Recorder, graph: Any) -> None:
-    """As `check`, where NaN are equal."""
-    no_library_calls(graph)
-    for node, found in zip(graph.output_node().args[0], run_graph(graph, r.inputs), strict=True):
-        wanted = next(
-            value
-            for old, value in r.values.items()
-            if isinstance(value, torch.Tensor) and value.dtype is found.dtype and old.op != "placeholder"
-        )
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
-        assert node.meta["val"].strides == wanted.stride()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from math import prod
 
 from magneto.inductor.codegen.cpp_nest import contiguous_row, normal_form, other_contiguous
+from magneto.inductor.codegen.triton_dims import cut_dims
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
 from magneto.symbolic import Expr
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
 HELD_ACROSS = 8192  # elements of such a block where there are few
+IN_REGISTERS = 96  # elements of all operands that a thread holds of such a block
 VECTOR = 16  # bytes
 HELD = 2 * VECTOR  # bytes of each operand that a thread of a pointwise kernel holds
 HELD_OF_ROW = 2 * VECTOR  # bytes of a row that a thread holds
@@ -88,10 +90,10 @@ def power_above(n: int) -> int:
 
 def blocks_of(kernel: FusedKernel) -> Blocks:
     """The blocks of a kernel."""
-    kernel = normal_form(kernel)
-    if any(m.kind == COLUMN for m in kernel.members):
-        return _walked_rows(kernel)
-    return _reduction(kernel) if any(m.is_reduction for m in kernel.members) else _pointwise(kernel)
+    if not any(m.is_reduction for m in kernel.members):
+        return _pointwise(normal_form(kernel))
+    kernel = normal_form(cut_dims(kernel))
+    return _walked_rows(kernel) if any(m.kind == COLUMN for m in kernel.members) else _reduction(kernel)
 
 
 def _pointwise(kernel: FusedKernel) -> Blocks:
@@ -144,12 +146,17 @@ def widest(kernel: FusedKernel) -> int:
     return min(4, max((width for _, _, width in _memory(kernel)), default=4))
 
 
+def walked(kernel: FusedKernel) -> set[tuple[str, Expr]]:
+    """What is read and written at every point, and where."""
+    return {(name, index) for name, index, _ in _memory(kernel)}
+
+
 def _warps(kernel: FusedKernel, elements: int) -> int:
     """For a block that holds so many elements of rows."""
-    walked = {(name, index) for name, index, _ in _memory(kernel)}
-    alone = len(walked) == 1 and not any(name in kernel.stored for name, _ in walked)
+    found = walked(kernel)
+    alone = len(found) == 1 and not any(name in kernel.stored for name, _ in found)
     width = widest(kernel)
-    held = READ_ONLY if alone else HELD_HALVES if width == 2 and len(walked) == 2 else HELD_OF_ROW
+    held = READ_ONLY if alone else HELD_HALVES if width == 2 and len(found) == 2 else HELD_OF_ROW
     return max(1, min(16, elements * width // (32 * held)))
 
 
@@ -168,8 +175,11 @@ def _reduction(kernel: FusedKernel) -> Blocks:
             across *= 2
         if -(-rows // wide) * outside <= WANTED // 2 and wide * power_above(length) <= HELD_ACROSS:
             across = power_above(length)  # few blocks: what each waits for is under way at once
-        x, r = Axis("x", along, min(wide, power_above(rows))), Axis("r", kernel.cols, across)
-        return Blocks(kernel, (x, r), across < length, 4 if x.block * across <= 2048 else 8, outer)
+        x = Axis("x", along, min(wide, power_above(rows)))
+        warps = 4 if x.block * across <= 2048 else 8
+        while across > 8 and x.block * across * len(walked(kernel)) > 32 * warps * IN_REGISTERS:
+            across //= 2
+        return Blocks(kernel, (x, Axis("r", kernel.cols, across)), across < length, warps, outer)
     whole = power_above(length)
     if whole <= PERSISTENT:
         wide = 1

@@ -138,8 +138,10 @@ class _Fusion:
         """Would large results of the later unit be in memory from the earlier one's time on, library calls being between the two, without sparing as much?"""
         first, second = self.members[other][0], self.members[unit][0]
         early, late = (a, b) if first < second else (b, a)
-        if self.calls[first] == self.calls[second]:
-            return False
+        both = {other, unit}
+        needed = (p for u in both for n in self.members[u] for p in self.before[n] if self.home[p] not in both)
+        if self.calls[max(first, second)] <= max(self.calls[min(first, second)], *map(self.calls.__getitem__, needed), 0):
+            return False  # the earlier one itself waits until then
         grown = sum(self._bytes(name) for name in late.writes)
         here = {*self.members[other], *self.members[unit]}
         spared = (name for name in early.writes if name in late.reads and name not in self.pinned and self.readers[name] <= here)

@@ -33,7 +33,8 @@ from magneto.inductor.loops.ir import (
 )
 from magneto.inductor.schedule.columns import COLUMNS, rows_beside
 from magneto.inductor.schedule.kernel import map_value
-from magneto.symbolic import ONE, Expr, Sym, add, coefficient, compare, mul
+from magneto.symbolic import ONE, Add, Expr, Mod, Sym, add, coefficient, compare, mul
+from magneto.symbolic import Const as IntConst
 
 ENOUGH = 132  # blocks: one for each multiprocessor of a large GPU
 WANTED = 528
@@ -41,7 +42,10 @@ ONE_EACH = ENOUGH
 LONG_ROW = 4096  # elements that keep a multiprocessor busy
 FEWEST = 8  # rows that a program walks
 SHORTEST = 128  # elements of a partial result, at least
+WANTED_ACROSS = 1056  # where memory is contiguous along the rows: fewer, larger loads are under way in a block
+SHORTEST_ACROSS = 64
 ACROSS = 32  # rows of a block where memory is contiguous along them
+PIECE = 16  # elements that lie side by side, where an index divides
 ALIGNED = 8  # elements: chunks begin where rows of vectors do
 SMALL = 1 << 15  # elements in all
 KINDS: dict[str, float] = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -110,8 +114,10 @@ def pieces(node: Reduction) -> int:
     rows, length = _count(node.ranges), _count(node.reduce_ranges)
     if rows * length < SMALL or not rows:
         return 1
-    blocks = -(-rows // ACROSS) if across(node) else rows
-    return 1 if blocks >= ENOUGH else min(-(-WANTED // blocks), length // SHORTEST)
+    if not across(node):
+        return 1 if rows >= ENOUGH else min(-(-WANTED // rows), length // SHORTEST)
+    blocks = -(-rows // ACROSS)
+    return 1 if blocks >= ENOUGH else min(-(-WANTED_ACROSS // blocks), length // SHORTEST_ACROSS)
 
 
 def _count(sizes: Sequence[Size]) -> int:
@@ -126,8 +132,17 @@ def across(node: Reduction) -> bool:
     indices = [load.index for load in loads(node.body)]
     most = max((len(index.free) for index in indices), default=0)
     indices = [index for index in indices if len(index.free) == most]  # what is walked as a whole, not the numbers of a row
-    along = any(coefficient(index, s) is ONE for index in indices for s in last if s in index.free)
-    return not along and any(coefficient(index, s) is ONE for index in indices for s in rows if s in index.free)
+    along = any(_contiguous(index, s) for index in indices for s in last)
+    return not along and any(_contiguous(index, s) for index in indices for s in rows)
+
+
+def _contiguous(index: Expr, symbol: Sym) -> bool:
+    """Do neighbours along the symbol lie side by side, in pieces of some length at least?"""
+    if symbol not in index.free:
+        return False
+    terms = index.terms if isinstance(index, Add) else ((index, 1),)
+    pieces = (t for t, step in terms if step == 1 and isinstance(t, Mod) and t.a is symbol)
+    return coefficient(index, symbol) is ONE or any(isinstance(t.b, IntConst) and t.b.value >= PIECE for t in pieces)
 
 
 def _cut(node: Reduction, wanted: int) -> Cut | None:

@@ -65,21 +65,10 @@ class _Windows:
         first, last = start - self.pad[d], start - self.pad[d] + (self.count[d] - 1) * self.step[d]
         if first >= 0 and last < self.inputs[d]:
             return x.narrow(self.axes[d], first, last + 1, self.step[d])
-        return x.b.emit("index_select", x, self.axes[d], self._elements(d, start, torch.device("cpu")))
-
-    def _elements(self, d: int, start: int, device: torch.device) -> Value:
-        """Of each window along a dimension the element `start`, or the nearest one of the input."""
-        first, last = start - self.pad[d], start - self.pad[d] + (self.count[d] - 1) * self.step[d]
-        index = self.x.b.iota(self.count[d], torch.int64, device) * self.step[d] + first
+        index = x.b.iota(self.count[d]) * self.step[d] + first
         index = index.maximum(0) if first < 0 else index
-        return index.minimum(self.inputs[d] - 1) if last >= self.inputs[d] else index
-
-    def places(self) -> list[Value]:
-        """Where each of `nearest` is in its image, counted along rows."""
-        shape, device = (*self.x.shape[:-2], *self.count), self.x.device
-        rows = [(self._elements(0, i, device) * self.inputs[1]).along(shape, self.axes[:1]) for i in range(self.size[0])]
-        columns = [self._elements(1, j, device).along(shape, self.axes[1:]) for j in range(self.size[1])]
-        return [row + column for row in rows for column in columns]
+        index = index.minimum(self.inputs[d] - 1) if last >= self.inputs[d] else index
+        return x.b.emit("index_select", x, self.axes[d], index)
 
     def _along(self, x: Value, d: int, start: int) -> Value:
         return x.narrow(self.axes[d], start, start + (self.count[d] - 1) * self.step[d] + 1, self.step[d])
@@ -87,12 +76,21 @@ class _Windows:
     def around(self, d: int, device: torch.device) -> Iterator[tuple[Value, Value | None]]:
         """Along a dimension, for each element of the input the windows around it, the nearest first: which window, and whether it is one (None: it always is)."""
         inputs, size, step, pad, count = self.inputs[d], self.size[d], self.step[d], self.pad[d], self.count[d]
-        place = self.x.b.iota(inputs, torch.int64, device) + pad
+        steps = -(-(inputs + pad) // step)
+        place, nearest = self.x.b.iota(inputs, torch.int64, device) + pad, self.x.b.iota(steps, torch.int64, device)
+        nearest = nearest.along((steps, step), (0,)).reshape((steps * step,)).narrow(0, pad, pad + inputs)  # place // step, as a view
         for k in range(-(-size // step)):
-            window = self.x.b.emit("floordiv", place, step) - k
-            known = [i // step - k for i in range(pad, inputs + pad)]
-            always = all(0 <= w < count and w * step + size > i for i, w in enumerate(known, pad))
-            inside = None if always else (window >= 0) & (window < count) & (window * step + size > place)
+            window = nearest - k
+            known = [(i // step - k, i) for i in range(pad, inputs + pad)]
+            conditions = (
+                (lambda w: w >= 0, all(w >= 0 for w, _ in known)),
+                (lambda w: w < count, all(w < count for w, _ in known)),
+                (lambda w: w * step + size > place, all(w * step + size > i for w, i in known)),
+            )
+            inside: Value | None = None
+            for condition, always in conditions:
+                if not always:
+                    inside = condition(window) if inside is None else inside & condition(window)
             yield window.maximum(0).minimum(count - 1), inside
 
     def inside(self, d: int) -> Value:
@@ -111,29 +109,14 @@ def _max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Any:
-    """The indices on a GPU only. Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.)"""
+    """Only where nobody asks for the indices. Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.)"""
     windows = _Windows(x, size, step, pad, ceil_mode)
-    if any(d != 1 for d in dilation) or not windows.fit() or x.dtype is torch.bool:
+    if b.wanted != {0} or any(d != 1 for d in dilation) or not windows.fit() or x.dtype is torch.bool:
         return LIBRARY
-    if b.wanted != {0}:
-        return _with_places(windows) if on_gpu(x) else LIBRARY
     first, *rest = windows.nearest()
     for value in rest:
         first = value.maximum(first)
     return first, None
-
-
-def _with_places(windows: _Windows) -> tuple[Value, Value]:
-    """Maxima, and where in its image each of them is; of several NaN the last one, as in the library's kernel."""
-    best = place = None
-    for value, here in zip(windows.nearest(), windows.places(), strict=True):
-        if best is None or place is None:
-            best, place = value, here
-        else:
-            better = (value > best) | value.ne(value)
-            best, place = better.where(value, best), better.where(here, place)
-    assert best is not None and place is not None
-    return best, place
 
 
 @row("avg_pool2d.default")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from magneto.inductor.schedule.product import ProductKernel, Tiles, joined, matc
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
-from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, as_on_a_gpu, few_programs
+from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, as_on_a_gpu, few_programs, heads
 from tests.inductor.lower.prim_graphs import Graph
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +68,7 @@ def kernels(build: Callable[[Graph], Any], rewritten: bool = False) -> list[Trit
 COMPILED = (
     "pointwise torch.bfloat16 (3, 70)", "unary functions torch.float32", "binary functions torch.float32", "integers torch.int8", "bools",
     "searches torch.float32", "softmax and layer norm", "transposed operands", "looked up", "rows too long for one block",
+    "variances in parts of torch.float32", "variances in parts of torch.float64", "sums over rows of three tensors by heads, in parts",
 )  # fmt: skip
 
 
@@ -78,7 +80,8 @@ def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 
     from magneto.inductor.runtime.triton_launch import binary_of
 
-    kernel = max(kernels(CASES[name][0]), key=lambda k: len(k.body))
+    with few_programs() if "in parts" in name else nullcontext():
+        kernel = max(kernels(CASES[name][0], "in parts" in name), key=lambda k: len(k.body))
     assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
 
 
@@ -124,6 +127,28 @@ def test_long_rows_are_read_twice(shape: tuple[int, int]) -> None:
     assert [k.body.count("tl.load(") for k in (parts, combine, result)] == [1, 2, 3]
     assert [k.body.count("tl.store(") for k in (parts, combine, result)] == [2, 2, 1]
     assert not any("for offset" in k.body for k in (parts, combine, result))
+
+
+def test_rows_of_several_tensors_are_contiguous_memory() -> None:
+    """No index of a head's channels is divided for, and few programs share the rows."""
+    sums, *_ = kernels(lambda g: g.output(g.sum(heads(g, 10, 197, 12, 64), (0, 1))), True)
+    assert "// 64" not in sums.body and "% 64" not in sums.body and dict(sums.constants)["XBLOCK"] >= 32 and sums.grid[1] >= 128
+
+
+def test_a_variance_is_one_walk() -> None:
+    def build(g: Graph) -> None:
+        v = g.var(g.input(torch.randn(64, 28, 28, 32)), (0, 1, 2), 0.0)
+        g.output(g.item(v, 0), g.item(v, 1))
+
+    walk, combine = kernels(build, True)
+    assert walk.body.count("tl.load(") == 1 and walk.body.count("for offset") == 1 and walk.grid[-1] >= 128
+    assert combine.body.count("tl.load(") == 2
+
+
+def test_blocks_of_many_operands_are_small() -> None:
+    (kernel,) = kernels(CASES["sums of many operands"][0])
+    constants = dict(kernel.constants)
+    assert constants["XBLOCK"] * constants["RBLOCK"] * 14 <= 96 * 32 * kernel.warps
 
 
 def columns() -> list[TritonKernel]:

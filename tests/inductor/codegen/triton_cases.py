@@ -258,6 +258,27 @@ for _dtype, _shape in itertools.product([torch.float32, torch.bfloat16], [(1, 48
         g.output(*norm_backward(g, shape, dtype))
 
 
+def heads(g: Graph, batch: int = 2, length: int = 7, count: int = 3, size: int = 16) -> Any:
+    """Gradients of three projections by (batch, head, place, channel), as rows of all their channels."""
+    parts = [g.transpose(g.input(torch.randn(batch, count, length, size)), (2, 0, 1, 3)) for _ in range(3)]
+    return g.cat([g.reshape(part, (length, batch, count * size)) for part in parts], 2)
+
+
+@case("sums over rows of three tensors by heads, in parts", 2e-5)
+def _heads(g: Graph) -> None:
+    rows = heads(g, 5, 31)
+    g.output(g.sum(rows, (0, 1)), g.sum(g.exp(rows), (0,)), rows)
+
+
+@case("sums of many operands", 2e-5)
+def _operands(g: Graph) -> None:
+    parts = [g.input(torch.randn(150, 70)) for _ in range(14)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = g.mul(g.add(total, part), 0.5)
+    g.output(g.sum(total, (0,)), g.sum(g.mul(total, parts[3]), (0,)))
+
+
 for _dtype in (torch.float32, torch.float64, torch.bfloat16):
 
     @case(f"variances in parts of {_dtype}", 2e-5)

@@ -28,6 +28,7 @@ from magneto.aot_autograd.overloads import (
     aten,
     facts_of,
     functional_of,
+    has_kernel,
 )
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.special import SPECIAL
@@ -296,6 +297,9 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.results(node, node.meta["val"])
 
     def composite(self, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        if has_kernel(func.name(), device.upper()):  # eager takes it, with its own formula of autograd (rms norm on CUDA)
+            return self.pure(func, facts, args, kwargs)
         with self:
             return func.decompose(*args, **kwargs)
 
@@ -385,7 +389,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _view_form(facts: Facts) -> Any:
     form = facts.functional
-    if form is None or facts_of(form).kind != VIEW:
+    if form is None or facts_of(form).kind not in (VIEW, COMPOSITE):
         raise Refusal(f"{facts.name} changes what its argument is")
     return form
 

@@ -10,6 +10,7 @@ import torch
 from magneto.aot_autograd.refusal import Refusal
 
 aten = torch.ops.aten
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 PURE, VIEW, WRITE, METADATA, COMPOSITE, REFUSED = "pure", "view", "write", "metadata", "composite", "refused"
 
@@ -79,11 +80,11 @@ def _build(op: Any) -> Facts:
         out_variant = any(a.is_out for a in arguments)
         functional = _functional_of(op, packet)
         return Facts(name, packet, WRITE, random, writes, fresh, functional, out_variant, _missing_defaults(op, functional))
-    if name in UNDECLARED_VIEWS or any(r.alias_info is not None for r in schema.returns):
-        return Facts(name, packet, VIEW, random)
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    # Before views: where autograd is switched off, `to`, `reshape` and their like arrive here as they are, and may copy.
     if has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU"):  # eager takes silu_backward's own kernel
         return Facts(name, packet, COMPOSITE, random)
+    if name in UNDECLARED_VIEWS or any(r.alias_info is not None for r in schema.returns):
+        return Facts(name, packet, VIEW, random)
     return Facts(name, packet, PURE, random)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from magneto.graph.layout import RuleError, contiguous_strides, iterator_strides, preserved_strides, suggested_strides
 from magneto.graph.meta import TensorMeta
+from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
 
 RULES, rule = rule_table()
@@ -45,20 +46,27 @@ def _layer_norm(
 
 @rule("native_layer_norm_backward.default")
 def _layer_norm_backward(
-    grad: TensorMeta,
-    value: TensorMeta,
-    shape: Sequence[int],
-    mean: TensorMeta,
-    rstd: TensorMeta,
-    weight: TensorMeta | None,
-    bias: TensorMeta | None,
-    mask: Sequence[bool],
+    grad: Any, value: TensorMeta, shape: Any, mean: Any, rstd: Any, weight: TensorMeta | None, bias: TensorMeta | None, mask: Sequence[bool]
 ) -> tuple[TensorMeta | None, ...]:
     return (
         _fresh(value.shape, value) if mask[0] else None,
         _fresh(weight.shape, weight) if mask[1] and weight is not None else None,
         _fresh(bias.shape, bias) if mask[2] and bias is not None else None,
     )
+
+
+@rule("_fused_rms_norm.default")
+def _rms_norm(value: TensorMeta, shape: Sequence[int], weight: TensorMeta | None, eps: float | None) -> tuple[TensorMeta, TensorMeta]:
+    """Of the devices that have a kernel for it (CUDA): the scale of a row has the type in which it is computed."""
+    out, _, scale = _layer_norm(value, shape, weight, None, 0.0)
+    return out, _fresh(scale.shape, value, compute_type(value.dtype))
+
+
+@rule("_fused_rms_norm_backward.default")
+def _rms_norm_backward(
+    grad: TensorMeta, value: TensorMeta, shape: Sequence[int], rstd: TensorMeta, weight: TensorMeta | None, mask: Sequence[bool]
+) -> tuple[TensorMeta | None, ...]:
+    return _layer_norm_backward(grad, value, shape, rstd, rstd, weight, None, (*mask, False))[:2]
 
 
 @rule("native_group_norm.default")
@@ -75,20 +83,11 @@ def _group_norm(
 
 @rule("native_group_norm_backward.default")
 def _group_norm_backward(
-    grad: TensorMeta,
-    value: TensorMeta,
-    mean: TensorMeta,
-    rstd: TensorMeta,
-    weight: TensorMeta | None,
-    n: int,
-    c: int,
-    hw: int,
-    group: int,
-    mask: Sequence[bool],
+    grad: TensorMeta, value: TensorMeta, mean: Any, rstd: Any, weight: TensorMeta | None, n: int, c: int, *rest: Any
 ) -> tuple[TensorMeta | None, ...]:
     if grad.dtype is not value.dtype or value.is_channels_last():
         raise RuleError("group norm gradient layout")
-    parameter = _fresh((c,), value, value.dtype if weight is None else weight.dtype)
+    mask, parameter = rest[-1], _fresh((c,), value, value.dtype if weight is None else weight.dtype)
     return _fresh(value.shape, value) if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
 
 
@@ -151,18 +150,9 @@ def _batch_norm_inference(
 
 
 @rule("_native_batch_norm_legit_functional.default")
-def _batch_norm_functional(
-    value: TensorMeta,
-    weight: TensorMeta | None,
-    bias: TensorMeta | None,
-    running_mean: TensorMeta,
-    running_var: TensorMeta,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[TensorMeta, ...]:
-    results = _batch_norm(value, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (*results, *(TensorMeta(m.shape, preserved_strides(m.shape, m.strides), m.dtype, m.device) for m in (running_mean, running_var)))
+def _batch_norm_functional(*args: Any) -> tuple[TensorMeta, ...]:
+    running = (TensorMeta(m.shape, preserved_strides(m.shape, m.strides), m.dtype, m.device) for m in args[3:5])
+    return (*_batch_norm(*args), *running)
 
 
 @rule("native_batch_norm_backward.default")

@@ -45,7 +45,7 @@ def _layer_norm_backward(
     grad: Value,
     x: Value,
     shape: Sequence[int],
-    mean: Value,
+    mean: Value | None,
     rstd: Value,
     weight: Value | None,
     bias: Value | None,
@@ -57,19 +57,42 @@ def _layer_norm_backward(
         return LIBRARY
     dtype = compute_type(x.dtype)
     g, rs = grad.to(dtype), rstd.to(dtype).broadcast(x.shape)
-    normal = (x.to(dtype) - mean.to(dtype).broadcast(x.shape)) * rs
+    normal = (x.to(dtype) if mean is None else x.to(dtype) - mean.to(dtype).broadcast(x.shape)) * rs
     dx = dweight = dbias = None
     if mask[0]:
         scaled = g if weight is None else g * weight.to(dtype).along(x.shape, inner)
         count = float(x.count(inner))
-        first = (scaled.reduce("sum", inner) / count).spread(x.shape, inner)
         second = ((scaled * normal).reduce("sum", inner) / count).spread(x.shape, inner)
-        dx = ((scaled - first - normal * second) * rs).to(x.dtype)
+        centred = scaled if mean is None else scaled - (scaled.reduce("sum", inner) / count).spread(x.shape, inner)
+        dx = ((centred - normal * second) * rs).to(x.dtype)
     if mask[1] and weight is not None:
         dweight = (g * normal).reduce("sum", outer).to(weight.dtype) if outer else (g * normal).to(weight.dtype)
     if mask[2] and bias is not None:
         dbias = g.reduce("sum", outer).to(bias.dtype) if outer else g.to(bias.dtype)
     return dx, dweight, dbias
+
+
+@row("_fused_rms_norm.default")
+def _rms_norm(b: Builder, x: Value, shape: Sequence[int], weight: Value | None, eps: float | None) -> Any:
+    if x.numel() == 0:
+        return LIBRARY
+    inner, dtype = tuple(range(x.ndim - len(shape), x.ndim)), compute_type(x.dtype)
+    source = x.to(dtype)
+    mean = (source * source).reduce("sum", inner) / float(x.count(inner))
+    rstd = (mean + (torch.finfo(dtype).eps if eps is None else eps)).unary("rsqrt")
+    result = source * rstd.spread(x.shape, inner)
+    if weight is not None:
+        result = result * weight.to(dtype).along(x.shape, inner)
+    return result.to(x.dtype), rstd.kept(x.shape, inner)
+
+
+@row("_fused_rms_norm_backward.default")
+def _rms_norm_backward(
+    b: Builder, grad: Value, x: Value, shape: Sequence[int], rstd: Value, weight: Value | None, mask: Sequence[bool]
+) -> Any:
+    """Of a layer norm that subtracts no mean."""
+    results = _layer_norm_backward(b, grad, x, shape, None, rstd, weight, None, (*mask, False))
+    return results if results is LIBRARY else results[:2]
 
 
 # ---- group norm ----------------------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class Writer:
         self.pointers = {name: f"p{i}" for i, name in enumerate(parameters(kernel))}
         self.emitter = Emitter(self.pointers, self._resolve)
         self.emitter.shared = _shared(self.kernel)
+        self.emitter.maxima = {m.name: m.body for m in self.kernel.members if m.kind == "max" and m.buffer.dtype is torch.float32}
         self.answers: dict[str, tuple[str, int]] = {}  # of loads of what is at hand: results of folds, cached values
         self.downs: dict[str, Fold] = {}  # reductions down the columns (cpp_crossed)
         self.arrays: dict[str, str] = {}  # member -> row-local array
@@ -390,7 +391,7 @@ class Writer:
             row.lines.extend(texts)
             if not current:
                 continue
-            folds = [fold_of(m, emitter.fresh("a")) for m in current.folds]
+            folds = [fold_of(m, emitter.fresh("a"), self.kernel.cols) for m in current.folds]
             loop = self.inner_pass(current, folds, {})
             flush()
             body.extend(fold.declare() for fold in folds)
@@ -437,7 +438,7 @@ class Writer:
             ):
                 if not (stores or members or keeps):
                     continue
-                folds = [fold_of(m, emitter.fresh("a")) for m in members]
+                folds = [fold_of(m, emitter.fresh("a"), self.kernel.cols) for m in members]
                 for member in keeps:
                     name = self.arrays[member.name] = emitter.fresh("c")
                     body.append(f"{compute_type(member.body.dtype)} {name}[{self._row_length()}];")

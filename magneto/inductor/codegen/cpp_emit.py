@@ -49,6 +49,7 @@ class Emitter:
         self.resolve = resolve
         self.scopes: list[Scope] = [Scope()]
         self.shared: frozenset[Value] = frozenset()  # functions of which more than one value is computed
+        self.maxima: Mapping[str, Value] = {}  # largest values of rows: what of
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
         self.local: dict[Load, str] = {}  # loads answered by a local copy of the memory (turned, or converted): the element there
@@ -135,7 +136,8 @@ class Emitter:
         if isinstance(value, Load):
             return self._load(value, mask, depth)
         if isinstance(value, IndexValue):
-            return f"({compute_type(value.dtype)})({self.index(value.expr, mask, depth)})"
+            narrow = self._narrow(value.expr) if value.dtype is not torch.int64 and depth == len(self.scopes) - 1 else ""
+            return f"({compute_type(value.dtype)})({narrow or self.index(value.expr, mask, depth)})"
         if isinstance(value, Masked):
             condition = self.emit(value.cond, mask)
             inner = f"({mask} & {condition})" if mask else condition
@@ -148,6 +150,8 @@ class Emitter:
             return " * ".join([self.emit(f, mask) for f in factors[:-1]] + [f"mg_cdf_f32({self.emit(factors[-1], mask)})"])
         args = [self.emit(a, mask) for a in value.args]
         operand = value.args[-1].dtype
+        if value.name == "exp" and value.dtype is torch.float32 and self._below_maximum(value.args[0]):
+            return f"mg_exp_down_f32({args[0]})"
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
             return f"mg_div_by({args[0]}, {', '.join(self._inverse(value.args[1], args[1], mask))})"
         if value.name in DIVIDING and not is_float(operand):
@@ -163,6 +167,15 @@ class Emitter:
                 if isinstance(other, Op) and other.name in ONE_PLUS and other not in self.shared:
                     return other
         return None
+
+    def _below_maximum(self, value: Value) -> bool:
+        """Is it x minus the largest x of the row, as under the exponential function of a softmax?"""
+        value = self._inlined(value)
+        if not isinstance(value, Op) or value.name != "sub":
+            return False
+        largest = self._inlined(value.args[1])
+        of = self.maxima.get(largest.buffer) if isinstance(largest, Load) else None
+        return of is not None and self._inlined(of) == self._inlined(value.args[0])
 
     def _normal(self, value: Op) -> tuple[Value, ...] | None:
         """(x,) for 0.5 * (1 + erf(x / sqrt 2)), the normal distribution; (y, x) for y * 0.5 * (1 + erf(x / sqrt 2))."""

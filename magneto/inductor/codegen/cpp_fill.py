@@ -87,7 +87,6 @@ class Fill:
             scope.lines.append(f"{writer.arrays[member.name]}[{self.position(lane)}] = {emitter.emit(member.body)};")
         for fold in self.folds:
             if isinstance(fold, ArgFold):
-                fold.ordered = len(writer.kernel.cols) == 1 and writer.kernel.cols[0].size < 1 << 31
                 fold.across = self.across
             value = emitter.emit(fold.member.body)
             flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
@@ -121,7 +120,7 @@ class Fill:
             if load in writer.walked:
                 row = stride_along(load.index, writer.nest.outer[-1].sym) if writer.nest.outer else None
                 if row and load not in writer.fetched and row * load.dtype.itemsize <= FETCHED_ROW:
-                    self.ahead[load] = row
+                    self.ahead[load] = row * -(-AHEAD // (row * load.dtype.itemsize))  # of short rows one further on
                     writer.fetched.add(load)
             elif self.streamed or once:
                 self.ahead[load] = AHEAD // load.dtype.itemsize

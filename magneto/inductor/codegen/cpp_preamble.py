@@ -154,8 +154,8 @@ MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
     f32 u = t * k, q = u * r, z = __builtin_fmaf(__builtin_fmaf(-q, s, u), r, q);
     return z == z ? __builtin_copysignf(z, q) : q; /* NaN where q is infinite, and right as it is */
 }
-#define MG_EXP_CORE(c) \
-    f32 t = __builtin_fmaf(c, 0x1.715476p+0f, 12582912.0f), k = t - 12582912.0f; /* k = round(c / ln 2), also in the low bits of t */ \
+#define MG_EXP_CORE(c, one) \
+    f32 t = __builtin_fmaf(c, 0x1.715476p+0f, one), k = t - one; /* k = round(c / ln 2), also in the low bits of t; one: 3 * 2^22 */ \
     f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c); \
     r = __builtin_fmaf(k, -0x1.7f7d1cp-20f, r); \
     f32 p = 0x1.6d754cp-10f; \
@@ -167,23 +167,30 @@ MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
     p = __builtin_fmaf(p, r, 1.0f); \
     i32 n = mg_f32_bits(t) << 23; /* k as an increment of the exponent */
 MG_INLINE f32 mg_exp_normal(f32 x) { /* for -87 <= x <= 88 and NaN */
-    MG_EXP_CORE(x)
+    MG_EXP_CORE(x, 12582912.0f)
     return mg_bits_f32(mg_f32_bits(p) + n);
 }
 MG_INLINE f32 mg_exp_f32(f32 x) {
     u32 b = (u32)mg_f32_bits(x); /* as unsigned integers, numbers below -104 are the largest: no result depends on them */
     f32 c = mg_bits_f32((i32)(b < 0xc2d00000u ? b : 0xc2d00000u));
-    MG_EXP_CORE(c)
+    MG_EXP_CORE(c, 12582912.0f)
     /* The result may be subnormal: it is made 2^64 times as large, then scaled down. From -104 on it is 0 before that, because a product that
        underflows takes the processor a hundred times as long, and masks of attention are such numbers. */
     i32 low = c < -87.0f, u = mg_f32_bits(p) + n + (low ? 0x20000000 : 0);
     f32 y = mg_bits_f32(c <= -104.0f ? 0 : u) * (low ? 0x1p-64f : 1.0f);
     return x <= 88.7228317f ? y : x * MG_INF; /* overflow, and NaN */
 }
+MG_INLINE f32 mg_exp_down_f32(f32 x) { /* for x <= 0 and NaN: always made 2^64 times as large first */
+    u32 b = (u32)mg_f32_bits(x);
+    f32 c = mg_bits_f32((i32)(b < 0xc2d00000u ? b : 0xc2d00000u));
+    MG_EXP_CORE(c, 12582976.0f) /* k + 64 in the low bits of t */
+    f32 y = mg_bits_f32(c <= -104.0f ? 0 : mg_f32_bits(p) + n) * 0x1p-64f;
+    return x <= 0.0f ? y : x;
+}
 MG_INLINE f32 mg_exp1_f32(f32 x) { /* 1 + exp(x): below -87 it is 1 anyway, so that nothing is subnormal */
     u32 b = (u32)mg_f32_bits(x);
     f32 c = mg_bits_f32((i32)(b < 0xc2ae0000u ? b : 0xc2ae0000u));
-    MG_EXP_CORE(c)
+    MG_EXP_CORE(c, 12582912.0f)
     f32 y = mg_bits_f32(mg_f32_bits(p) + n) + 1.0f;
     return x <= 88.7228317f ? y : x * MG_INF;
 }

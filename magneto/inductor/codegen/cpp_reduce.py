@@ -6,12 +6,14 @@ blocks. Maxima and minima let NaN through, as eager's do. In argmax and argmin t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from magneto.inductor.codegen.cpp_types import compute_type, convert, is_float
-from magneto.inductor.schedule.kernel import Member, member_loads
+from magneto.inductor.schedule.kernel import Dim, Member, member_loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,13 @@ class ArgFold(Fold):
 
     vectorised = False
 
-    def __init__(self, member: Member, name: str) -> None:
+    def __init__(self, member: Member, name: str, ordered: bool) -> None:
         self.member, self.name, self.lane = member, name, name
         self.type = compute_type(member.acc_dtype)
         self.is_float = is_float(member.acc_dtype)
         self.accumulator = self.type
         self.better = ">" if member.kind == "argmax" else "<"
-        self.ordered = False  # elements come with rising indices below 2^31: the step needs no branch, and lanes may share the work
+        self.ordered = ordered  # elements come with rising indices below 2^31: the step needs no branch, and lanes may share the work
         self.across = False  # accumulators of several rows side by side: the step has no branch
 
     @property
@@ -132,7 +134,8 @@ class ArgFold(Fold):
         return f"{self.type} {self.name} = 0; i64 {self.name}x = -1;"
 
     def declare_across(self, block: int) -> list[str]:
-        start = f"for (i64 l = 0; l < {block}; l++) {{ {self.name}[l] = 0; {self.name}x[l] = -1; }}"
+        first = (self.worst, "0") if self.ordered else ("0", "-1")
+        start = f"for (i64 l = 0; l < {block}; l++) {{ {self.name}[l] = {first[0]}; {self.name}x[l] = {first[1]}; }}"
         return [f"{self.type} {self.name}[{block}]; i32 {self.name}x[{block}];", start]
 
     def declare_lane(self) -> str:
@@ -145,6 +148,8 @@ class ArgFold(Fold):
         a, x, k = into, f"{self.name}x{lane}", f"k{self.name}"
         worse = f"!({value} {'<=' if self.better == '>' else '>='} {a})"  # or NaN
         take = f"({x} < 0) | ({a} == {a} & {worse})" if self.is_float else f"({x} < 0) | ({value} {self.better} {a})"
+        if self.across and self.ordered:
+            take = self.in_lanes(take)
         if not self.ordered:  # equal ones, and NaN after NaN
             equal = f"({value} == {a} | ({a} != {a} & {value} != {value}))" if self.is_float else f"({value} == {a})"
             take = f"{take} | ({equal} & (i32)({flat}) < {x})"
@@ -159,15 +164,20 @@ class ArgFold(Fold):
 
     def declare_lanes(self, width: int, first: str, last: str) -> list[str]:
         """Each lane begins with the worst value and the place of its first element, so that its steps need not ask whether there was one before; -1: there is none."""
-        a, worst = self.name, ("__builtin_inf()" if self.better == "<" else "-__builtin_inf()")
-        if not self.is_float:
-            worst = _LIMITS[self.type][self.better == "<"]
-        start = f"{a}s[l] = {worst}; {a}xs[l] = {first} + {width} <= {last} ? (i32)({first}) + (i32)l : -1;"
+        a = self.name
+        start = f"{a}s[l] = {self.worst}; {a}xs[l] = {first} + {width} <= {last} ? (i32)({first}) + (i32)l : -1;"
         return [f"{self.type} {a}s[{width}]; i32 {a}xs[{width}];", f"for (i64 l = 0; l < {width}; l++) {{ {start} }}"]
 
+    @property
+    def worst(self) -> str:
+        """A value that no other is worse than."""
+        return (
+            ("__builtin_inf()" if self.better == "<" else "-__builtin_inf()") if self.is_float else _LIMITS[self.type][self.better == "<"]
+        )
+
     def in_lanes(self, line: str) -> str:
-        """A step of a lane."""
-        return line.replace(f"({self.name}xs[l] < 0) | ", "")
+        """A step of a lane, or of a row that began with its first element."""
+        return re.sub(rf"\({self.name}xs?\[[^]]*\] < 0\) \| ", "", line)
 
     def join_lanes(self, width: int) -> list[str]:
         """The best of the lanes, NaN before all others, and the smallest index that has it."""
@@ -203,5 +213,7 @@ class ArgFold(Fold):
         return f"(i64){self.name}x{name.removeprefix(self.name)}"
 
 
-def fold_of(member: Member, name: str) -> Fold:
-    return ArgFold(member, name) if member.kind in ("argmax", "argmin") else Fold(member, name)
+def fold_of(member: Member, name: str, cols: Sequence[Dim] = ()) -> Fold:
+    """`cols`: what is reduced, where one walk over it meets the elements in order."""
+    ordered = len(cols) == 1 and cols[0].size < 1 << 31
+    return ArgFold(member, name, ordered) if member.kind in ("argmax", "argmin") else Fold(member, name)

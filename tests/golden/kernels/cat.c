@@ -7,9 +7,9 @@ int SYMBOL(void *const *p) {
         const i64 i0 = (u32)row;
 #pragma omp simd
         for (i64 j0 = 0; j0 < 9; j0++) {
-            _Bool t1 = (_Bool)((j0 < 4));
+            _Bool t1 = (_Bool)(((i32)j0 < 4));
             f32 t2 = t1 ? p0[4 * i0 + j0] : 0;
-            _Bool t3 = (_Bool)((3 < j0));
+            _Bool t3 = (_Bool)((3 < (i32)j0));
             f32 t4 = t3 ? p1[5 * i0 + j0 - 4] : 0;
             f32 t5 = mg_exp_f32(t4);
             f32 t6 = t3 ? t5 : 0.0f;

@@ -35,7 +35,7 @@ int SYMBOL(void *const *p) {
                     const i64 j0 = g + l;
                     f32 t6 = p0[512 * i0 + j0];
                     f32 t7 = t6 - r3;
-                    f32 t8 = mg_exp_f32(t7);
+                    f32 t8 = mg_exp_down_f32(t7);
                     c5[j0] = t8;
                     a4vs[l] = a4vs[l] + t8;
                 }

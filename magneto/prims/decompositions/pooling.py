@@ -3,8 +3,10 @@ per element of the input, what comes back from the few windows that it lies in."
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -82,15 +84,14 @@ class _Windows:
         for k in range(-(-size // step)):
             window = nearest - k
             known = [(i // step - k, i) for i in range(pad, inputs + pad)]
-            conditions = (
-                (lambda w: w >= 0, all(w >= 0 for w, _ in known)),
-                (lambda w: w < count, all(w < count for w, _ in known)),
-                (lambda w: w * step + size > place, all(w * step + size > i for w, i in known)),
-            )
-            inside: Value | None = None
-            for condition, always in conditions:
-                if not always:
-                    inside = condition(window) if inside is None else inside & condition(window)
+            conditions = []
+            if any(w < 0 for w, _ in known):
+                conditions.append(window >= 0)
+            if any(w >= count for w, _ in known):
+                conditions.append(window < count)
+            if any(w * step + size <= i for w, i in known):
+                conditions.append(window * step + size > place)
+            inside = functools.reduce(operator.and_, conditions) if conditions else None
             yield window.maximum(0).minimum(count - 1), inside
 
     def inside(self, d: int) -> Value:

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from magneto.inductor.codegen.cpp_nest import kernel_indices
 from magneto.inductor.loops.ir import Value
-from magneto.inductor.schedule.domain import fresh_symbol
+from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.kernel import Dim, FusedKernel
-from magneto.symbolic import Add, Const, Expr, FloorDiv, Mod, Sym, add, mul, walk
+from magneto.symbolic import Expr, add, mul
 
 
 def cut_dims(kernel: FusedKernel) -> FusedKernel:
@@ -33,24 +33,3 @@ def cut_dims(kernel: FusedKernel) -> FusedKernel:
         return kernel
     memo: dict[Value, Value] = {}
     return replace(kernel, rows=rows, cols=cols, members=tuple(m.mapped(mapping, memo) for m in kernel.members))
-
-
-def chain(size: int, divisors: set[int]) -> list[int]:
-    """Steps of the pieces of a dimension, the largest first and 1 last: divisors of which each divides the next and the last the size; [1] where they are none."""
-    steps = [1]
-    for divisor in sorted(divisors):
-        if divisor < size and size % divisor == 0 and divisor % steps[-1] == 0 and divisor != steps[-1]:
-            steps.append(divisor)
-    return steps[::-1]
-
-
-def divided(indices: list[Expr]) -> dict[Sym, set[int]]:
-    """By which numbers each symbol is divided in the indices."""
-    found: dict[Sym, set[int]] = {}
-    for index in indices:
-        for part in walk(index):
-            if isinstance(part, FloorDiv | Mod) and isinstance(part.b, Const) and part.b.value > 1:
-                for term, step in part.a.terms if isinstance(part.a, Add) else ((part.a, 1),):
-                    if isinstance(term, Sym) and part.b.value % step == 0:
-                        found.setdefault(term, set()).add(part.b.value // step)
-    return found

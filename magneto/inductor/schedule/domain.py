@@ -14,7 +14,7 @@ from typing import Any
 
 from magneto.inductor.loops.ir import Indirect
 from magneto.inductor.schedule.kernel import Dim
-from magneto.symbolic import Add, Const, Expr, Sym, add, mul
+from magneto.symbolic import Add, Const, Expr, FloorDiv, Mod, Sym, add, mul, walk
 
 Form = tuple[tuple[int, int, Sym], ...]
 
@@ -106,3 +106,24 @@ def replaced(dims: Sequence[Dim], alignment: Alignment, side: int) -> tuple[Dim,
     for dim in dims:
         result.extend(reversed(by_origin[dim.sym]) if dim.sym in by_origin else (dim,))
     return tuple(result)
+
+
+def chain(size: int, divisors: set[int]) -> list[int]:
+    """Steps of the pieces of a dimension, the largest first and 1 last: divisors of which each divides the next and the last the size; [1] where they are none."""
+    steps = [1]
+    for divisor in sorted(divisors):
+        if divisor < size and size % divisor == 0 and divisor % steps[-1] == 0 and divisor != steps[-1]:
+            steps.append(divisor)
+    return steps[::-1]
+
+
+def divided(indices: Sequence[Expr]) -> dict[Sym, set[int]]:
+    """By which numbers each symbol is divided in the indices."""
+    found: dict[Sym, set[int]] = {}
+    for index in indices:
+        for part in walk(index):
+            if isinstance(part, FloorDiv | Mod) and isinstance(part.b, Const) and part.b.value > 1:
+                for term, step in part.a.terms if isinstance(part.a, Add) else ((part.a, 1),):
+                    if isinstance(term, Sym) and part.b.value % step == 0:
+                        found.setdefault(term, set()).add(part.b.value // step)
+    return found

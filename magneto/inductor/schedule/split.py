@@ -1,6 +1,6 @@
 """Reductions with too few rows for a GPU become two: partial results, then one of those. `split_reductions(program)`.
 
-What is cut is the front of the reduced dimensions: whole dimensions where they suffice, then a divisor of the next one; where it has none, chunks of which the last is not full.
+What is cut is the front of the reduced dimensions, the outermost in memory first: whole dimensions where they suffice, then a divisor of the next one; where it has none, chunks of which the last is not full.
 A variance becomes sum, mean and sum of squared deviations first; in equal parts the first and the last are one walk. Searches stay whole: their results are indices.
 """
 
@@ -32,8 +32,9 @@ from magneto.inductor.loops.ir import (
     reduce_symbols,
 )
 from magneto.inductor.schedule.columns import COLUMNS, rows_beside
+from magneto.inductor.schedule.domain import chain, divided
 from magneto.inductor.schedule.kernel import map_value
-from magneto.symbolic import ONE, Add, Expr, Mod, Sym, add, coefficient, compare, mul
+from magneto.symbolic import ONE, Add, Expr, Mod, Sym, add, coefficient, compare, evaluate, mul
 from magneto.symbolic import Const as IntConst
 
 ENOUGH = 132  # blocks: one for each multiprocessor of a large GPU
@@ -89,17 +90,33 @@ def split_reductions(program: Program) -> Program:
 
 
 def _of(node: Reduction) -> Iterator[Node]:
-    ints = all(isinstance(s, int) for s in (*node.ranges, *node.reduce_ranges))
-    if not ints or node.kind in ("argmax", "argmin") or (wanted := pieces(node)) < 2:
-        yield node
+    whole, ints = node, all(isinstance(s, int) for s in (*node.ranges, *node.reduce_ranges))
+    if not ints or node.kind in ("argmax", "argmin") or (wanted := pieces(node := _refined(node))) < 2:
+        yield whole
     elif node.kind == "welford":
         yield from _variance(node)
     else:
         cut = _cut(node, wanted)
         if cut is None:
-            yield node
+            yield whole
         else:
             yield from halves(node, cut)
+
+
+def _refined(node: Reduction) -> Reduction:
+    """With reduced dimensions that indices divide as several: group norm's channels of a group and places of an image lie far apart."""
+    symbols, sizes = reduce_symbols(node.reduce_ranges), [int(s) for s in node.reduce_ranges]  # type: ignore[arg-type]
+    divisors = divided([load.index for load in loads(node.body)])
+    ranges: list[int] = []
+    steps = [chain(n, divisors.get(s, set())) if isinstance(s, Sym) else [1] for s, n in zip(symbols, sizes, strict=True)]
+    for size, own in zip(sizes, steps, strict=True):
+        ranges += [large // small for large, small in zip((size, *own), own, strict=False)]
+    if len(ranges) == len(sizes):
+        return node
+    made = iter(reduce_symbols(tuple(ranges)))
+    mapping = {s: add(0, 0, *(mul(next(made), step) for step in own)) for s, own in zip(symbols, steps, strict=True)}
+    mapping = {s: e for s, e in mapping.items() if isinstance(s, Sym) and s is not e}
+    return replace(node, reduce_ranges=tuple(ranges), body=map_value(node.body, mapping, {}))
 
 
 def _columns(node: Reduction, length: int) -> Cut | None:
@@ -146,8 +163,9 @@ def _contiguous(index: Expr, symbol: Sym) -> bool:
 
 
 def _cut(node: Reduction, wanted: int) -> Cut | None:
-    sizes = [int(s) for s in node.reduce_ranges]  # type: ignore[arg-type]
-    symbols, rank = reduce_symbols(node.reduce_ranges), len(node.ranges)
+    order = _outermost_first(node)
+    sizes = [int(node.reduce_ranges[d]) for d in order]  # type: ignore[arg-type]
+    symbols, rank = [reduce_symbols(node.reduce_ranges)[d] for d in order], len(node.ranges)
     parts: list[int] = []
     mapping: dict[Expr, Expr] = {}
     inside: Expr | None = None
@@ -179,6 +197,22 @@ def _cut(node: Reduction, wanted: int) -> Cut | None:
         break
     mapping = {s: e for s, e in mapping.items() if isinstance(s, Sym) and s is not e}
     return Cut(tuple(parts), tuple(rest), mapping, inside) if prod(parts) > 1 and rest else None
+
+
+def _outermost_first(node: Reduction) -> list[int]:
+    """The reduced dimensions by how far apart neighbours lie in memory: what lies together stays in one part."""
+    symbols, sizes = reduce_symbols(node.reduce_ranges), [int(s) for s in node.reduce_ranges]  # type: ignore[arg-type]
+    indices = [load.index for load in loads(node.body)]
+
+    def distance(d: int) -> float:
+        symbol, found = symbols[d], 0.0
+        for index in indices:
+            if isinstance(symbol, Sym) and symbol in index.free:
+                first = dict.fromkeys(index.free, 0)
+                found = max(found, (evaluate(index, {**first, symbol: sizes[d] - 1}) - evaluate(index, first)) / (sizes[d] - 1))
+        return found
+
+    return sorted(range(len(sizes)), key=lambda d: -distance(d))
 
 
 def chunks(node: Reduction, wanted: int) -> Cut:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from magneto.inductor.loops.interp import run_program
-from magneto.inductor.loops.ir import Pointwise, Reduction
+from magneto.inductor.loops.ir import Pointwise, Reduction, loads, reduce_symbols
 from magneto.inductor.loops.verify import verify_program
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.split import ENOUGH, split_reductions
+from magneto.symbolic import coefficient
 from tests.inductor.lower.prim_graphs import Graph
 
 
@@ -45,3 +46,18 @@ def test_a_variance_is_cut_once() -> None:
     nodes = split_reductions(lower_graph(g.fx)).nodes
     assert [n.kind for n in nodes if isinstance(n, Reduction)] == ["sum", "sum", "m2", "sum"]
     assert any(isinstance(n, Pointwise) for n in nodes)
+
+
+def test_what_lies_together_stays_in_one_part() -> None:
+    """Group norm of a channels-last image: a part is some rows of the image, with all channels of the group."""
+    torch.manual_seed(0)
+    g = Graph()
+    x = g.input(torch.randn(2, 16, 64, 48, dtype=torch.float64).to(memory_format=torch.channels_last))
+    g.output(g.sum(g.reshape(x, (2, 4, 4 * 64 * 48)), (2,)))
+    program = split_reductions(lower_graph(g.fx))
+    verify_program(program)
+    parts = program.nodes[0]
+    assert isinstance(parts, Reduction) and parts.buffer.shape == (2, 4, 64)
+    (load,) = loads(parts.body)
+    assert {str(coefficient(load.index, s)) for s in reduce_symbols(parts.reduce_ranges)} == {"1", "16"}
+    torch.testing.assert_close(run_program(program, *g.inputs)[0], g.expected[0])

@@ -23,7 +23,7 @@ from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table
 from magneto.inductor.describe import describe
 from magneto.inductor.devices import Back, Halves, Joined, Sent, split
-from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Pointwise, Program, ViewOf
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, Reduction, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.replay import Replay
@@ -39,9 +39,12 @@ from magneto.inductor.schedule.kernel import Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel
+from magneto.inductor.schedule.repeat import repeated
+from magneto.inductor.schedule.scatter import with_scatters
 from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
+from magneto.inductor.schedule.unroll import unrolled
 
 
 class NoKernels(Exception):
@@ -118,9 +121,9 @@ def kept_on_cuda(
 
 
 def _key(key: str, device: torch.device) -> str:
-    """The key on this kind of device."""
+    """The key on this kind of device, with these kinds of kernels."""
     major, minor = torch.cuda.get_device_capability(device)
-    return f"{key}{major}{minor}"
+    return f"{key}{major}{minor}{' deterministic' * torch.are_deterministic_algorithms_enabled()}"
 
 
 def _whole(made: Made, run: Compiled, host: Compiled | None, name: str, replay: Replay | None) -> Compiled:
@@ -149,13 +152,7 @@ def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compi
 def _recordable(graph: fx.Graph) -> bool:
     """Can what the graph launches be recorded: it does something, and nothing in it waits for the device or draws from a generator of the program's own?"""
     calls = [n for n in graph.nodes if n.op == "call_function"]
-    return bool(calls) and all((recordable(n.target) or _numbered(n)) and n.kwargs.get("generator") is None for n in calls)
-
-
-def _numbered(node: fx.Node) -> bool:
-    """Indexing by numbers: only masks select so many elements as the device finds."""
-    masks = (torch.bool, torch.uint8)
-    return node.target is torch.ops.aten.index.Tensor and all(i is None or i.meta["val"].dtype not in masks for i in node.args[1])  # type: ignore[union-attr]
+    return bool(calls) and all(map(recordable, calls))
 
 
 # ---- the device's half ---------------------------------------------------------------------------------------------------
@@ -171,10 +168,11 @@ def compile_for(
 
 def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device) -> DevicePlan:
     with timer("lower"):
-        program = split_reductions(online_sums(_on_device(lower_graph(graph), device)))
+        program = split_reductions(online_sums(_on_device(lower_graph(graph, on_gpu=True), device)))
     with timer("schedule"):
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
-        plan = gather(write_inputs(join_columns(schedule(program, updates, True)), written), WORTH_A_TABLE, False)
+        plan = join_columns(with_scatters(schedule(program, updates, True)))
+        plan = repeated(gather(write_inputs(unrolled(plan), written), WORTH_A_TABLE, False), WORTH_A_TABLE)
     if config.max_autotune and device.type == "cuda":
         with timer("tune"):
             plan = tuned(plan, device)
@@ -191,7 +189,7 @@ def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: tor
 def _text_of(step: Kernel, plan: Schedule) -> Launched:
     if isinstance(step, ProductKernel):
         return triton_product(step, plan.buffers)
-    assert not isinstance(step, OrderedKernel), "the lowering makes them for the CPU only"
+    assert not isinstance(step, OrderedKernel), "they have become pairs of kernels"
     return triton_table(step, plan.into) if isinstance(step, TableKernel) else triton_kernel(step, plan.buffers)
 
 
@@ -234,11 +232,9 @@ def _on_device(program: Program, device: torch.device) -> Program:
         return buffer if buffer.device == device else replace(buffer, device=device)
 
     def node(n: Node) -> Node:
-        if isinstance(n, Ordered):
-            raise CannotLower(f"{n.kind} of numbers of the CPU in a graph of another device")
         if isinstance(n, LibraryCall) or all(b.device == device for b in n.buffers):
             return n
-        return replace(n, buffer=moved(n.buffer)) if isinstance(n, Pointwise) else replace(n, buffers=tuple(map(moved, n.buffers)))
+        return replace(n, buffers=tuple(map(moved, n.buffers))) if isinstance(n, Reduction) else replace(n, buffer=moved(n.buffer))
 
     return replace(program, nodes=tuple(map(node, program.nodes)))
 
@@ -248,9 +244,9 @@ def _report(name: str, plan: Schedule, texts: Mapping[Kernel, Launched], code: P
     for kernel, step in distinct.items():
         simple = kernel.kernel if isinstance(kernel, TritonTable) else kernel
         text = "\n".join(f"# {line.strip(' /*')}" for line in describe(step).split("\n")) + "\n" + source_of(simple)
-        emit("kernel", name=", ".join(step.stored), source=text, graph=name)
+        emit("kernel", name=", ".join(step.writes), source=text, graph=name)
         if logging(KERNELS):
-            log(KERNELS, f"{name}: Triton kernel for {', '.join(step.stored)}, grid {simple.grid}")
+            log(KERNELS, f"{name}: Triton kernel for {', '.join(step.writes)}, grid {simple.grid}")
     calls = sum(isinstance(step, LibraryCall) for step in plan.steps)
     counter("kernels", len(texts))
     counter("kernels_distinct", len(distinct))

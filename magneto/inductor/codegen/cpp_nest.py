@@ -175,9 +175,9 @@ def _ordered(kernel: FusedKernel) -> FusedKernel:
 
 
 def _main_index(kernel: FusedKernel) -> Expr:
-    """Of a pointwise kernel the first store, of a reduction the load over most dimensions."""
-    if not kernel.cols:
-        stores = [m for m in kernel.members if m.name in kernel.stored]
+    """Of a pointwise kernel the first store, of others the load over most dimensions."""
+    stores = [m for m in kernel.members if m.name in kernel.stored]
+    if not kernel.cols and stores:
         return max(stores, key=lambda m: len(m.store.free)).store
     best = [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
     return max(best, key=lambda e: len([s for s in e.free if not isinstance(s, Indirect)]), default=ZERO)

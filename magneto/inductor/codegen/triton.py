@@ -16,9 +16,9 @@ from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
 from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import POINTERS, compute_type
-from magneto.inductor.loops.ir import Buffer, Indirect, Load, Value
+from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
 from magneto.symbolic import add, mul
 
 
@@ -43,16 +43,16 @@ def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonK
 
 
 class Writer:
-    def __init__(self, blocks: Blocks, names: tuple[str, ...], buffers: Mapping[str, Buffer]) -> None:
+    def __init__(self, blocks: Blocks, names: tuple[str, ...], buffers: Mapping[str, Buffer], wide: bool = False) -> None:
         self.blocks, self.kernel, self.names = blocks, blocks.kernel, names
-        self.members = {m.name: m for m in self.kernel.members}
+        self.members = {m.name: m for m in self.kernel.members if m.kind != SCATTER}
         self.stages = member_stages(self.kernel.members)
         self.pointers = {name: f"p{i}" for i, name in enumerate(names)}
         self.dtypes = {load.buffer: load.dtype for m in self.kernel.members for load in member_loads(m.body)}
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
         reach = [int(buffers[n].storage_numel) for n in names if n in buffers]  # type: ignore[arg-type]
         masks = {a.name: f"{a.name}mask" for a in blocks.axes if a.masked}
-        self.wide = max([0, *reach, *(a.size + a.block for a in blocks.axes)]) >= NARROW
+        self.wide = wide or max([0, *reach, *(a.size + a.block for a in blocks.axes)]) >= NARROW
         self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve, widest(blocks.kernel) == 2)
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory
@@ -64,7 +64,8 @@ class Writer:
             return None
         return self.answers.get(load.buffer) or member.body
 
-    def run(self) -> TritonKernel:
+    def statements(self) -> list[str]:
+        """The body of the function."""
         for axis in self.blocks.axes:
             self._name_symbols(axis)
         for n, dim in enumerate(self.blocks.outer):
@@ -78,7 +79,10 @@ class Writer:
         lines = self._outer_lines() + [
             line for axis in self.blocks.axes if axis.name not in self._loops() for line in self._axis_lines(axis)
         ]
-        lines += self.emitter.scopes[0].lines
+        return lines + self.emitter.scopes[0].lines
+
+    def run(self) -> TritonKernel:
+        lines = self.statements()
         constants = [(f"{a.name.upper()}BLOCK", a.block) for a in self.blocks.axes]
         arguments = [*self.pointers.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
         text = "\n".join([f"def kernel({', '.join(arguments)}):", *indent(lines)]) + "\n"
@@ -148,6 +152,8 @@ class Writer:
             if member.is_reduction:
                 fold = self._fold(member)
                 self._folded(member, fold.whole(self._value(member), self._flat(member)))
+            elif member.kind == SCATTER:
+                self._add_at(member)
             elif member.name in self.kernel.stored:
                 self._store(member, self._value(member))
         self._flush(True)
@@ -249,6 +255,19 @@ class Writer:
         text = self.emitter.spread(value, axes, compute_type(member.buffer.dtype))
         masked = "" if mask is None else f", mask={mask}"
         self.stores.append((f"tl.store({self.pointers[member.name]} + {where}, {text}{masked})", axes))
+
+    def _add_at(self, member: Member) -> None:
+        """An addition to memory that others add to at the same time."""
+        assert isinstance(member.body, Op)
+        place, value, *condition = member.body.args
+        assert isinstance(place, IndexValue)
+        emitter = self.emitter
+        where = emitter.spread(emitter.index(place.expr, None), self.every, "tl.int64" if self.wide else "tl.int32")
+        text = emitter.spread(emitter.emit(value), self.every, compute_type(member.buffer.dtype))
+        masks = [emitter.mask(self.every), *(emitter.spread(emitter.emit(c), self.every, "tl.int1") for c in condition)]
+        mask = " & ".join(m for m in masks if m is not None)
+        masked = f", mask={mask}" if mask else ""
+        self.stores.append((f'tl.atomic_add({self.pointers[member.name]} + {where}, {text}{masked}, sem="relaxed")', self.every))
 
     def _flush(self, along: bool) -> None:
         """The stores along `r`, or those of the rows."""

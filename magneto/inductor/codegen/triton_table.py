@@ -15,22 +15,25 @@ from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent
 from magneto.inductor.codegen.triton import TritonKernel, Writer
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter
-from magneto.inductor.codegen.triton_nest import Axis, Blocks
+from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of
 from magneto.inductor.codegen.triton_types import MEMORY, POINTERS
 from magneto.inductor.schedule.kernel import TableKernel, member_loads
 from magneto.symbolic import Const
 
 BLOCK, WARPS = 1024, 4
+ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TritonTable:
-    """`full`: per column, is a tensor of the row's size there (or a single number)? `block`: elements of a block; 0: rows are single numbers."""
+    """`full`: per column, is a tensor of the row's size there (or a single number)? `block`: elements of a block; 0: rows are single numbers. `offsets`: where it is not empty, the bytes at which
+    each memory begins, row by row, and the kernel's grid is that of one row; `full` then says which columns it takes for aligned."""
 
     kernel: TritonKernel
     full: tuple[bool, ...]
     sizes: tuple[int, ...]
     block: int
+    offsets: tuple[int, ...] = ()
 
 
 def work_of(sizes: Sequence[int], block: int) -> torch.Tensor:
@@ -61,12 +64,16 @@ class _Block(Writer):
 
 def columns_of(step: TableKernel, into: Mapping[str, str]) -> tuple[int, ...]:
     """Per column the first one that is the same memory in every row: outputs may be written `into` inputs."""
+    if step.offsets:
+        return tuple(range(len(step.rows[0])))
     memories = [tuple(into.get(row[c], row[c]) for row in step.rows) for c in range(len(step.rows[0]))]
     return tuple(memories.index(memory) for memory in memories)
 
 
 def triton_table(step: TableKernel, into: Mapping[str, str]) -> TritonTable:
     """The kernel of a table. `into`: outputs in the memory of inputs. CannotEmit for what Triton has no type or operation for."""
+    if step.offsets:
+        return _repeated(step)
     wide = max(step.sizes) + BLOCK >= NARROW
     names = parameters(step.body)
     columns = columns_of(step, into)
@@ -97,6 +104,26 @@ def triton_table(step: TableKernel, into: Mapping[str, str]) -> TritonTable:
     block = BLOCK if step.body.rows else 0
     kernel = TritonKernel(text, (pointer, pointer), (("XBLOCK", max(block, 1)), ("ALIGNED", 1)), (1,), WARPS if block else 1, False)
     return TritonTable(kernel, tuple(full[i] for i in own), step.sizes, block)
+
+
+def _repeated(step: TableKernel) -> TritonTable:
+    """The kernel of one row, which takes its addresses from the table. The grid's last axis counts rows."""
+    names, blocks = parameters(step.body), blocks_of(step.body)
+    writer = Writer(blocks, names, {}, step.wide)
+    lines = writer.statements()
+    sizes = [writer.dtypes[name].itemsize for name in names]
+    offsets = [tuple(offset * size for offset, size in zip(row, sizes, strict=True)) for row in step.offsets]
+    aligned = tuple(all(offset % ALIGNMENT == 0 for offset in column) for column in zip(*offsets, strict=True))
+    rows = [f"row = p0 + tl.program_id({len(blocks.grid)}).to(tl.int64) * {len(names)}"]
+    rows += [f"p{i} = tl.load(row + {i}).to(tl.pointer_type({MEMORY[writer.dtypes[name]]}))" for i, name in enumerate(names)]
+    rows += ["if ALIGNED:", *indent([f"p{i} = tl.multiple_of(p{i}, {ALIGNMENT})" for i, whole in enumerate(aligned) if whole] or ["pass"])]
+    constants = [(f"{a.name.upper()}BLOCK", a.block) for a in blocks.axes]
+    head = f"def kernel(p0, p1, {', '.join(f'{name}: tl.constexpr' for name, _ in constants)}, ALIGNED: tl.constexpr):"
+    text = "\n".join([head, *indent([*rows, *lines])]) + "\n"
+    pointer = POINTERS[torch.int64]
+    asserts = "tl.device_assert(" in text
+    kernel = TritonKernel(text, (pointer, pointer), (*constants, ("ALIGNED", 1)), blocks.grid, blocks.warps, asserts)
+    return TritonTable(kernel, aligned, step.sizes, 0, tuple(offset for row in offsets for offset in row))
 
 
 def _full(step: TableKernel, names: Sequence[str]) -> tuple[bool, ...]:

@@ -118,7 +118,8 @@ def _size(x: Expr) -> Size:
 class Lowering:
     """Everything that changes while one graph is lowered."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool = False) -> None:
+        self.on_gpu = on_gpu  # kernels are Triton's
         self.nodes: list[Node] = []
         self.constants: list[Constant] = []
         self.origins: tuple[Origin, ...] = ()  # of the FX node being lowered

@@ -24,14 +24,14 @@ OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS,
 """ATen overloads that are not simply called: fn as in PRIM_ROWS."""
 
 
-def lower_graph(graph: fx.Graph, alias_outputs: Collection[int] = (), state: Collection[int] = ()) -> Program:
+def lower_graph(graph: fx.Graph, alias_outputs: Collection[int] = (), state: Collection[int] = (), on_gpu: bool = False) -> Program:
     """The program of a functional graph whose nodes carry meta["val"] (TensorMeta, or tuples of them).
 
     Outputs have exactly the strides of their meta["val"], and memory of their own, except where the output is a placeholder itself
     and for positions in `alias_outputs` (what is kept for backward, say), which may be views of inputs or of other outputs.
-    `state`: inputs that are weights, which seldom change. Raises CannotLower for a graph that means nothing here.
+    `state`: inputs that are weights, which seldom change. `on_gpu`: kernels will be Triton's. Raises CannotLower for a graph that means nothing here.
     """
-    return _GraphLowering(graph, frozenset(alias_outputs), frozenset(state)).run()
+    return _GraphLowering(graph, frozenset(alias_outputs), frozenset(state), on_gpu).run()
 
 
 def prim_name(target: Any) -> str | None:
@@ -66,11 +66,11 @@ class _Consumers:
 
 
 class _GraphLowering:
-    def __init__(self, graph: fx.Graph, alias_outputs: frozenset[int], state: frozenset[int]) -> None:
+    def __init__(self, graph: fx.Graph, alias_outputs: frozenset[int], state: frozenset[int], on_gpu: bool) -> None:
         self.graph = graph
         self.state = state
         self.alias_outputs = alias_outputs
-        self.low = Lowering()
+        self.low = Lowering(on_gpu)
         self.env: dict[fx.Node, Any] = {}
         self.consumers = _Consumers(graph)
         self.inputs: list[Buffer | None] = []

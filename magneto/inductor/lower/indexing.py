@@ -1,20 +1,21 @@
 """Lowering of lookups. An index that is a loop expression of known bounds (iota and what is computed from it) becomes part of the
-address. An index read from memory is an `Indirect`, whose bounds the kernel checks; where the values are not put to use in a loop, the
+address. An index read from memory is an `Indirect`, whose bounds the kernel checks; on the CPU, where the values are not put to use in a loop, the
 library does the lookup (and checks the bounds too)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Size, Value, index_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, merge_origins, point_count
 from magneto.inductor.lower.library import emit_call
+from magneto.symbolic import ZERO, Expr, to_expr, within
 from magneto.symbolic import Const as IntConst
-from magneto.symbolic import Expr, to_expr, within
 
 aten = torch.ops.aten
 
@@ -34,16 +35,19 @@ def known_index(value: Value, size: Size) -> Expr | None:
 
 def position_of(index: Box, at: Index, size: Size) -> Expr:
     """The index computed by the box `index`, as a place in a dimension of that size."""
-    value = index.load(at)
+    return _position(index.load(at), size)
+
+
+def _position(value: Value, size: Size) -> Expr:
     known = known_index(value, size)
     return Indirect(value, size) if known is None else known
 
 
 def _in_loop(low: Lowering, index: Box, size: Size) -> bool:
-    """Is the lookup worth a place in a loop? Always where its index is computed there; otherwise where loops read the result."""
+    """Is the lookup worth a place in a loop? Always where its index is computed there, and on a GPU; otherwise where loops read the result."""
     if not index.reads:
         return low.only_loops or known_index(index.load(index_symbols(index.shape)), size) is not None
-    return low.only_loops and index.dtype in (torch.int64, torch.int32)
+    return (low.only_loops or low.on_gpu) and index.dtype in (torch.int64, torch.int32)
 
 
 def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
@@ -61,7 +65,7 @@ def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) ->
     def index_map(i: Index) -> Index:
         return (*i[:dim], position_of(index, i[dim : dim + rank], size), *i[dim + rank :])
 
-    return _looked_up(low, val, x, index, index_map)
+    return _looked_up(low, val, x, (index,), index_map)
 
 
 def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
@@ -74,23 +78,85 @@ def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
     def index_map(i: Index) -> Index:
         return (*i[:dim], position_of(index, i, size), *i[dim + 1 :])
 
-    return _looked_up(low, val, x, index, index_map)
+    return _looked_up(low, val, x, (index,), index_map)
 
 
-def _looked_up(low: Lowering, val: Any, x: Box, index: Box, index_map: Any) -> Box:
-    if not index.reads:
+def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_map: Callable[[Index], Index]) -> Box:
+    if not any(index.reads for index in indices):
         return View(x, index_map, tuple(val.shape), tuple(val.strides))
     if FEW * point_count(val.shape) > point_count(x.root.shape):
         low.realise(x.root)  # looked up elements are read, not computed anew
-    (ops, heavy, origins), (more_ops, more_heavy, more) = cost_of(index), cost_of(x)
-    ops, heavy = ops + more_ops, heavy + more_heavy
-    reads = x.reads | index.reads
-    origins = merge_origins(merge_origins(more, origins), low.origins)
+    (ops, heavy, origins), reads = cost_of(x), x.reads
+    for index in indices:
+        more_ops, more_heavy, more = cost_of(index)
+        ops, heavy, origins, reads = ops + more_ops, heavy + more_heavy, merge_origins(origins, more), reads | index.reads
 
     def fn(i: Index) -> Value:
         return x.load(index_map(i))
 
+    origins = merge_origins(origins, low.origins)
     return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, origins, ops + 1, heavy))
+
+
+# ---- several index tensors -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What `x[..., a, b, ...]` means: of each dimension that has one its index tensor, the shape they share, and where in the result that stands."""
+
+    sizes: tuple[Size, ...]
+    indices: dict[int, Box]
+    shared: tuple[Size, ...]
+    first: int
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Of the result."""
+        rest = [s for d, s in enumerate(self.sizes) if d not in self.indices]
+        return (*rest[: self.first], *self.shared, *rest[self.first :])
+
+    def __call__(self, i: Index) -> Index:
+        """The place in x of a place in the result. Negative indices count from the end."""
+        last = self.first + len(self.shared)
+        at, rest = i[self.first : last], iter((*i[: self.first], *i[last:]))
+        return tuple(self._at(d, at) if d in self.indices else next(rest) for d in range(len(self.sizes)))
+
+    def _at(self, d: int, at: Index) -> Expr:
+        index, size = self.indices[d], self.sizes[d]
+        value = index.load(spread_index(at, index.shape))
+        if (known := known_index(value, size)) is not None:
+            return known
+        assert isinstance(size, int)
+        below = Op("lt", (value, Const(0, value.dtype)), torch.bool)
+        return _position(Op("where", (below, Op("add", (value, Const(size, value.dtype)), value.dtype), value), value.dtype), size)
+
+
+def spread_index(at: Index, shape: Sequence[Size]) -> Index:
+    """The place, in a tensor of this shape that is broadcast, of a place in the result."""
+    return tuple(ZERO if s == 1 else e for s, e in zip(shape, at[len(at) - len(shape) :], strict=True))
+
+
+def places_of(x: Box, indices: Sequence[Box | None]) -> Places | None:
+    """None for masks, for sizes that are unknown, and for shapes that do not fit."""
+    found = {d: index for d, index in enumerate(indices) if index is not None}
+    sizes = (*x.shape, *(s for index in found.values() for s in index.shape))
+    if not found or not all(isinstance(s, int) for s in sizes) or any(b.dtype not in (torch.int64, torch.int32) for b in found.values()):
+        return None
+    try:
+        shared = torch.broadcast_shapes(*(b.shape for b in found.values()))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
+    used = list(found)
+    return Places(tuple(x.shape), found, tuple(shared), used[0] if used[-1] - used[0] == len(used) - 1 else 0)
+
+
+def lower_index(low: Lowering, val: Any, x: Box, indices: Sequence[Box | None]) -> Any:
+    """On a GPU, where a kernel of ours may compute what is looked up, and what follows."""
+    places = places_of(x, indices) if low.on_gpu else None
+    if places is None or places.shape != tuple(val.shape) or 0 in x.shape:
+        return None
+    return _looked_up(low, val, x, tuple(places.indices.values()), places)
 
 
 def lower_embedding(
@@ -105,4 +171,6 @@ ROWS: dict[str, Callable[..., Any]] = {"index_select": lower_index_select, "gath
 OP_ROWS: dict[Any, Callable[..., Any]] = {
     aten.embedding.default: lower_embedding,
     aten.index_select.default: lower_index_select,
+    aten.index.Tensor: lower_index,
+    aten._unsafe_index.Tensor: lower_index,
 }

@@ -1,11 +1,12 @@
 """Lowering of what must go in order: cumulative sums, and additions at places that indices say (gradients of lookups). What is added is computed in the same loop.
 
-Only where a vector of independent elements lies one behind the other in memory; elsewhere the library does it. Sums come in eager's order and type, so that they are eager's.
+On the CPU only where a vector of independent elements lies one behind the other in memory; elsewhere the library does it. Sums come in eager's order and type, so that they are eager's.
+On a GPU additions come in no order (schedule/scatter.py): the library does them where the program asks for the same digits in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ import torch
 from magneto.base.flags import config
 from magneto.inductor.loops.ir import Const, IndexValue, Op, Ordered, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Index, Stored, cost_of
-from magneto.inductor.lower.context import Lowering, is_dense, merge_origins
-from magneto.inductor.lower.indexing import position_of
+from magneto.inductor.lower.context import Lowering, is_dense, merge_origins, point_count
+from magneto.inductor.lower.indexing import places_of, position_of, spread_index
 from magneto.inductor.lower.values import convert
 
 aten = torch.ops.aten
@@ -22,6 +23,7 @@ aten = torch.ops.aten
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 ADDED = (torch.float32, torch.float64, torch.int32, torch.int64)
 WIDE = 8  # elements of the vector, at least
+CROWD = 1 << 13  # additions to one element, from which on a GPU's library, which sorts them, takes less time
 
 
 def _emit(
@@ -37,11 +39,17 @@ def _emit(
     return Stored(buffer)
 
 
-def _fits(val: Any, dtypes: tuple[torch.dtype, ...], *shapes: Any) -> bool:
-    """On the CPU, with sizes that are known and not 0? (Eager's numerics are its own kernels'.)"""
+def _fits(low: Lowering, val: Any, dtypes: tuple[torch.dtype, ...], *shapes: Any) -> bool:
+    """Sizes that are known and not 0, a type that loops can add up, and numerics that need not be those of eager's own kernels?"""
     sizes = [s for shape in (val.shape, *shapes) for s in shape]
     known = all(isinstance(s, int) and s > 0 for s in sizes)
-    return known and config.numerics == "fast" and val.device.type == "cpu" and val.dtype in dtypes and is_dense(val.shape, val.strides)
+    return (
+        known
+        and config.numerics == "fast"
+        and (low.on_gpu or val.device.type == "cpu")
+        and val.dtype in dtypes
+        and is_dense(val.shape, val.strides)
+    )
 
 
 def _wide(ranges: Any, strides: Any, serial: tuple[int, ...]) -> bool:
@@ -49,8 +57,15 @@ def _wide(ranges: Any, strides: Any, serial: tuple[int, ...]) -> bool:
     return any(d not in serial and strides[d] == 1 and size >= WIDE for d, size in enumerate(ranges))
 
 
+def _worthwhile(low: Lowering, val: Any, ranges: Any, strides: Any, serial: tuple[int, ...]) -> bool:
+    """Are loops of ours faster than the library?"""
+    if not low.on_gpu:
+        return _wide(ranges, strides, serial)
+    return not torch.are_deterministic_algorithms_enabled() and point_count(ranges) <= CROWD * point_count(val.shape)
+
+
 def lower_cumsum(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    if not x.shape or not _fits(val, SUMMED):
+    if low.on_gpu or not x.shape or not _fits(low, val, SUMMED):
         return None
     shape, serial = tuple(val.shape), (dim % len(x.shape),)
     if shape[serial[0]] == 1 or not _wide(shape, val.strides, serial):
@@ -62,10 +77,10 @@ def lower_cumsum(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtyp
 def lower_embedding_backward(low: Lowering, val: Any, grad: Box, index: Box, rows: int, padding: int, by_frequency: bool) -> Any:
     """Rows of gradients added up by index; the padding's row stays 0."""
     ranges = (*index.shape, val.shape[1])
-    if by_frequency or not _fits(val, ADDED, index.shape) or index.dtype not in (torch.int32, torch.int64) or grad.shape != ranges:
+    if by_frequency or not _fits(low, val, ADDED, index.shape) or index.dtype not in (torch.int32, torch.int64) or grad.shape != ranges:
         return None
     serial = tuple(range(len(index.shape)))
-    if not _wide(ranges, (*(0 for _ in index.shape), val.strides[1]), serial):
+    if not _worthwhile(low, val, ranges, (*(0 for _ in index.shape), val.strides[1]), serial):
         return None
     at = index_symbols(ranges)
     body = convert(grad.load(at), val.dtype)
@@ -78,10 +93,10 @@ def lower_embedding_backward(low: Lowering, val: Any, grad: Box, index: Box, row
 
 def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
     rank = len(x.shape)
-    if not rank or len(index.shape) != rank or not _fits(val, ADDED, index.shape) or index.dtype is not torch.int64:
+    if not rank or len(index.shape) != rank or not _fits(low, val, ADDED, index.shape) or index.dtype is not torch.int64:
         return None
     serial = (dim % rank,)
-    if source.dtype is not val.dtype or not _wide(index.shape, val.strides, serial):
+    if source.dtype is not val.dtype or not _worthwhile(low, val, index.shape, val.strides, serial):
         return None
     at = index_symbols(tuple(index.shape))
     place = _moved(at, serial[0], position_of(index, at, x.shape[serial[0]]))
@@ -89,20 +104,39 @@ def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, sou
     return _emit(low, "scatter_add", val, tuple(index.shape), serial, source.load(at), (x, index, source), place, init)
 
 
+def lower_scatter_reduce(
+    low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box, reduce: str, *, include_self: bool = True
+) -> Any:
+    return lower_scatter_add(low, val, x, dim, index, source) if low.on_gpu and reduce == "sum" and include_self else None
+
+
 def lower_index_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box, *, alpha: Any = 1) -> Any:
     rank = len(x.shape)
-    if not rank or alpha != 1 or len(index.shape) != 1 or len(source.shape) != rank or not _fits(val, ADDED, source.shape):
+    if not rank or alpha != 1 or len(index.shape) != 1 or len(source.shape) != rank or not _fits(low, val, ADDED, source.shape):
         return None
     serial = (dim % rank,)
     same = all(d == serial[0] or s == x.shape[d] for d, s in enumerate(source.shape)) and source.shape[serial[0]] == index.shape[0]
     if not same or source.dtype is not val.dtype or index.dtype not in (torch.int32, torch.int64):
         return None
-    if not _wide(source.shape, val.strides, serial):
+    if not _worthwhile(low, val, source.shape, val.strides, serial):
         return None
     at = index_symbols(tuple(source.shape))
     place = _moved(at, serial[0], position_of(index, (at[serial[0]],), x.shape[serial[0]]))
     init = x.load(index_symbols(tuple(val.shape)))
     return _emit(low, "scatter_add", val, tuple(source.shape), serial, source.load(at), (x, index, source), place, init)
+
+
+def lower_index_put(low: Lowering, val: Any, x: Box, indices: Sequence[Box | None], values: Box, accumulate: bool = False) -> Any:
+    """On a GPU, what is added at places that several index tensors name."""
+    if not (low.on_gpu and accumulate) or values.dtype is not val.dtype or (places := places_of(x, indices)) is None:
+        return None
+    ranges, extra = places.shape, len(places.shape) - len(values.shape)
+    fits = extra >= 0 and all(s in (1, t) for s, t in zip(values.shape, ranges[extra:], strict=True))
+    if not fits or not _fits(low, val, ADDED, ranges) or not _worthwhile(low, val, ranges, val.strides, ()):
+        return None
+    at = index_symbols(ranges)
+    body, init = values.load(spread_index(at, values.shape)), x.load(index_symbols(tuple(val.shape)))
+    return _emit(low, "scatter_add", val, ranges, (), body, (x, values, *places.indices.values()), places(at), init)
 
 
 def _moved(at: Index, dim: int, to: Any) -> Index:
@@ -113,5 +147,8 @@ OP_ROWS: dict[Any, Callable[..., Any]] = {
     aten.cumsum.default: lower_cumsum,
     aten.embedding_dense_backward.default: lower_embedding_backward,
     aten.scatter_add.default: lower_scatter_add,
+    aten.scatter_reduce.two: lower_scatter_reduce,
     aten.index_add.default: lower_index_add,
+    aten.index_put.default: lower_index_put,
+    aten._unsafe_index_put.default: lower_index_put,
 }

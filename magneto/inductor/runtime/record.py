@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import fx
 
 from magneto.base.logs import KERNELS, log
 
@@ -89,14 +90,25 @@ def _forget_workspaces() -> None:
 # ---- what may be recorded ------------------------------------------------------------------------------------------------
 
 
-def recordable(op: Any) -> bool:
-    """May a library call be recorded? Not if it waits for the device."""
+def recordable(node: fx.Node) -> bool:
+    """May a call be recorded? Not if it waits for the device, nor if it draws from a generator of the program's own."""
+    op: Any = node.target
+    if node.kwargs.get("generator") is not None:
+        return False
+    name = str(op)
+    if _LOOKUP.match(name):  # waits for the number of places that a mask names
+        indices: Any = node.args[1]
+        return not any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices if isinstance(index, fx.Node))
+    if name.startswith("aten.repeat_interleave."):  # waits for the size, unless that is told
+        counts = node.args[0 if name.endswith(".Tensor") else 1]
+        return not isinstance(counts, fx.Node) or node.kwargs.get("output_size") is not None
     tags = getattr(op, "tags", ())
-    return not (torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags or _WAITS.search(str(op)))
+    return not (torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags or _WAITS.search(name))
 
 
+_LOOKUP = re.compile(r"aten\._?(unsafe_)?index(_put)?_?\.")
 _WAITS = re.compile(
-    r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|unique|bincount|histc|ctc_loss|_cudnn_rnn|repeat_interleave|nms"
+    r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|unique|bincount|histc|ctc_loss|_cudnn_rnn|nms"
 )
 
 

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import threading
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from hashlib import sha256
@@ -159,14 +159,28 @@ def _stream(index: int) -> int:
 # ---- tables --------------------------------------------------------------------------------------------------------------
 
 
+def work_and_grid(table: TritonTable) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    """What a table's kernel reads besides addresses, and its grid."""
+    if table.offsets:
+        x, y, z = (*table.kernel.grid, len(table.sizes), 1, 1)[:3]
+        return torch.zeros(1, dtype=torch.int64), (x, y, z)
+    work = work_of(table.sizes, table.block)
+    return work, (work.shape[0], 1, 1)
+
+
+def begins(addresses: array[int], offsets: Sequence[int]) -> array[int]:
+    """Where the rows of a table begin in memory."""
+    return array("q", [a + offset for a, offset in zip(addresses, offsets, strict=True)]) if any(offsets) else addresses
+
+
 class _Table:
     """A table of one plan. Its addresses lie in device memory, written anew when they change: in memory of its own each time, since what has been launched may not have read
     it yet, and since what a capture has seen is read by every replay (that copy is a part of the recording; its source is kept)."""
 
     def __init__(self, table: TritonTable, forms: _Forms) -> None:
-        self.forms, self.full = forms, table.full
-        self.work = work_of(table.sizes, table.block).to(forms.device)
-        self.grid = (self.work.shape[0], 1, 1)
+        self.forms, self.full, self.offsets = forms, table.full, table.offsets
+        work, self.grid = work_and_grid(table)
+        self.work = work.to(forms.device)
         self.lock = threading.Lock()
         self.spare: torch.Tensor | None = None
         self.captured: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -174,7 +188,8 @@ class _Table:
         self.launch = forms.launcher(self.plainly, len(table.sizes) * len(table.full), self.grid, True)
 
     def plainly(self, *tensors: torch.Tensor) -> None:
-        addresses = array("q", [t.data_ptr() for t in tensors])
+        given = array("q", [t.data_ptr() for t in tensors])
+        addresses = begins(given, self.offsets)
         width = len(self.full)
         aligned = not any(a % ALIGNMENT for column, whole in enumerate(self.full) if whole for a in addresses[column::width])
         stream = _stream(self.forms.index)
@@ -190,7 +205,7 @@ class _Table:
         self.forms.launch(aligned, self.grid, stream, (rows.data_ptr(), self.work.data_ptr()))
         with self.lock:
             self.rows = rows
-            self.launch.remember(addresses.tobytes(), self.forms.function(aligned), stream, rows.data_ptr(), self.work.data_ptr())
+            self.launch.remember(given.tobytes(), self.forms.function(aligned), stream, rows.data_ptr(), self.work.data_ptr())
 
     def _in_capture(self, addresses: array[int]) -> torch.Tensor:
         spare, self.spare = self.spare, None
@@ -243,11 +258,11 @@ def interpreted(wanted: Iterable[Launched]) -> dict[Launched, Launcher]:
 
     def of(thing: Launched) -> Launcher:
         if isinstance(thing, TritonTable):
-            function, work = function_of(source_of(thing.kernel)), work_of(thing.sizes, thing.block)
+            function, (work, grid) = function_of(source_of(thing.kernel)), work_and_grid(thing)
 
             def launch(*tensors: torch.Tensor) -> None:
-                addresses = torch.tensor([t.data_ptr() for t in tensors])
-                function[(work.shape[0], 1, 1)](addresses, work, **dict(thing.kernel.constants))
+                addresses = torch.tensor(begins(array("q", [t.data_ptr() for t in tensors]), thing.offsets))
+                function[grid](addresses, work, **dict(thing.kernel.constants))
 
             return launch
         function = function_of(source_of(thing))

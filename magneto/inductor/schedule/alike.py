@@ -5,17 +5,17 @@ Writing the text of a kernel costs several times as much as renaming what it is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.inductor.schedule.kernel import FusedKernel
-from magneto.symbolic import Expr, Sym, substitute
+from magneto.symbolic import Expr, Sym, add, substitute
 
 
 def likeness(kernel: FusedKernel) -> Hashable:
     """All on which a kernel's text depends, over names that count from 0 in the order in which they occur."""
     dims = (*kernel.rows, *kernel.cols)
-    to = _Renaming({dim.sym: Sym(f"q{i}", 0, dim.size - 1) for i, dim in enumerate(dims)})
+    to = Renaming({dim.sym: Sym(f"q{i}", 0, dim.size - 1) for i, dim in enumerate(dims)})
     members = tuple(
         (
             to.name(m.name), m.kind, m.full, m.down, m.acc_dtype, m.buffer.dtype, m.buffer.nbytes,
@@ -26,9 +26,11 @@ def likeness(kernel: FusedKernel) -> Hashable:
     return tuple(d.size for d in kernel.rows), tuple(d.size for d in kernel.cols), members, tuple(map(to.name, kernel.stored))
 
 
-class _Renaming:
-    def __init__(self, symbols: dict[Expr, Expr]) -> None:
-        self.symbols = symbols
+class Renaming:
+    """`offsets`: buffer -> the element at which its memory is taken to begin."""
+
+    def __init__(self, symbols: dict[Expr, Expr], offsets: Mapping[str, int] | None = None) -> None:
+        self.symbols, self.offsets = symbols, offsets or {}
         self.names: dict[str, str] = {}
         self.values: dict[Value, Value] = {}
         self.indices: dict[Expr, Expr] = {}
@@ -52,7 +54,8 @@ class _Renaming:
             return found
         result = value
         if isinstance(value, Load):
-            result = Load(self.name(value.buffer), self.index(value.index), value.dtype)
+            offset = self.offsets.get(value.buffer, 0)
+            result = Load(self.name(value.buffer), self.index(add(value.index, -offset) if offset else value.index), value.dtype)
         elif isinstance(value, IndexValue):
             result = IndexValue(self.index(value.expr), value.dtype)
         elif isinstance(value, Op):

@@ -134,7 +134,7 @@ def _touched(step: Step) -> tuple[Sequence[str], Sequence[str]]:
         names = tuple(v.buffer for v in step.views)
         aliased = names if step.may_alias else ()
         return names, (*step.mutates, *aliased, *(b.name for b in step.buffers))
-    return step.reads(), step.stored
+    return step.reads(), step.writes
 
 
 def _joined(walks: FusedKernel, sums: FusedKernel, shared: Iterable[str]) -> FusedKernel | None:

@@ -81,7 +81,7 @@ def touched(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(buffers that a step reads, buffers that it writes)"""
     if isinstance(step, LibraryCall):
         return tuple(v.buffer for v in step.views), (*step.mutates, *(b.name for b in step.buffers))
-    return step.reads(), step.stored
+    return step.reads(), step.writes
 
 
 def _writers_last(steps: tuple[Step, ...], pairs: Mapping[str, str]) -> tuple[tuple[Step, ...], int]:

@@ -36,6 +36,7 @@ from magneto.inductor.loops.ir import (
 from magneto.symbolic import Expr, Sym, substitute
 
 POINT = "point"
+SCATTER = "scatter"
 COLUMN = "column"
 
 
@@ -49,7 +50,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`kind` is POINT, a reduction kind (sum prod max min any all argmax argmin m2), or COLUMN: a sum over those of the rows that do not occur in `store` (columns.py). `store`: element offset in the buffer's memory.
+    """`kind` is POINT, a reduction kind (sum prod max min any all argmax argmin m2), COLUMN: a sum over those of the rows that do not occur in `store` (columns.py), or SCATTER: `body` is an Op "scatter" of
+    a place, what is added there, and perhaps the condition under which it is (scatter.py); the buffer is written already. `store`: element offset in the buffer's memory.
     `flat`: of argmax and argmin, the index they count. `full`: iterates rows x cols. `position`: of its node in the program.
     `down`: a reduction over the rows, once per col (schedule/crossed.py)."""
 
@@ -69,7 +71,7 @@ class Member:
 
     @property
     def is_reduction(self) -> bool:
-        return self.kind != POINT
+        return self.kind not in (POINT, SCATTER)
 
     def mapped(self, mapping: Mapping[Expr, Expr], memo: dict[Value, Value], full: bool | None = None) -> Member:
         """The member over other symbols."""
@@ -97,21 +99,28 @@ class FusedKernel:
 
     @property
     def computed(self) -> frozenset[str]:
-        return frozenset(m.name for m in self.members)
+        return frozenset(m.name for m in self.members if m.kind != SCATTER)
 
     def reads(self) -> tuple[str, ...]:
-        """Buffers read from memory that other steps have written, in order of first use."""
+        """Buffers in memory that other steps have written, in order of first use."""
         computed = self.computed
-        return tuple(dict.fromkeys(load.buffer for m in self.members for load in member_loads(m.body) if load.buffer not in computed))
+        read = [load.buffer for m in self.members for load in member_loads(m.body) if load.buffer not in computed]
+        return tuple(dict.fromkeys((*read, *self._added_to)))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return self.stored
+        """What changes: new memory (`stored`), and memory that is added to."""
+        return (*self.stored, *self._added_to)
+
+    @property
+    def _added_to(self) -> tuple[str, ...]:
+        return tuple(m.name for m in self.members if m.kind == SCATTER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableKernel:
-    """`body` computes one row over generic buffers; `rows`: per row the buffers in the order of `body.parameters`; `sizes`: elements of each row."""
+    """`body` computes one row over generic buffers; `rows`: per row the buffers in the order of `body.parameters`; `sizes`: elements of each row. `offsets`: where it is not empty, the body has a
+    domain of its own, the same for all rows, and the memory of each parameter begins at that element (repeat.py); `wide`: indices need 64 bits."""
 
     body: FusedKernel
     rows: tuple[tuple[str, ...], ...]
@@ -119,6 +128,8 @@ class TableKernel:
     stored: tuple[str, ...]
     origins: tuple[Origin, ...] = ()
     why: str = ""
+    offsets: tuple[tuple[int, ...], ...] = ()
+    wide: bool = False
 
     def reads(self) -> tuple[str, ...]:
         count = len(self.body.reads())
@@ -126,7 +137,10 @@ class TableKernel:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return self.stored
+        """What changes: the generic buffers of the body are numbered as its parameters are."""
+        names = (*self.body.reads(), *self.body.stored)
+        columns = [names.index(name) for name in self.body.writes]
+        return tuple(row[c] for row in self.rows for c in columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ element to the last, so that the size is a number and no part of the text; singl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -21,6 +21,7 @@ from magneto.inductor.schedule.schedule import Schedule
 from magneto.symbolic import ZERO, Const, Expr, Sym
 
 FEW = 4  # kernels in the middle of a graph: fewer are not worth another order
+FILL = 1 << 20  # elements of memory that is written without reading any: more of them are no row
 SMALL = 1 << 16  # bytes that may live longer for the sake of a table
 FLAT = Dim(Sym("x0", 0, (1 << 40) - 1), 1 << 40)
 """The dimension of every table: its size is that of the row."""
@@ -42,6 +43,8 @@ class _Row:
 def row_of(kernel: FusedKernel) -> _Row | None:
     """The kernel as a row; None where it walks memory in another way."""
     dims = kernel.rows or kernel.cols
+    if not kernel.reads() and prod(d.size for d in dims) > FILL:
+        return None
     if (kernel.rows and kernel.cols) or (kernel.cols and not _folds_once(kernel)) or may_raise(kernel):
         return None
     walk = _walk(kernel) if dims else ZERO
@@ -130,18 +133,25 @@ def gather(plan: Schedule, few: int = FEW, folds: bool = True) -> Schedule:
     rows = {p: row for p, row in found if row is not None}
     if len(rows) < 2:
         return plan
-    before = _order(plan)
-    heights = _heights(before)
+    before = order_of(plan)
+    heights = heights_of(before)
     groups: dict[tuple[object, ...], list[int]] = {}
     for position, row in rows.items():
         late = 0 <= plan.last <= position
         groups.setdefault((row.key, heights[position], late), []).append(position)
-    last_use = {name: p for p, step in enumerate(plan.steps) for name in touched(step)[0]}
-    tables = [g for (_, _, late), g in groups.items() if len(g) > 1 and (late or _worthwhile(plan, g, last_use, few))]
-    return _merged(plan, rows, tables, before) if tables else plan
+    uses = last_uses(plan)
+    tables = [g for (_, _, late), g in groups.items() if len(g) > 1 and (late or worthwhile(plan, g, uses, few))]
+    if not tables:
+        return plan
+    return merged(plan, tables, before, lambda group: _table([plan.steps[p] for p in group], [rows[p] for p in group]))  # type: ignore[misc]
 
 
-def _worthwhile(plan: Schedule, group: Sequence[int], last_use: Mapping[str, int], few: int) -> bool:
+def last_uses(plan: Schedule) -> dict[str, int]:
+    """The last step that reads each buffer."""
+    return {name: p for p, step in enumerate(plan.steps) for name in touched(step)[0]}
+
+
+def worthwhile(plan: Schedule, group: Sequence[int], last_use: Mapping[str, int], few: int) -> bool:
     """In the middle of a graph: nothing that is read may have to live longer."""
     if len(group) < few:
         return False
@@ -154,7 +164,7 @@ def _worthwhile(plan: Schedule, group: Sequence[int], last_use: Mapping[str, int
     return True
 
 
-def _order(plan: Schedule) -> list[set[int]]:
+def order_of(plan: Schedule) -> list[set[int]]:
     """Per step those that must run before it: who wrote what it reads, who reads or wrote what it writes; library calls keep their order."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
@@ -180,7 +190,7 @@ def _order(plan: Schedule) -> list[set[int]]:
     return result
 
 
-def _heights(before: Sequence[set[int]]) -> list[int]:
+def heights_of(before: Sequence[set[int]]) -> list[int]:
     """Steps of one height do not wait for each other, nor does anything between them: the longest way to the end shrinks along every way."""
     heights = [0] * len(before)
     for position in reversed(range(len(before))):
@@ -189,15 +199,15 @@ def _heights(before: Sequence[set[int]]) -> list[int]:
     return heights
 
 
-def _merged(plan: Schedule, rows: Mapping[int, _Row], tables: Sequence[Sequence[int]], before: Sequence[set[int]]) -> Schedule:
-    """Tables in place of their kernels, in an order that respects `before`: by the place of their last kernel."""
+def merged(plan: Schedule, groups: Sequence[Sequence[int]], before: Sequence[set[int]], one: Callable[[Sequence[int]], Step]) -> Schedule:
+    """One step in place of the kernels of each group, in an order that respects `before`: by the place of their last kernel."""
     home = list(range(len(plan.steps)))
     made: dict[int, Step] = dict(enumerate(plan.steps))
-    for group in tables:
+    for group in groups:
         for position in group:
             home[position] = group[-1]
             del made[position]
-        made[group[-1]] = _table([plan.steps[p] for p in group], [rows[p] for p in group])  # type: ignore[misc]
+        made[group[-1]] = one(group)
     waits: dict[int, set[int]] = {place: set() for place in made}
     followers: dict[int, list[int]] = {place: [] for place in made}
     for position, earlier in enumerate(before):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tests.inductor.codegen.triton_gathers import GATHERS
 from tests.inductor.lower.prim_graphs import Graph
 
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1.0, -1.0, 2.5, -2.5, 0.5, 3.5, -0.75]
@@ -375,6 +376,8 @@ for _dtype in (torch.float32, torch.bfloat16):
 def _numbers(g: Graph) -> None:
     g.output(*[g.add(g.sqrt(g.input(torch.tensor(float(n)))), 1.0) for n in range(20)])
 
+
+CASES.update(GATHERS)
 
 PRODUCTS = ("a product with bias and residual", "a product seen in three dimensions")
 """Cases in which kernels of ours compute products too."""

@@ -1,0 +1,108 @@
+"""On a GPU: reductions of few elements written out. `unrolled(schedule)`.
+
+A block of a reduction holds rows and what is reduced side by side, so that of four elements a row most threads would wait for the folding. Where memory is contiguous along the rows (sums of a few
+looked up vectors, of the copies of a head) each thread adds up one row: the kernel is pointwise, and its loads are as wide as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+from itertools import product
+from math import prod
+
+import torch
+
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value, walk_values
+from magneto.inductor.schedule.kernel import POINT, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.schedule import Schedule
+from magneto.symbolic import ONE, ZERO, Const, Expr, Sym, coefficient, substitute
+
+FEW = 8  # elements that are reduced
+ALONG = 16  # rows, at least, that lie one behind the other
+MOST = 256  # operations, all written out
+FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
+
+
+def unrolled(plan: Schedule) -> Schedule:
+    """The schedule with such kernels as pointwise ones."""
+    steps = tuple([_unrolled(step) if isinstance(step, FusedKernel) and worthwhile(step) else step for step in plan.steps])
+    return replace(plan, steps=steps) if steps != plan.steps else plan
+
+
+def worthwhile(kernel: FusedKernel) -> bool:
+    """Few elements, nothing stored but numbers of rows, folds that are operations, and rows that lie one behind the other."""
+    count = prod(d.size for d in kernel.cols)
+    if not kernel.cols or not kernel.rows or count > FEW:
+        return False
+    for member in kernel.members:
+        if member.is_reduction:
+            logical = member.acc_dtype is torch.bool or member.body.dtype is torch.bool
+            if member.kind not in FOLDS or member.down or logical != (member.kind in ("any", "all")):
+                return False
+        elif member.full and member.name in kernel.stored:
+            return False
+    operations = sum(len(walk_values(m.body)) for m in kernel.members if m.full)
+    return operations * count <= MOST and _contiguous(kernel)
+
+
+def _contiguous(kernel: FusedKernel) -> bool:
+    stores = [m.store for m in kernel.members if m.name in kernel.stored]
+    along = next((d for d in kernel.rows if d.size >= ALONG and all(coefficient(s, d.sym) is ONE for s in stores)), None)
+    if along is None:
+        return False
+    return all(coefficient(load.index, along.sym) in (ZERO, ONE) for m in kernel.members for load in member_loads(m.body))
+
+
+def _unrolled(kernel: FusedKernel) -> FusedKernel:
+    full = {m.name: m for m in kernel.members if m.full and not m.is_reduction}
+    turns = [_Turn(full, places) for places in product(*([(d.sym, Const(n)) for n in range(d.size)] for d in kernel.cols))]
+    members = []
+    for member in kernel.members:
+        if member.name not in full:
+            members.append(_folded(member, turns) if member.is_reduction else member)
+    why = "; ".join(filter(None, (kernel.why, f"reductions of {len(turns)} elements are written out")))
+    return FusedKernel(kernel.rows, (), tuple(replace(m, full=True) for m in members), kernel.stored, kernel.origins, why)
+
+
+def _folded(member: Member, turns: list[_Turn]) -> Member:
+    acc, fold = member.acc_dtype, FOLDS[member.kind]
+    value = reduce(lambda a, b: Op(fold, (a, b), acc), [turn.value(member.body) for turn in turns])
+    goal = member.buffer.dtype
+    return replace(member, kind=POINT, body=value if acc is goal else Op("convert_element_type", (value,), goal))
+
+
+class _Turn:
+    """Values at one place of what is reduced. `full`: members that are computed there, written out in place of loads of them."""
+
+    def __init__(self, full: Mapping[str, Member], places: tuple[tuple[Sym, Const], ...]) -> None:
+        self.full = full
+        self.mapping: dict[Expr, Expr] = dict(places)
+        self.memo: dict[Value, Value] = {}
+
+    def value(self, value: Value) -> Value:
+        found = self.memo.get(value)
+        if found is None:
+            found = self.memo[value] = self._value(value)
+        return found
+
+    def _value(self, value: Value) -> Value:
+        if isinstance(value, Load):
+            if (member := self.full.get(value.buffer)) is not None:
+                return self.value(member.body)
+            return Load(value.buffer, self._index(value.index), value.dtype)
+        if isinstance(value, IndexValue):
+            return IndexValue(self._index(value.expr), value.dtype)
+        if isinstance(value, Op):
+            return Op(value.name, tuple(self.value(a) for a in value.args), value.dtype)
+        if isinstance(value, Masked):
+            return Masked(self.value(value.cond), self.value(value.value), self.value(value.other))
+        return value
+
+    def _index(self, index: Expr) -> Expr:
+        computed: dict[Expr, Expr] = {s: Indirect(self.value(s.value), s.extent) for s in index.free if isinstance(s, Indirect)}
+        return substitute(index, {**self.mapping, **computed})
+
+
+__all__ = ["unrolled", "worthwhile"]

@@ -1,0 +1,181 @@
+"""Lookups and scatters for a GPU, without one: which kernels a graph becomes, and that they compile to sm_90. (`test_triton.py` executes them.)"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from magneto.inductor import cuda
+from magneto.inductor.codegen.triton import TritonKernel
+from magneto.inductor.codegen.triton_table import TritonTable
+from magneto.inductor.loops.ir import LibraryCall
+from magneto.inductor.runtime.record import recordable
+from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, TableKernel
+from magneto.inductor.schedule.schedule import Schedule
+from tests.inductor.codegen.triton_gathers import GATHERS, aten, column, wide
+from tests.inductor.lower.prim_graphs import Graph
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
+
+
+def planned(g: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Schedule, list[Any]]:
+    """The schedule and the kernels of a graph whose tensors are taken to be on a GPU."""
+    device = torch.device("cuda", 0)
+    for node in g.fx.nodes:
+        if node.op != "output":
+            found = node.meta["val"]
+            node.meta["val"] = tuple(v.with_(device=device) for v in found) if isinstance(found, tuple) else found.with_(device=device)
+    seen: list[tuple[Schedule, list[Any]]] = []
+    monkeypatch.setattr(cuda, "_report", lambda name, plan, texts, code: seen.append((plan, list(dict.fromkeys(texts.values())))))
+    cuda._planned(g.fx, "graph", {}, device)
+    return seen[0]
+
+
+def of_case(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Schedule, list[Any]]:
+    torch.manual_seed(0)
+    g = Graph()
+    GATHERS[name][0](g)
+    return planned(g, monkeypatch)
+
+
+def calls(plan: Schedule) -> list[str]:
+    return [str(step.op) for step in plan.steps if isinstance(step, LibraryCall)]
+
+
+def scatters(plan: Schedule) -> int:
+    return sum(isinstance(step, FusedKernel) and step.members[0].kind == SCATTER for step in plan.steps)
+
+
+def test_bags_of_many_tables_are_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of looked up vectors, zeros, and additions; each thread adds up the vectors of one element."""
+    plan, kernels = of_case("sums of looked up vectors, and their gradients", monkeypatch)
+    assert [(type(step), len(step.rows)) for step in plan.steps] == [(TableKernel, 20)] * 3
+    bodies = [kernel.kernel.body for kernel in kernels]
+    assert sum("tl.atomic_add(" in body for body in bodies) == 1
+    (bags,) = (body for body in bodies if "index out of range" in body and "atomic" not in body)
+    assert bags.count("tl.load(") == 3 + 8 and "tl.sum(" not in bags
+    offsets = [kernel.offsets for kernel in kernels if kernel.offsets]
+    assert all(32 * k in row for row in offsets for k in range(20))  # a column begins four numbers behind the one before
+
+
+@needs_triton
+@pytest.mark.parametrize("name", [n for n in GATHERS if "bfloat16" not in n])
+def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.backends.compiler import GPUTarget
+
+    from magneto.inductor.runtime.triton_launch import binary_of
+
+    plan, kernels = of_case(name, monkeypatch)
+    found: list[TritonKernel] = [kernel.kernel if isinstance(kernel, TritonTable) else kernel for kernel in kernels]
+    tables = [kernel.kernel for kernel in kernels if isinstance(kernel, TritonTable)]
+    for kernel in tables or [max(found, key=lambda k: ("atomic" in k.body, len(k.body)))]:
+        for aligned in (True, False) if tables else (True,):
+            assert len(binary_of(kernel, GPUTarget("cuda", 90, 32), aligned).asm["cubin"]) > 1000
+
+
+def gradient(padding: int = -1, rows: int = 50, count: int = 100, dtype: torch.dtype = torch.float32) -> Graph:
+    g = Graph()
+    index = g.input(torch.randint(0, rows, (count,)))
+    g.output(g.call(aten.embedding_dense_backward.default, g.input(torch.randn(count, 16).to(dtype)), index, rows, padding, False))
+    return g
+
+
+def test_padding_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, kernels = planned(gradient(3), monkeypatch)
+    (text,) = (kernel.body for kernel in kernels if "atomic_add" in kernel.body)
+    assert "tl.where(c" in text and ", mask=" in text.split("atomic_add")[1] and not calls(plan)
+
+
+def test_what_the_library_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half types, crowds of additions to few elements, and programs that want the same digits in every run."""
+    assert scatters(planned(gradient(), monkeypatch)[0]) == 1
+    assert calls(planned(gradient(dtype=torch.bfloat16), monkeypatch)[0])
+    assert calls(planned(gradient(rows=1, count=20_000), monkeypatch)[0])
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert calls(planned(gradient(), monkeypatch)[0])
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_memory_that_is_added_to_may_be_an_input_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is added comes after what is written first, and before what reads the sums."""
+    g = Graph()
+    x, index, source = (g.input(t) for t in (torch.randn(7, 9), torch.randint(0, 7, (5,)), torch.randn(5, 9)))
+    y = g.call(aten.index_add.default, g.exp(x), 0, index, source)
+    g.output(g.sum(y, (0,)), g.mul(y, 2.0))
+    plan, _ = planned(g, monkeypatch)
+    writes = [step.writes for step in plan.steps if isinstance(step, FusedKernel)]
+    target = next(step.writes[0] for step in plan.steps if isinstance(step, FusedKernel) and step.members[0].kind == SCATTER)
+    places = [n for n, names in enumerate(writes) if target in names]
+    readers = [n for n, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and target in step.reads() and n not in places]
+    assert len(places) == 2 and readers and max(places) < min(readers)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_few_elements_are_written_out_along_memory_only(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = Graph()
+    g.output(g.sum(g.input(torch.randn(64, 4, 64) if dim == 1 else torch.randn(64, 64, 4)), (dim,)))
+    _, (kernel,) = planned(g, monkeypatch)
+    assert ("tl.sum(" in kernel.body) == (dim == 2)
+
+
+def test_few_elements_that_are_computed_at_computed_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index itself is computed by the kernel, and leaves nothing in memory."""
+    g = Graph()
+    index = g.remainder(g.add(g.input(torch.randint(0, 50, (12, 4))), 7), 50)
+    g.output(g.sum(g.call(aten.embedding.default, g.input(torch.randn(50, 16)), index), (1,)))
+    plan, kernels = planned(g, monkeypatch)
+    assert len(kernels) == 1 and kernels[0].body.count("tl.load(") == 8
+
+
+# ---- recordings ----------------------------------------------------------------------------------------------------------
+
+
+def node(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    graph = fx.Graph()
+
+    def of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            made = graph.placeholder("x")
+            made.meta["val"] = value
+            return made
+        return [of(v) for v in value] if isinstance(value, list) else value
+
+    return graph.call_function(op, tuple(map(of, args)), {name: of(v) for name, v in kwargs.items()})
+
+
+def test_what_may_be_recorded() -> None:
+    x, places, mask = torch.randn(3, 3), torch.tensor([0, 1]), torch.tensor([True, False, True])
+    assert recordable(node(aten.index.Tensor, x, [None, places]))
+    assert recordable(node(aten._unsafe_index.Tensor, x, [places]))
+    assert not recordable(node(aten.index.Tensor, x, [mask]))
+    assert not recordable(node(aten.index.Tensor, x, [None, mask.byte()]))
+    assert recordable(node(aten.index_put.default, x, [places], x, True))
+    assert not recordable(node(aten.index_put.default, x, [mask], x))
+    assert recordable(node(aten.index_add.default, x, 0, places, x))
+    assert recordable(node(aten.repeat_interleave.Tensor, places, output_size=1))
+    assert not recordable(node(aten.repeat_interleave.Tensor, places))
+    assert recordable(node(aten.repeat_interleave.self_int, x, 2))
+    assert not recordable(node(aten.repeat_interleave.self_Tensor, x, places))
+    assert not recordable(node(aten.nonzero.default, x))
+    assert recordable(node(aten.mm.default, x, x))
+
+
+def test_bags_share_what_they_read_at_different_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than make a table stay kernels of their own."""
+    g = Graph()
+    lists, found = g.input(torch.randint(0, 50, (12, 5, 4))), []
+    for k in range(5):
+        index = column(g, lists, k, (12, 5, 4))
+        grad = wide(g, g.input(torch.randn(12, 16)), (12, 4, 16))
+        found.append(g.call(aten.embedding_dense_backward.default, grad, index, 50, -1, False))
+    g.output(*found)
+    assert scatters(planned(g, monkeypatch)[0]) == 5

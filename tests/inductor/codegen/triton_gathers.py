@@ -1,0 +1,112 @@
+"""Cases of triton_cases.py: lookups, additions at computed places, reductions of few elements, kernels that are equal but for their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.inductor.lower.prim_graphs import Graph
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+GATHERS: dict[str, tuple[Callable[[Graph], Any], float]] = {}
+
+
+def case(name: str, tolerance: float = 2e-6) -> Callable[[Callable[[Graph], Iterator[Any]]], None]:
+    """A generator of what the graph returns."""
+
+    def add(found: Callable[[Graph], Iterator[Any]]) -> None:
+        GATHERS[name] = (lambda g: g.output(*found(g))), tolerance
+
+    return add
+
+
+def column(g: Graph, lists: Any, k: int, shape: tuple[int, int, int]) -> Any:
+    """Column k of index lists of this shape."""
+    rows, _, each = shape
+    return g.reshape(g.slice(lists, (0, k, 0), (rows, k + 1, each), (1, 1, 1)), (rows, each))
+
+
+def wide(g: Graph, x: Any, shape: tuple[int, int, int]) -> Any:
+    return g.broadcast_in_dim(x, shape, (0, 2))
+
+
+@case("gradients of lookups")
+def _embedding(g: Graph) -> Iterator[Any]:
+    for width in (16, 5):
+        grad, index = g.input(torch.randn(6, 4, width)), g.input(torch.randint(0, 10, (6, 4)))
+        for padding, by_frequency in ((-1, False), (3, False), (3, True)):
+            yield g.call(aten.embedding_dense_backward.default, grad, index, 10, padding, by_frequency)
+        yield g.call(aten.embedding_dense_backward.default, g.mul(grad, 2.0), index, 10, -1, False)
+    index = column(g, g.input(torch.randint(0, 10, (6, 5, 4))), 2, (6, 5, 4))
+    grad = wide(g, g.input(torch.randn(6, 16)), (6, 4, 16))
+    yield g.call(aten.embedding_dense_backward.default, grad, index, 10, -1, False)
+
+
+@case("padding that infinities are sent to", 0)
+def _padding(g: Graph) -> Iterator[Any]:
+    grad, index = torch.ones(6, 4), torch.tensor([0, 1, 2, 2, 1, 5])
+    grad[2:4] = float("inf")
+    yield g.call(aten.embedding_dense_backward.default, g.input(grad), g.input(index), 7, 2, False)
+
+
+for _dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16):
+
+    @case(f"additions to {_dtype}", {torch.bfloat16: 1e-1, torch.float32: 2e-5}.get(_dtype, 1e-12))
+    def _additions(g: Graph, dtype: torch.dtype = _dtype) -> Iterator[Any]:
+        x, source = (g.input((torch.randn(n, 9) * 3).to(dtype)) for n in (7, 5))
+        yield g.call(aten.index_add.default, x, 0, g.input(torch.tensor([1, 1, 6, 0, 1])), source)
+        yield g.call(aten.index_add.default, g.add(x, 1), 0, g.input(torch.tensor([1, 1, 6, 0, 1], dtype=torch.int32)), g.mul(source, 2))
+        yield g.call(aten.scatter_add.default, x, 0, g.input(torch.randint(0, 7, (5, 9))), source)
+        yield g.call(aten.scatter_add.default, x, 1, g.input(torch.randint(0, 9, (4, 6))), source)
+        yield g.call(aten.scatter_reduce.two, x, 1, g.input(torch.randint(0, 9, (4, 9))), source, "sum")
+        if dtype.is_floating_point:
+            yield g.call(aten.scatter_reduce.two, x, 1, g.input(torch.randint(0, 9, (4, 9))), source, "sum", include_self=False)
+
+
+@case("additions at places of several index tensors", 2e-5)
+def _puts(g: Graph) -> Iterator[Any]:
+    x, rows, columns = (g.input(t) for t in (torch.randn(3, 7, 9), torch.randint(-7, 7, (5,)), torch.randint(-9, 9, (5,))))
+    tall = g.input(torch.randint(0, 3, (4, 1)))
+    for values in (torch.randn(3, 5), torch.randn(5), torch.randn(3, 1)):
+        yield g.call(aten.index_put.default, x, [None, rows, columns], g.input(values), True)
+    yield g.call(aten.index_put.default, x, [tall, None, columns], g.input(torch.randn(4, 5, 7)), True)
+    yield g.call(aten.index_put.default, x, [tall], g.input(torch.randn(4, 1, 7, 9)), True)
+    zeros = g.full((3, 7, 9), 0.0, torch.float32, CPU)
+    yield g.call(aten.index_put.default, zeros, [None, rows, columns], g.input(torch.randn(3, 5)), True)
+    yield g.call(aten.index_put.default, x, [None, g.iota(5, torch.int64, CPU), columns], g.input(torch.randn(3, 5)), False)
+    yield g.call(aten.index_put.default, x, [g.input(torch.tensor([True, False, True]))], g.input(torch.randn(2, 7, 9)), True)
+
+
+@case("lookups by several index tensors")
+def _index(g: Graph) -> Iterator[Any]:
+    x, rows, columns = (g.input(t) for t in (torch.randn(3, 7, 9), torch.randint(-7, 7, (5,)), torch.randint(-9, 9, (5,)).int()))
+    tall = g.input(torch.randint(0, 3, (4, 1)))
+    yield g.call(aten.index.Tensor, x, [None, rows, columns])
+    yield g.mul(g.call(aten.index.Tensor, g.exp(x), [tall, None, columns]), 2.0)
+    yield g.call(aten.index.Tensor, x, [tall, rows])
+    yield g.call(aten.index.Tensor, x, [None, g.iota(5, torch.int64, CPU), rows])
+    yield g.call(aten.index.Tensor, x, [g.input(torch.tensor([True, False, True]))])
+
+
+@case("reductions of few elements", 2e-6)
+def _few(g: Graph) -> Iterator[Any]:
+    x, h = g.input(torch.randn(6, 4, 32)), g.input(torch.randint(-8, 8, (6, 4, 32)).bfloat16())
+    v = g.var(x, (1,), 1.0)
+    yield from (g.amax(x, (1,)), g.prod(x, (1,)), g.item(v, 0), g.item(v, 1), g.argmax(x, 1))
+    yield from (g.any(g.gt(x, 1.0), (1,)), g.all(g.lt(x, 1.0), (1,)), g.sum(h, (1,)), g.amin(h, (1,)))
+    e = g.exp(g.sub(x, wide(g, g.amax(x, (1,)), (6, 4, 32))))
+    yield from (g.sum(e, (1,)), g.div(e, wide(g, g.sum(e, (1,)), (6, 4, 32))), g.sum(x, (2,)))
+
+
+@case("sums of looked up vectors, and their gradients")
+def _bags(g: Graph) -> Iterator[Any]:
+    """Twenty of each, which differ in what they read, and from where on."""
+    lists = g.input(torch.randint(0, 50, (12, 20, 4)))
+    for k in range(20):
+        table, grad = g.input(torch.randn(53, 16)[k % 3 :][:50]), wide(g, g.input(torch.randn(12, 16)), (12, 4, 16))
+        index = column(g, lists, k, (12, 20, 4))
+        yield g.sum(g.call(aten.embedding.default, table, index), (1,))
+        yield g.call(aten.embedding_dense_backward.default, grad, index, 50, -1, False)

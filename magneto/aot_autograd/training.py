@@ -104,7 +104,10 @@ class TrainingPlan:
     def unwanted(self, ctx: Any) -> list[int]:
         """The inputs whose gradients this run of autograd's engine asks nobody for (`autograd.grad`, `backward(inputs=...)`)."""
         functions = ctx.next_functions
-        return [i for place, i in self.flows if functions[place][0] is not None and not _runs(functions[place][0])]
+        try:
+            return [i for place, i in self.flows if (found := functions[place][0]) is not None and not _executes(found)]
+        except RuntimeError:  # of a leaf whose gradient is asked for, and outside of a backward
+            return [i for place, i in self.flows if functions[place][0] is not None and not _runs(functions[place][0])]
 
     def backward_for(self, choice: Choice) -> Backward:
         found = self.backwards.get(choice)
@@ -280,7 +283,7 @@ def _runs(node: Any) -> bool:
     """Whether the engine goes on from here to `node`."""
     try:
         return _executes(node)
-    except RuntimeError:  # of a leaf whose gradient is asked for, and outside of a backward
+    except RuntimeError:
         return True
 
 

@@ -40,13 +40,14 @@ TRIAL = 256  # replays after which what was copied out, since it had been found 
 
 _alive: weakref.WeakSet[Recording] = weakref.WeakSet()
 _recording = threading.Lock()
+_detached = torch.Tensor.detach
 _lent: Counter[int] = Counter()  # where tensors begin that live recordings lend
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @dataclass(eq=False)
 class Recording:
-    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `lent`: storages whose
+    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `lent`: storages whose
     users are counted, with the count when nobody else has them, and whose output it is. `trial`: replays that are left until more is lent (0: no end)."""
 
     graph: Any
@@ -54,6 +55,7 @@ class Recording:
     lie: tuple[bytes, bytes] = (b"", b"")
     copied: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     outputs: list[Callable[[Sequence[Any]], Any]] = field(default_factory=list)
+    tail: list[torch.Tensor] = field(default_factory=list)
     lent: list[tuple[int, int]] = field(default_factory=list)
     lenders: list[int] = field(default_factory=list)
     held: list[tuple[torch.Tensor, Any, int]] = field(default_factory=list)  # output, its storage if it is lent, its number
@@ -124,7 +126,7 @@ class Graphed:
         if r.copied:
             _copy([buffer for buffer, _ in r.copied], [inputs[i].detach() for _, i in r.copied])
         r.graph.replay()
-        found = tuple([output(inputs) for output in r.outputs])
+        found = (*[output(inputs) for output in r.outputs], *map(_detached, r.tail))
         if type(inputs) is list:
             inputs.clear()
         return found
@@ -249,10 +251,13 @@ class Graphed:
             self._off(f"{moved} bytes would be copied in each call")
             return None
         made.lent = [(storage._cdata, _users(storage._cdata)) for _, storage, _ in made.held if storage is not None]  # type: ignore[misc]
-        made.lenders = [k for _, storage, k in made.held if storage is not None]
+        lent = {k: out for out, storage, k in made.held if storage is not None}
+        made.lenders = list(lent)
+        first = max((k + 1 for k in range(len(made.outputs)) if k not in lent), default=0)
+        made.tail, made.outputs = [lent[k] for k in range(first, len(made.outputs))], made.outputs[:first]
         made.trial = TRIAL if self.kept and 2 * self.attempts <= ATTEMPTS else 0
         _alive.add(made)
-        addresses = [out.data_ptr() for out, storage, _ in made.held if storage is not None]
+        addresses = [out.data_ptr() for out in lent.values()]
         _lent.update(addresses)
         weakref.finalize(made, _withdraw, addresses).atexit = False
         return made

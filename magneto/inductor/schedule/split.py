@@ -45,6 +45,7 @@ FEWEST = 8  # rows that a program walks
 SHORTEST = 128  # elements of a partial result, at least
 WANTED_ACROSS = 1056  # where memory is contiguous along the rows: fewer, larger loads are under way in a block
 SHORTEST_ACROSS = 64
+MOST_ACROSS = 512  # partial results that a block adds up at once
 ACROSS = 32  # rows of a block where memory is contiguous along them
 PIECE = 16  # elements that lie side by side, where an index divides
 ALIGNED = 8  # elements: chunks begin where rows of vectors do
@@ -134,7 +135,7 @@ def pieces(node: Reduction) -> int:
     if not across(node):
         return 1 if rows >= ENOUGH else min(-(-WANTED // rows), length // SHORTEST)
     blocks = -(-rows // ACROSS)
-    return 1 if blocks >= ENOUGH else min(-(-WANTED_ACROSS // blocks), length // SHORTEST_ACROSS)
+    return 1 if blocks >= ENOUGH else min(-(-WANTED_ACROSS // blocks), MOST_ACROSS, length // SHORTEST_ACROSS)
 
 
 def _count(sizes: Sequence[Size]) -> int:

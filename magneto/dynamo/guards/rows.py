@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -93,13 +93,18 @@ class Row:
     inside: str = ""
 
     def key(self) -> tuple[Any, ...]:
-        """Identity of the row for deduplication (payloads that are unhashable or mutable count by identity)."""
-        payload = self.payload if self.kind is not Kind.ID_IS else id(self.payload)
-        try:
-            hash(payload)
-        except TypeError:
-            payload = id(self.payload)
-        return (self.kind, self.source, type(self.payload), repr(payload) if isinstance(payload, float) else payload)
+        """Identity of the row for deduplication."""
+        return row_key(self.kind, self.source, self.payload)
+
+
+def row_key(kind: Kind, source: Source | None, payload: Any) -> tuple[Any, ...]:
+    """Identity of a row (payloads that are unhashable or mutable count by identity)."""
+    known = payload if kind is not Kind.ID_IS else id(payload)
+    try:
+        hash(known)
+    except TypeError:
+        known = id(payload)
+    return (kind, source, type(payload), repr(known) if isinstance(known, float) else known)
 
 
 @dataclass(slots=True)
@@ -110,14 +115,19 @@ class GuardSet:
     seen: set[Any] = field(default_factory=set)
 
     def add(self, row: Row) -> None:
-        key = row.key()
+        self.require(row.kind, row.source, row.payload, lambda: (row.user_line, row.inside))
+
+    def require(self, kind: Kind, source: Source | None, payload: Any, read_at: Callable[[], tuple[str, str]]) -> None:
+        """A row, unless an equal one is there; `read_at`: what made it necessary (`user_line`, `inside`)."""
+        key = row_key(kind, source, payload)
         if key not in self.seen:
             self.seen.add(key)
-            self.rows.append(row)
+            self.rows.append(Row(kind, source, payload, *read_at()))
 
     def weaken(self) -> None:
         """Hold objects whose identity is checked, and what may die, weakly from now on: guards that are kept for reports keep no model alive."""
-        self.rows = [_weakened(row) for row in self.rows]
+        done: set[int] = set()  # by id: sources whose paths have been walked; most rows share all but the last step
+        self.rows = [_weakened(row, done) for row in self.rows]
         self.seen.clear()
 
     def __iter__(self) -> Iterator[Row]:
@@ -127,9 +137,10 @@ class GuardSet:
         return len(self.rows)
 
 
-def _weakened(row: Row) -> Row:
+def _weakened(row: Row, done: set[int]) -> Row:
     path, obj = row.source, row.payload
-    while path is not None:
+    while path is not None and id(path) not in done:
+        done.add(id(path))
         if isinstance(path, Held):
             path.weaken()
         path = path.base()

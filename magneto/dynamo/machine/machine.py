@@ -25,7 +25,7 @@ from magneto.base.logs import log
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
-from magneto.dynamo.guards.rows import GuardSet, Kind, Row
+from magneto.dynamo.guards.rows import GuardSet, Kind
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.assume import Assumption, Check, Place, branch_of, survives
 from magneto.dynamo.machine.decided import decision_of
@@ -186,7 +186,7 @@ class SymbolicMachine:
             self.count += 1
             frame.count = self.count
             frame.before = frame.stack.copy()
-            frame.progress = self._progress()
+            frame.progress = self.count, self.steps, len(self.effects)
             self._tail = False
             try:
                 if self.count in self.forced:
@@ -362,7 +362,7 @@ class SymbolicMachine:
         return trackers.from_value(self, value)
 
     def guard(self, kind: Kind, source: Source | None, payload: Any) -> None:
-        self.guards.add(Row(kind, source, payload, *self.read_at()))
+        self.guards.require(kind, source, payload, self.read_at)
 
     def hashed_now(self) -> dict[Tracker, Any]:
         """The hashes that the current instruction has asked the program for: CPython asks once in one operation."""
@@ -382,11 +382,13 @@ class SymbolicMachine:
 
     def read_at(self) -> tuple[str, str]:
         """The innermost line of the program that is not torch's, and the line of torch that it has reached ("" for none)."""
-        frame = next((frame for frame in reversed(self.frames) if not frame.code.co_filename.startswith(_TORCH)), None)
-        if frame is None or frame is self.frames[-1]:
-            return self.user_line(), ""
-        file, line, _ = frame.where()
-        return f"{file}:{line}", self.user_line()
+        for frame in reversed(self.frames):
+            if not frame.code.co_filename.startswith(_TORCH):
+                if frame is self.frames[-1]:
+                    break
+                file, line, _ = frame.where()
+                return f"{file}:{line}", self.user_line()
+        return self.user_line(), ""
 
     # -- behaviour
 

@@ -14,7 +14,7 @@ import weakref
 
 import pytest
 
-from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Stack
 from magneto.dynamo.guards.text import show_guards
 from tests.dynamo.guards.oracle import UNBOUND, Both, holds
@@ -513,3 +513,18 @@ def test_parts_of_iterators():
     for it in (zip(first), map(int, first), iter(collections.deque())):
         with pytest.raises(TypeError):
             _C.iterator_advance(it, 1)
+
+
+def test_equal_rows_are_made_once() -> None:
+    guards, asked = GuardSet(), []
+
+    def read_at() -> tuple[str, str]:
+        asked.append(1)
+        return f"app.py:{len(asked)}", ""
+
+    for _ in range(3):
+        guards.require(Kind.EQUALS, Local(0, "x"), 3, read_at)
+        guards.require(Kind.EQUALS, Local(0, "x"), 3.0, read_at)  # of another type
+    assert [row.user_line for row in guards] == ["app.py:1", "app.py:2"]
+    guards.add(Row(Kind.EQUALS, Local(0, "x"), 3))
+    assert len(guards) == 2

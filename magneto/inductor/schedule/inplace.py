@@ -13,7 +13,7 @@ from dataclasses import replace
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, LibraryCall, Load, Op, ViewOf, walk_values
 from magneto.inductor.lower.context import is_dense, same_layout
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import FusedKernel, OrderedKernel, Step, TableKernel, member_loads
+from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, OrderedKernel, Step, TableKernel, member_loads
 from magneto.inductor.schedule.schedule import Schedule
 
 DIVIDING = frozenset(("div", "floordiv", "remainder", "fmod"))
@@ -24,9 +24,10 @@ def write_inputs(plan: Schedule, wanted: Mapping[int, int]) -> Schedule:
     the output. What is done stands in `into` (buffer -> input) of the result, `last` says where the kernels begin that write inputs."""
     pairs = {}
     leaving = Counter(view.buffer for view in plan.program.outputs if isinstance(view, ViewOf))
+    added = {m.name for step in plan.steps if isinstance(step, FusedKernel) for m in step.members if m.kind == SCATTER}  # while others read
     for output, place in wanted.items():
         view, target = plan.program.outputs[output], plan.program.inputs[place]
-        if isinstance(view, ViewOf) and target is not None and _fits(plan, view, target, leaving):
+        if isinstance(view, ViewOf) and target is not None and view.buffer not in added and _fits(plan, view, target, leaving):
             pairs[view.buffer] = target.name
     if not pairs:
         return plan

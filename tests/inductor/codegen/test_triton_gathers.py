@@ -23,8 +23,8 @@ from tests.inductor.lower.prim_graphs import Graph
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
 
 
-def planned(g: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Schedule, list[Any]]:
-    """The schedule and the kernels of a graph whose tensors are taken to be on a GPU."""
+def planned(g: Graph, monkeypatch: pytest.MonkeyPatch, written: dict[int, int] | None = None) -> tuple[Schedule, list[Any]]:
+    """The schedule and the kernels of a graph whose tensors are taken to be on a GPU. `written`: outputs that are inputs' new numbers."""
     device = torch.device("cuda", 0)
     for node in g.fx.nodes:
         if node.op != "output":
@@ -32,7 +32,7 @@ def planned(g: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Schedule, list[A
             node.meta["val"] = tuple(v.with_(device=device) for v in found) if isinstance(found, tuple) else found.with_(device=device)
     seen: list[tuple[Schedule, list[Any]]] = []
     monkeypatch.setattr(cuda, "_report", lambda name, plan, texts, code: seen.append((plan, list(dict.fromkeys(texts.values())))))
-    cuda._planned(g.fx, "graph", {}, device)
+    cuda._planned(g.fx, "graph", written or {}, device)
     return seen[0]
 
 
@@ -117,6 +117,16 @@ def test_memory_that_is_added_to_may_be_an_input_that_dies(monkeypatch: pytest.M
     places = [n for n, names in enumerate(writes) if target in names]
     readers = [n for n, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and target in step.reads() and n not in places]
     assert len(places) == 2 and readers and max(places) < min(readers)
+
+
+def test_an_input_is_not_added_to_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x.index_add_(0, arange(6, -1, -1), x): nothing can raise, but other threads read what one has added to."""
+    g = Graph()
+    x = g.input(torch.randn(7, 9))
+    backwards = g.add(g.mul(g.iota(7, torch.int64, torch.device("cpu")), -1), 6)
+    g.output(g.call(aten.index_add.default, x, 0, backwards, g.mul(x, 2.0)))
+    plan, _ = planned(g, monkeypatch, {0: 0})
+    assert scatters(plan) == 1 and not plan.into
 
 
 @pytest.mark.parametrize("dim", [1, 2])

@@ -17,6 +17,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", No
 
 @dataclass(eq=False)
 class Recording:
-    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `lent`: storages whose
+    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `shown`: the same, where they are handed out
+    as they are and not as other tensors on their memory, with the references and uses when nobody else has them; `lent`: storages whose
     users are counted, with the count when nobody else has them, and whose output it is. `trial`: replays that are left until more is lent (0: no end)."""
 
     graph: Any
@@ -56,6 +58,7 @@ class Recording:
     copied: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     outputs: list[Callable[[Sequence[Any]], Any]] = field(default_factory=list)
     tail: list[torch.Tensor] = field(default_factory=list)
+    shown: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)
     lent: list[tuple[int, int]] = field(default_factory=list)
     lenders: list[int] = field(default_factory=list)
     held: list[tuple[torch.Tensor, Any, int]] = field(default_factory=list)  # output, its storage if it is lent, its number
@@ -120,13 +123,16 @@ class Graphed:
         for storage, count in r.lent:
             if _users(storage) > count:  # type: ignore[misc]
                 return False
+        for out, references, uses in r.shown:
+            if getrefcount(out) > references or out._use_count() > uses:  # type: ignore[attr-defined]
+                return False
         return record.stream(self.index) == r.stream and not record.capturing()
 
     def _replay(self, r: Recording, inputs: Inputs) -> Sequence[Any]:
         if r.copied:
             _copy([buffer for buffer, _ in r.copied], [inputs[i].detach() for _, i in r.copied])
         r.graph.replay()
-        found = (*[output(inputs) for output in r.outputs], *map(_detached, r.tail))
+        found = (*[output(inputs) for output in r.outputs], *(r.tail if r.shown else map(_detached, r.tail)))
         if type(inputs) is list:
             inputs.clear()
         return found
@@ -169,6 +175,8 @@ class Graphed:
         if made is None:
             return self._launched(inputs)
         counter("cuda_graphs")
+        if not self.of_backward and _users is not None and hasattr(torch.Tensor, "_use_count"):
+            made.shown = _counted(made.tail)
         with self.lock:
             self.recording = made
             return self._replay(made, inputs)
@@ -195,6 +203,10 @@ class Graphed:
             i for i, address in zip(places, addresses, strict=True) if here[i] != address and not (self.of_backward and address in _lent)
         ]
         alive = [k for (storage, count), k in zip(r.lent, r.lenders, strict=True) if _users(storage) > count]  # type: ignore[misc]
+        tail = len(r.lent) - len(r.tail)
+        for (out, references, uses), k in zip(r.shown, r.lenders[tail:], strict=False):
+            if getrefcount(out) > references or out._use_count() > uses:  # type: ignore[attr-defined]
+                alive.append(k)
         self.strayed.update(moved)
         self.found.update(alive)
         if moved or alive or record.stream(self.index) != r.stream:  # otherwise another thread was replaying, or the forward ran plainly
@@ -302,6 +314,23 @@ def _withdraw(addresses: Sequence[int]) -> None:
         _lent[address] -= 1
         if not _lent[address]:
             del _lent[address]
+
+
+def _counted(tail: list[torch.Tensor]) -> list[tuple[torch.Tensor, int, int]]:
+    """What a forward keeps is nobody's but autograd's: the tensors themselves may be saved, if each has the references that it would have if nobody else had it."""
+    probe = torch.empty(1, device="cpu")
+    held, listed = (probe, None, 0), [probe]
+    del probe
+    (known,) = _references([(held[0], 0, 0)])
+    found = _references([(out, 0, 0) for out in tail])
+    return found if listed and all(counts[1:] == known[1:] for counts in found) else []
+
+
+def _references(shown: list[tuple[torch.Tensor, int, int]]) -> list[tuple[torch.Tensor, int, int]]:
+    for k, (out, _, _) in enumerate(shown):
+        references, uses = getrefcount(out), out._use_count()  # type: ignore[attr-defined]
+        shown[k] = out, references, uses
+    return shown
 
 
 def _dense(x: torch.Tensor) -> bool:

@@ -56,6 +56,15 @@ class Tape(TorchDispatchMode):
         self.calls.append((func, args, kwargs, fresh))
         return result
 
+    def let_go(self, returned: set[int]) -> None:
+        """A recording on a device has no references to the tensors that were returned."""
+
+        def without(x: Any) -> Any:
+            return _by_address(x) if id(x) in returned else x
+
+        self.own = [without(x) for x in self.own]
+        self.calls = [(func, *tree_map(without, (args, kwargs, fresh))) for func, args, kwargs, fresh in self.calls]
+
     def _overwrite(self) -> None:
         for x in self.own:
             if x.is_floating_point():
@@ -85,6 +94,7 @@ class Deck:
         tape = Tape()
         with tape:
             outs = run(*given)
+        tape.let_go({id(x) for x in _tensors(list(outs))})
         self.tapes.append(tape)
         return tape, outs
 

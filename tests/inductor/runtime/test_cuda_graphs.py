@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -220,6 +221,7 @@ def test_what_a_forward_lends_is_read_where_it_lies(deck: Deck) -> None:
     large = [buffer for buffer, _ in backward.copied if buffer.numel() > 20]
     assert large == []  # what the results become may be copied
     assert [tape.replays for tape in deck.tapes] == [7, 7]
+    assert forward.shown and not backward.shown
 
 
 def test_a_moving_input_is_copied_and_costs_one_call_more(deck: Deck) -> None:
@@ -356,3 +358,36 @@ def test_copies_of_a_model_have_recordings_of_their_own(deck: Deck) -> None:
         for p, q in zip(m.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
             p.grad = q.grad = None
+
+
+@pytest.mark.parametrize("keep", ["hooks", "asked", "storage"])
+def test_what_others_have_of_a_forward_stays_as_it_is(keep: str, deck: Deck) -> None:
+    """Saved tensors that somebody holds: through hooks, of the node, or only their memory."""
+    m, x = model(), batches(1)[0]
+    run = magneto.optimize("cudagraphs")(m)
+    for _ in range(5):
+        step(m, run, x)
+    kept: list[torch.Tensor] = []
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t) if keep == "hooks" else contextlib.nullcontext():
+        out = run(x)
+    if keep != "hooks":
+        saved = out.grad_fn.saved_tensors  # type: ignore[union-attr]
+        kept += saved if keep == "asked" else [t.detach() for t in saved]
+        del saved
+    out.sum().backward()
+    m.zero_grad()
+    del out
+    before = [t.detach().clone() for t in kept]
+    for other in batches(4)[1:]:
+        step(m, run, other)
+    for a, b in zip(kept, before, strict=True):
+        torch.testing.assert_close(a, b)
+    kept.clear()
+    replays = deck.tapes[0].replays
+    step(m, run, x)
+    assert deck.replays > replays

@@ -33,15 +33,21 @@ class _Row:
 
 def repeated(plan: Schedule, few: int) -> Schedule:
     """The schedule with `few` and more such kernels as one step."""
-    found = ((p, _row_of(step, plan.buffers)) for p, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and _small(step))
-    rows = dict(found)
-    if len(rows) < few:
+    small = [(p, step) for p, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and _small(step)]
+    if len(small) < few:
         return plan
     before = order_of(plan)
     heights = heights_of(before)
+    apart: dict[tuple[object, ...], list[tuple[int, FusedKernel]]] = {}  # what tells most kernels apart at once
+    for p, step in small:
+        sizes = tuple(d.size for d in step.rows), tuple(d.size for d in step.cols)
+        apart.setdefault((sizes, len(step.members), heights[p], 0 <= plan.last <= p), []).append((p, step))
+    rows: dict[int, _Row] = {}
     groups: dict[tuple[object, ...], list[int]] = {}
-    for position, row in rows.items():
-        groups.setdefault((row.kernel, row.wide, heights[position], 0 <= plan.last <= position), []).append(position)
+    for key, kernels in apart.items():
+        for p, step in kernels if len(kernels) >= few else ():
+            row = rows[p] = _row_of(step, plan.buffers)
+            groups.setdefault((row.kernel, row.wide, key), []).append(p)
     uses = last_uses(plan)
     joined = [group for group in groups.values() if len(group) >= few and worthwhile(plan, group, uses, few)]
     if not joined:

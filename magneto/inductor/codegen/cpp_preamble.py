@@ -47,20 +47,19 @@ MG_INLINE f32 mg_load_f16(u16 h) {
     f32 small = mg_bits_f32((i32)((two >> 17) | 0x3f000000u)) - 0.5f;
     return mg_bits_f32((i32)((w & 0x80000000u) | (u32)mg_f32_bits(two < (1u << 27) ? small : normal)));
 }
-#define MG_F16_SUM(f) \
-    u32 w = (u32)mg_f32_bits(f), two = w + w, bias = two & 0xff000000u; \
-    f32 base = (__builtin_fabsf(f) * 0x1p+112f) * 0x1p-110f; /* infinite for what is too large */ \
-    bias = bias < 0x71000000u ? 0x71000000u : bias; \
-    f32 magic = mg_bits_f32((i32)((bias >> 1) + 0x07800000u)), sum = magic + base;
 MG_INLINE u16 mg_store_f16(f32 f) {
-    MG_F16_SUM(f)
-    u32 bits = (u32)mg_f32_bits(sum), number = ((bits << 3) & 0x7c000000u) + ((bits & 0xfffu) << 16);
+    u32 w = (u32)mg_f32_bits(f), two = w + w, bias = two & 0xff000000u;
+    f32 base = (__builtin_fabsf(f) * 0x1p+112f) * 0x1p-110f; /* infinite for what is too large */
+    bias = bias < 0x71000000u ? 0x71000000u : bias;
+    u32 bits = (u32)mg_f32_bits(mg_bits_f32((i32)((bias >> 1) + 0x07800000u)) + base), number = ((bits << 3) & 0x7c000000u) + ((bits & 0xfffu) << 16);
     return (u16)(((w & 0x80000000u) | (two > 0xff000000u ? 0x7e000000u : number)) >> 16);
 }
-MG_INLINE f32 mg_round_f16(f32 f) {
-    MG_F16_SUM(f)
-    f32 r = (sum - magic) * 0.25f;
-    return __builtin_copysignf(base >= 262080.0f ? MG_INF : r, f); /* base is four times as large; the magic number of very large ones is infinite itself */
+MG_INLINE f32 mg_round_f16(f32 f) { /* a number 2^13 times as large as the leading bit of f (of 2^-14 for smaller ones) leaves ten bits behind it */
+    f32 a = __builtin_fabsf(f);
+    u32 e = (u32)mg_f32_bits(f) & 0x7f800000u;
+    f32 magic = mg_bits_f32((i32)((e < 0x38800000u ? 0x38800000u : e) + 0x06800000u)), r = (a + magic) - magic;
+    r = a >= 65520.0f ? MG_INF : r;
+    return __builtin_copysignf(a != a ? a : r, f);
 }
 """
 

@@ -21,6 +21,7 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
 from magneto.graph.meta import TensorMeta
+from magneto.graph.opinfo import stays
 
 Gradient = int | tuple[str, int] | None
 
@@ -86,8 +87,8 @@ def partition(joint: JointGraph) -> Partition:
 
 
 def _effects(joint: JointGraph) -> list[fx.Node]:
-    """Forward operations that are kept although nothing may read them: they advance the random stream."""
-    return [node for node in joint.graph.nodes if node.op == "call_function" and is_random(node) and node.meta["stage"] == "forward"]
+    """Forward operations that are kept although nothing may read them: they advance the random stream, or raise."""
+    return [node for node in joint.graph.nodes if node.op == "call_function" and stays(node.target) and node.meta["stage"] == "forward"]
 
 
 def is_random(node: fx.Node) -> bool:

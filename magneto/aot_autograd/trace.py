@@ -22,6 +22,7 @@ from magneto.aot_autograd.signature import Apart, Mutation, Signature
 from magneto.aot_autograd.storage import View
 from magneto.graph.meta import TensorMeta
 from magneto.graph.modes import modes_kept
+from magneto.graph.opinfo import stays
 
 
 @dataclass(slots=True)
@@ -217,9 +218,9 @@ def finish(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: Any,
 
 
 def drop_dead(graph: fx.Graph) -> None:
-    """Remove what no result needs. Random operations stay: eager advances the random stream for them too."""
+    """Remove what no result needs. Random operations stay, because eager advances the random stream for them too, and so do checks."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        if node.op == "call_function" and not node.users and not stays(node.target):
             graph.erase_node(node)
 
 

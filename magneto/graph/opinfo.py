@@ -74,3 +74,8 @@ def _build(op: Any) -> OpInfo:
     inplace_view = torch.Tag.inplace_view in op.tags
     random = torch.Tag.nondeterministic_seeded in op.tags
     return OpInfo(name, rule_for(op), tuple(writes), tuple(returns), HIDDEN_WRITES.get(name), inplace_view, random)
+
+
+def stays(op: Any) -> bool:
+    """Does it run although nobody reads its result? It draws random numbers, or has no result: it is there to raise (`_linalg_check_errors`)."""
+    return isinstance(op, torch._ops.OpOverload) and (torch.Tag.nondeterministic_seeded in op.tags or not op._schema.returns)

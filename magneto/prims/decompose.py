@@ -13,6 +13,7 @@ from magneto.base.events import emit
 from magneto.base.flags import config
 from magneto.graph.layout import RuleError
 from magneto.graph.meta import TensorMeta
+from magneto.graph.opinfo import stays
 from magneto.prims.decompositions import DECOMPOSITIONS, LIBRARY
 from magneto.prims.exact import gives_eagers_bits
 from magneto.prims.value import Builder, Value
@@ -204,7 +205,7 @@ class _Decomposition:
 
     def remove_unused(self) -> None:
         for node in reversed(list(self.b.graph.nodes)):
-            if not node.users and node.op in ("call_function", "get_attr") and not _is_random(node.target):
+            if not node.users and node.op in ("call_function", "get_attr") and not stays(node.target):
                 self.b.graph.erase_node(node)
 
 

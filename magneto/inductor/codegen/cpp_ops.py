@@ -84,7 +84,6 @@ _POWERS = {
     "2.0": "{0} * {0}",
     "3.0": "{0} * {0} * {0}",
     "1.0": "{0}",
-    "0.5": "{sqrt}",
     "(-1.0": "{one} / {0}",
     "(-2.0": "{one} / ({0} * {0})",
 }
@@ -96,7 +95,7 @@ def _pow(a: list[str], t: torch.dtype) -> str:
     exponent = a[1].rstrip("f)") if a[1].endswith(("f", "f)", "0", "0)")) else ""
     form = _POWERS.get(exponent)
     if form is not None:
-        return form.format(a[0], one=_one(t), sqrt=_builtin("sqrt")([a[0]], t))
+        return form.format(a[0], one=_one(t))
     return _through_double2("pow")(a, t)
 
 

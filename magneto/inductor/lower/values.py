@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -161,7 +162,8 @@ def make_masked(cond: Expr, value: Callable[[], Value], other: Callable[[], Valu
 
 
 def make_pow(x: Value, exponent: Const) -> Value:
-    """x ** constant, with the special cases that ATen's kernel has (so that results agree to the bit)."""
+    """x ** constant. ATen's own special cases are decomposed before (prims/decompositions/pointwise.py): what arrives here is the C library's `pow`, which differs from a root
+    at -0 and -infinity."""
     dtype, e = x.dtype, exponent.value
     half = dtype in HALF
     if e == 1:
@@ -171,9 +173,11 @@ def make_pow(x: Value, exponent: Const) -> Value:
     if e == 3 and not half:
         return Op("mul", (Op("mul", (x, x), dtype), x), dtype)
     if dtype.is_floating_point:
-        one = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(e) if isinstance(e, float) else None
-        if one is not None:
-            return Op(one, (x,), dtype)
+        if e in (0.5, -0.5):
+            root = Op("sqrt" if e > 0 else "rsqrt", (Op("add", (x, Const(0.0, dtype)), dtype),), dtype)  # -0 + 0 is 0
+            return Op("where", (Op("eq", (x, Const(-math.inf, dtype)), torch.bool), Const(math.inf if e > 0 else 0.0, dtype), root), dtype)
+        if e == -1:
+            return Op("reciprocal", (x,), dtype)
         if e == -2 and not half:
             return Op("reciprocal", (Op("mul", (x, x), dtype),), dtype)
     return Op("pow", (x, exponent), dtype)

@@ -36,6 +36,7 @@ class FakeResult:
     aliases: (path in the value, path of an argument) for each result that shares an argument's storage; the value itself has path ().
     same: the result *is* the n-th tensor argument (counted depth first over args, then kwargs), as for in-place methods.
     random: the call consumed random numbers.
+    raises: it looks at numbers in order to raise, so that it runs though nobody may want its result.
     """
 
     value: Any
@@ -43,6 +44,7 @@ class FakeResult:
     aliases: tuple[tuple[Path, Path], ...] = ()
     same: int | None = None
     random: bool = False
+    raises: bool = False
 
 
 class _Arguments:
@@ -162,7 +164,9 @@ def fake_probes(
         raise SizeUnknown("whether its result shares memory depends on data")
     aliases = tuple(dict.fromkeys(pair for result in others for pair in result.aliases))  # a view of what is empty, or a copy
     value = merge([FAILED if result is FAILED else result.value for result in found])
-    return FakeResult(value, first.mutated, aliases, first.same, any(result.random for result in others))
+    return FakeResult(
+        value, first.mutated, aliases, first.same, any(result.random for result in others), any(result.raises for result in others)
+    )
 
 
 def _run(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], copies: bool, counts: Counts | None) -> FakeResult:
@@ -172,7 +176,7 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], co
         real_args = [arguments.build(value, (position,)) for position, value in enumerate(args)]
         real_kwargs = {key: arguments.build(value, (key,)) for key, value in kwargs.items()}
         mode.written.clear()
-        mode.random = False
+        mode.random = mode.raises = False
         mode.counts = counts
         if counts is not None:
             counts.fakes, counts.written = arguments.fakes, mode.written
@@ -196,7 +200,7 @@ def _describe(value: Any, arguments: _Arguments, mode: FakeMode) -> FakeResult:
     if mode.written:
         pairs = zip(arguments.fakes, arguments.paths, strict=True)
         mutated = tuple(path for fake, path in pairs if id(root_of(fake)) in mode.written)
-    return FakeResult(result, mutated, tuple(aliases), same, mode.random)
+    return FakeResult(result, mutated, tuple(aliases), same, mode.random, mode.raises)
 
 
 def _to_value(value: Any, path: Path, roots: dict[int, Path], aliases: list[tuple[Path, Path]]) -> Any:

@@ -132,7 +132,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers ATen operations by metadata.
 
     `on_op(func, args, kwargs, out)` is called after every operation, with the tensors as torch passed them.
-    `random` is set by operations that draw random numbers.
+    `random` is set by operations that draw random numbers, `raises` by those that have no result (`_linalg_check_errors`).
     `written` maps id -> root of every storage written so far (in-place, out=, running statistics).
     """
 
@@ -140,7 +140,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.on_op = on_op
         self.written: dict[int, object] = {}
-        self.random = False
+        self.random = self.raises = False
         self.counts: Counts | None = None  # None: a size that depends on data raises DataDependent
 
     def fake(self, meta: TensorMeta) -> FakeTensor:
@@ -187,6 +187,8 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_writes(info, args, kwargs)
         if info.random and not (info.name.startswith(_ATTENTION) and not _dropout(args)):
             self.random = True
+        if not (info.returns or info.writes):
+            self.raises = True
         if self.on_op is not None:
             self.on_op(func, args, kwargs, out)
         return out

@@ -38,7 +38,7 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
         "promote",
         2,
         """add sub mul rsub maximum minimum fmax fmin remainder fmod floor_divide pow bitwise_and bitwise_or bitwise_xor bitwise_left_shift
-        bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ hypot nextafter gcd lcm heaviside _prelu_kernel
+        bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ hypot nextafter gcd lcm _prelu_kernel
         prelu clamp_min clamp_max gelu_backward silu_backward tanh_backward sigmoid_backward hardtanh_backward
         hardswish_backward hardsigmoid_backward softplus_backward mish_backward
         softshrink_backward hardshrink_backward logit_backward""",
@@ -48,6 +48,13 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
     ("promote", 3, "addcmul clamp lerp clip log_sigmoid_backward"),
     ("float", 3, "addcdiv"),
 )
+
+
+@rule("heaviside.default")
+def _heaviside(value: TensorMeta, values: TensorMeta) -> TensorMeta:
+    if value.dtype is not values.dtype:
+        raise RuleError("heaviside of two types")
+    return elementwise((value, values), value.dtype)
 
 
 @rule("mvlgamma.default")

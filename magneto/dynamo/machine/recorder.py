@@ -52,6 +52,7 @@ class Recorder:
         self.graph = fx.Graph()
         self.inputs: list[tuple[fx.Node, trackers.TensorTracker]] = []
         self.keep: set[fx.Node] = set()
+        self.raising: set[fx.Node] = set()
         self.mutated: set[Tracker] = set()
         self.n_calls = self.n_checks = 0
         self.random_nodes: set[fx.Node] = set()
@@ -179,6 +180,8 @@ class Recorder:
             )
         if mutated or result.random:
             self.keep.add(node)
+        if result.raises:
+            self.raising.add(node)
         tracked = self._result(node, result, tensors)
         if result.aliases:
             self._join_views(args, kwargs, result, tracked, _name(target) != "detach")
@@ -507,7 +510,7 @@ class Recorder:
 
     def prune(self, outputs: Sequence[fx.Node]) -> None:
         """Drop what neither the outputs nor an effect need: pure nodes only."""
-        needed = set(outputs) | self.keep
+        needed = set(outputs) | self.keep | self.raising
         for node in reversed(list(self.graph.nodes)):
             if node.op in ("placeholder", "output"):
                 continue

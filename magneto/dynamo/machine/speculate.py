@@ -141,7 +141,7 @@ class Speculation:
         outputs: list[fx.Node] = []
         gives = self._template(value, outputs)
         recorder = self.recorder
-        used = set(outputs) | recorder.keep
+        used = set(outputs) | recorder.keep | recorder.raising
         for node in reversed(list(recorder.graph.nodes)):
             if node.op != "placeholder" and node not in used and not node.users:
                 recorder.graph.erase_node(node)

@@ -174,8 +174,10 @@ def make_pow(x: Value, exponent: Const) -> Value:
         return Op("mul", (Op("mul", (x, x), dtype), x), dtype)
     if dtype.is_floating_point:
         if e in (0.5, -0.5):
-            root = Op("sqrt" if e > 0 else "rsqrt", (Op("add", (x, Const(0.0, dtype)), dtype),), dtype)  # -0 + 0 is 0
-            return Op("where", (Op("eq", (x, Const(-math.inf, dtype)), torch.bool), Const(math.inf if e > 0 else 0.0, dtype), root), dtype)
+            root = Op("sqrt" if e == 0.5 else "rsqrt", (Op("add", (x, Const(0.0, dtype)), dtype),), dtype)  # -0 + 0 is 0
+            return Op(
+                "where", (Op("eq", (x, Const(-math.inf, dtype)), torch.bool), Const(math.inf if e == 0.5 else 0.0, dtype), root), dtype
+            )
         if e == -1:
             return Op("reciprocal", (x,), dtype)
         if e == -2 and not half:

@@ -83,6 +83,38 @@ def convolution_and_batch_norm() -> Any:
     return model.to(DEVICE), (randn(4, 3, 32, 32, grad=True),)
 
 
+@program(1e-4, train=True)
+def pools_and_enlargement() -> Any:
+    """Their gradients are loops, and so is that of the convolution's bias."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(F.max_pool2d(x, 3, 2, 1), weight, bias, padding=1)
+        return F.interpolate(F.avg_pool2d(y, 2) + F.avg_pool2d(y, 3, 2, 1)[:, :, :-1, :-1], scale_factor=2.0) * y[:, :, :-1, :-1]
+
+    return run, (randn(4, 8, 33, 41, grad=True), randn(16, 8, 3, 3, grad=True), randn(16, grad=True))
+
+
+@program(1e-4, train=True)
+def statistics_far_from_zero() -> Any:
+    """Parts of a channel are joined exactly, in either layout, along rows and across them."""
+    x = randn(16, 24, 40, 40) + 100
+    model = nn.Sequential(nn.BatchNorm2d(24), nn.GroupNorm(3, 24)).to(DEVICE)
+    return lambda a, b: (model(a), model(b)), (x.requires_grad_(), x.detach().to(memory_format=torch.channels_last).requires_grad_())
+
+
+@program(2e-4, train=True)
+def layer_norms_of_few_and_many_rows() -> Any:
+    first, second = nn.LayerNorm(768).to(DEVICE), nn.LayerNorm(1024).to(DEVICE)
+    return lambda x, y: (first(x), second(y)), (randn(10, 197, 768, grad=True), randn(8448, 1024, grad=True))
+
+
+@program(1e-4, train=True)
+def attention_with_one_projection() -> Any:
+    """The gradient of the projection's bias sums rows that lie in three tensors by heads."""
+    model = nn.MultiheadAttention(96, 3, batch_first=True).to(DEVICE)
+    return lambda x: model(x, x, x, need_weights=False)[0], (randn(10, 197, 96, grad=True),)
+
+
 @program(1e-4)
 def batch_norm_in_evaluation() -> Any:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()).to(DEVICE).eval(), (randn(4, 3, 32, 32),)

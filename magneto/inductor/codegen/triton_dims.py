@@ -14,6 +14,8 @@ from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.kernel import Dim, FusedKernel
 from magneto.symbolic import Expr, add, mul
 
+SHORTEST = 16  # elements of a piece: blocks along shorter ones are slower than dividing
+
 
 def cut_dims(kernel: FusedKernel) -> FusedKernel:
     """The kernel with every dimension that indices divide by a number as several."""
@@ -21,7 +23,7 @@ def cut_dims(kernel: FusedKernel) -> FusedKernel:
     mapping: dict[Expr, Expr] = {}
 
     def pieces(dim: Dim) -> list[Dim]:
-        steps = chain(dim.size, divisors.get(dim.sym, set()))
+        steps = chain(dim.size, {d for d in divisors.get(dim.sym, ()) if d >= SHORTEST})
         if len(steps) < 2:
             return [dim]
         made = [Dim(fresh_symbol(n), n) for n in (large // small for large, small in zip((dim.size, *steps), steps, strict=False))]

@@ -291,6 +291,62 @@ def scattered() -> Any:
 
 
 @program(1e-4, train=True)
+def bags_of_many_tables() -> Any:
+    """Twenty lookups of four rows each, and their gradients: one launch each way."""
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(200, 16, padding_idx=3 if k % 2 else None) for k in range(40)])
+
+        def forward(self, lists: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x, *(table(lists[:, k]).sum(1) for k, table in enumerate(self.tables))], 1).tanh()
+
+    return Bags().to(DEVICE), (torch.randint(0, 200, (64, 40, 4)).to(DEVICE), randn(64, 16, grad=True))
+
+
+@program(1e-4, train=True)
+def places_of_pairs() -> Any:
+    rows, columns = (t.to(DEVICE) for t in torch.triu_indices(9, 9, 1))
+
+    def pairs(x: torch.Tensor) -> Any:
+        products = torch.bmm(x, x.transpose(1, 2))
+        return torch.cat([x[:, 0], products[:, rows, columns - 9]], 1) * 2
+
+    return pairs, (randn(32, 9, 16, grad=True),)
+
+
+@program(1e-4, train=True)
+def gradients_of_looked_up_rows() -> Any:
+    """Rows that are looked up by one, two and scattered indices, some of them often."""
+    index = torch.randint(0, 30, (500,)).to(DEVICE)
+    places = torch.randint(0, 40, (30, 5)).to(DEVICE)
+
+    def looked_up(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (
+            x[index].sum(1),
+            x[index, index].exp(),
+            y.gather(1, places),
+            x.index_add(0, index[:30], y),
+            F.embedding(index, x, padding_idx=2),
+        )
+
+    return looked_up, (randn(30, 40, grad=True), randn(30, 40, grad=True))
+
+
+@program(3e-2, train=True)
+def rms_norms_of_bfloat16() -> Any:
+    model = nn.Sequential(nn.RMSNorm(256), nn.Linear(256, 256, bias=False), nn.SiLU(), nn.RMSNorm(256, eps=1e-3))
+    return model.to(DEVICE, torch.bfloat16), (randn(4, 33, 256, dtype=torch.bfloat16, grad=True),)
+
+
+@program(1e-4, train=True)
+def rms_norms() -> Any:
+    model = nn.Sequential(nn.RMSNorm((3, 96)), nn.Tanh(), nn.RMSNorm(96, elementwise_affine=False))
+    return model.to(DEVICE), (randn(700, 3, 96, grad=True),)
+
+
+@program(1e-4, train=True)
 def recurrent() -> Any:
     lstm = nn.LSTM(16, 24, batch_first=True).to(DEVICE)
     return lambda x: lstm(x)[0] * 2, (randn(3, 7, 16, grad=True),)

@@ -244,13 +244,14 @@ class Builder:
             return
         self.temporaries.setdefault(self.position, []).append(result)
         destinations = []
-        for b in step.outputs:
+        outputs = [None if b is None or self.memory.last_use.get(b.name) == self.position else b for b in step.outputs]
+        for b in outputs:  # what nobody reads may be missing: the logarithms of attention without gradients
             destinations.append(-1 if b is None else self.fresh())
             if b is not None:
                 self.registers[b.name] = destinations[-1]
                 self._dies(b.name, destinations[-1])
         self._unpack(result, destinations, step.lists)
-        for position, b in enumerate(step.outputs):
+        for position, b in enumerate(outputs):
             if b is not None and not (position == WORKSPACE and step.op in WITH_WORKSPACE):
                 self._check_layout(b, self.registers[b.name])
 

@@ -311,3 +311,13 @@ def test_results_of_calls_are_checked() -> None:
     g.output(g.exp(g.call(aten.cumsum.default, x, 1)), g.call(aten.cumprod.default, x, 1))
     plan = compile_program(lower_graph(g.fx))
     assert any(i[0] == "LAYOUT" for i in plan.instructions)
+
+
+def test_outputs_of_a_call_that_nobody_reads_may_be_missing() -> None:
+    g = Graph()
+    both = g.call(aten.topk.default, g.input(torch.randn(4, 9)), 3)
+    g.output(g.add(g.item(both, 1), 1))
+    code = plan_code(plan := schedule(lower_graph(g.fx)), plan_memory(plan), lambda step: 0)
+    (unpack,) = (i for i in code.instructions if i[0] == "UNPACK")
+    assert unpack[2][0] == -1 and len(unpack[2]) == 2
+    assert sum(i[0] == "LAYOUT" for i in code.instructions) == 1

@@ -12,12 +12,13 @@ from math import prod
 
 from magneto.inductor.loops.ir import Buffer
 from magneto.inductor.schedule.alike import Renaming
-from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, Step, TableKernel, member_loads
+from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Step, TableKernel, member_loads
 from magneto.inductor.schedule.schedule import Schedule
 from magneto.inductor.schedule.table import heights_of, last_uses, merged, order_of, worthwhile
 from magneto.symbolic import Add, Const, Expr, Sym
 
 SMALL = 1 << 20  # elements of a kernel: larger ones fill a device
+NEAR = 1 << 20  # bytes of memory that is added to: of that of many kernels the cache holds no more
 WIDE = 1 << 31
 
 
@@ -33,7 +34,7 @@ class _Row:
 
 def repeated(plan: Schedule, few: int) -> Schedule:
     """The schedule with `few` and more such kernels as one step."""
-    small = [(p, step) for p, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and _small(step)]
+    small = [(p, step) for p, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and _small(step, plan.buffers)]
     if len(small) < few:
         return plan
     before = order_of(plan)
@@ -59,8 +60,11 @@ def repeated(plan: Schedule, few: int) -> Schedule:
     return merged(plan, joined, before, one)
 
 
-def _small(kernel: FusedKernel) -> bool:
-    return prod(d.size for d in (*kernel.rows, *kernel.cols)) <= SMALL and not any(m.kind == COLUMN for m in kernel.members)
+def _small(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> bool:
+    """Few elements, and what is added to large memory follows at once on what has written that: it is in the cache still."""
+    far = (m for m in kernel.members if m.kind == SCATTER and buffers[m.name].nbytes > NEAR)  # type: ignore[operator]
+    few = prod(d.size for d in (*kernel.rows, *kernel.cols)) <= SMALL
+    return few and not any(m.kind == COLUMN for m in kernel.members) and not any(far)
 
 
 def _row_of(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> _Row:

@@ -21,7 +21,7 @@ from magneto.inductor.schedule.schedule import Schedule
 from magneto.symbolic import ZERO, Const, Expr, Sym
 
 FEW = 4  # kernels in the middle of a graph: fewer are not worth another order
-FILL = 1 << 20  # elements of memory that is written without reading any: more of them are no row
+FILL = 1 << 18  # elements of memory that is written without reading any: more of them are no row
 SMALL = 1 << 16  # bytes that may live longer for the sake of a table
 FLAT = Dim(Sym("x0", 0, (1 << 40) - 1), 1 << 40)
 """The dimension of every table: its size is that of the row."""

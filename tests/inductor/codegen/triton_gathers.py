@@ -10,7 +10,6 @@ import torch
 from tests.inductor.lower.prim_graphs import Graph
 
 aten = torch.ops.aten
-CPU = torch.device("cpu")
 GATHERS: dict[str, tuple[Callable[[Graph], Any], float]] = {}
 
 
@@ -74,9 +73,11 @@ def _puts(g: Graph) -> Iterator[Any]:
         yield g.call(aten.index_put.default, x, [None, rows, columns], g.input(values), True)
     yield g.call(aten.index_put.default, x, [tall, None, columns], g.input(torch.randn(4, 5, 7)), True)
     yield g.call(aten.index_put.default, x, [tall], g.input(torch.randn(4, 1, 7, 9)), True)
-    zeros = g.full((3, 7, 9), 0.0, torch.float32, CPU)
+    zeros = g.full((3, 7, 9), 0.0, torch.float32, x.meta["val"].device)
     yield g.call(aten.index_put.default, zeros, [None, rows, columns], g.input(torch.randn(3, 5)), True)
-    yield g.call(aten.index_put.default, x, [None, g.iota(5, torch.int64, CPU), columns], g.input(torch.randn(3, 5)), False)
+    yield g.call(
+        aten.index_put.default, x, [None, g.iota(5, torch.int64, x.meta["val"].device), columns], g.input(torch.randn(3, 5)), False
+    )
     yield g.call(aten.index_put.default, x, [g.input(torch.tensor([True, False, True]))], g.input(torch.randn(2, 7, 9)), True)
 
 
@@ -87,7 +88,7 @@ def _index(g: Graph) -> Iterator[Any]:
     yield g.call(aten.index.Tensor, x, [None, rows, columns])
     yield g.mul(g.call(aten.index.Tensor, g.exp(x), [tall, None, columns]), 2.0)
     yield g.call(aten.index.Tensor, x, [tall, rows])
-    yield g.call(aten.index.Tensor, x, [None, g.iota(5, torch.int64, CPU), rows])
+    yield g.call(aten.index.Tensor, x, [None, g.iota(5, torch.int64, x.meta["val"].device), rows])
     yield g.call(aten.index.Tensor, x, [g.input(torch.tensor([True, False, True]))])
 
 

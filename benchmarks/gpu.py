@@ -187,6 +187,8 @@ def measure(name: str, contenders: Mapping[str, Callable[[Any], Any]]) -> dict[s
         except Exception as error:
             calls.pop(who, None)
             result["errors"][who] = f"{type(error).__name__}: {str(error)[:200]}"
+    if said := _said():
+        result["said"] = said
     repeats = REPEATED if moved or name in FLOPS else 1
     slowest = max((timed(call) for call in calls.values()), default=0.0) * 1e-3 * repeats
     rounds = max(5, min(ROUNDS, int(SECONDS / max(slowest, 1e-6) / max(len(calls), 1))))
@@ -210,6 +212,14 @@ def measure(name: str, contenders: Mapping[str, Callable[[Any], Any]]) -> dict[s
         result["share_of_product"] = {who: round(FLOPS[name] / (t * 1e-3) / rate, 3) for who, t in result["ms"].items()}
         print(name, "of", round(rate / 1e12), "TFLOP/s", result["share_of_product"])
     return result
+
+
+def _said() -> list[str]:
+    """What ran otherwise than compiled and recorded, since the last reset."""
+    from magneto.base.events import events
+
+    refused = [f"not recorded: {e.refused}" for e in events("artifact") if "refused" in e.fields]
+    return [str(e.fields.get("reason", e.fields))[:200] for kind in ("break", "fallback") for e in events(kind)] + refused
 
 
 def _product_rate() -> float:
@@ -427,7 +437,16 @@ def _row(name: str, contenders: Mapping[str, Callable[[Any], Any]], rows: dict[s
     try:
         rows[name] = measure(name, contenders)
         row = rows[name]
-        print(name, row["ms"], row.get("share_of_copy", ""), row["first_call_s"], row["held_mib"], row["errors"] or "", flush=True)
+        print(
+            name,
+            row["ms"],
+            row.get("share_of_copy", ""),
+            row["first_call_s"],
+            row["held_mib"],
+            row["errors"] or "",
+            row.get("said", ""),
+            flush=True,
+        )
     except Exception:
         rows[name] = {"error": traceback.format_exc()[-600:]}
         print(name, rows[name]["error"], flush=True)

@@ -233,6 +233,7 @@ def _warm(who: str, make: Any, wrap: Any, calls: dict[str, Callable[[], Any]], r
     """Compile, record, and look at the memory: `peak_mib` is the most a call allocates, `held_mib` what the process must have for it (with the pools of recordings, which nobody else can
     use, and without caches that are only kept)."""
     torch.cuda.synchronize()
+    gc.collect()  # what the row before has left would be counted here and gone later
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     calls[who] = make(wrap)
@@ -383,7 +384,7 @@ def summary(rows: Mapping[str, Any]) -> dict[str, Any]:
                 }
         for what in ("held_mib", "peak_mib"):
             pairs = [(rows[n][what].get("magneto"), rows[n][what].get("torch.compile")) for n in names if what in rows.get(n, {})]
-            ratios = [a / b for a, b in pairs if a and b]
+            ratios = [a / b for a, b in pairs if a and b and min(a, b) > 0]
             if ratios:
                 found[f"{kind}: {what} of torch.compile's"] = {
                     "geometric_mean": round(statistics.geometric_mean(ratios), 3),

@@ -98,8 +98,12 @@ def pools_and_enlargement() -> Any:
 def statistics_far_from_zero() -> Any:
     """Parts of a channel are joined exactly, in either layout, along rows and across them."""
     x = randn(16, 24, 40, 40) + 100
-    model = nn.Sequential(nn.BatchNorm2d(24), nn.GroupNorm(3, 24)).to(DEVICE)
-    return lambda a, b: (model(a), model(b)), (x.requires_grad_(), x.detach().to(memory_format=torch.channels_last).requires_grad_())
+    batch, group = (
+        nn.BatchNorm2d(24).to(DEVICE),
+        nn.GroupNorm(3, 24).to(DEVICE),
+    )  # one behind the other the first one's gradients would nearly vanish
+    last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+    return lambda a, b: (batch(a), group(a), batch(b), group(b)), (x.requires_grad_(), last)
 
 
 @program(2e-4, train=True)

@@ -20,6 +20,7 @@ from torch import fx
 
 from magneto import _C
 from magneto.graph.meta import TensorMeta
+from magneto.graph.opinfo import stays
 from magneto.inductor.lower.context import CannotLower, is_dense
 from magneto.inductor.lower.graph import PRIM_ROWS, prim_name
 
@@ -103,7 +104,8 @@ def split(graph: fx.Graph, written: Mapping[int, int] | None = None) -> tuple[to
                 raise CannotLower("a tensor of the CPU that is made of no input leaves the graph")
             places.append((False, len(of_device)))
             of_device.append(result)
-    host = _part(graph, (*sent, *of_host), {}) if sent or of_host else None
+    checks = [n for n in graph.nodes if n in hosted and stays(n.target)]  # random numbers and checks that nobody reads
+    host = _part(graph, (*sent, *of_host), {}, checks) if sent or of_host or checks else None
     dense = [is_dense(n.meta["val"].shape, n.meta["val"].strides) for n in sent]
     extra = {n: _sent(n.meta["val"], device, same) for n, same in zip(sent, dense, strict=True)}
     kinds = tuple(Sent(tuple(m.shape), tuple(m.strides), m.dtype, same) for m, same in zip(extra.values(), dense, strict=True))
@@ -181,10 +183,10 @@ def _hosted(graph: fx.Graph, device: torch.device) -> set[fx.Node]:
     return found
 
 
-def _part(graph: fx.Graph, results: Sequence[Any], extra: Mapping[fx.Node, Any]) -> fx.Graph:
-    """What `results` are computed of, over all placeholders of the graph and one for each node of `extra` (node -> its metadata there)."""
+def _part(graph: fx.Graph, results: Sequence[Any], extra: Mapping[fx.Node, Any], effects: Sequence[fx.Node] = ()) -> fx.Graph:
+    """`effects`, and what `results` are computed of, over all placeholders of the graph and one for each node of `extra` (node -> its metadata there)."""
     needed: set[fx.Node] = set()
-    work = [r for r in results if r not in extra]
+    work = [*(r for r in results if r not in extra), *effects]
     while work:
         node = work.pop()
         if node not in needed and node not in extra:

@@ -182,3 +182,16 @@ def test_refused(way: str) -> None:
         b.graph.output((b.call(prims.neg, meta(4), x), b.call(prims.iota, meta(4, device=CPU, dtype=torch.int64), 4, torch.int64, CPU)))
     with pytest.raises(CannotLower):
         split(b.graph)
+
+
+def test_checks_of_the_host_stay_though_nobody_reads_them() -> None:
+    b = Building()
+    x, s = b.input("x", meta(4)), b.input("s", meta(3, 3, device=CPU))
+    b.call(aten._linalg_check_errors.default, None, s, "name", True)
+    b.graph.output((b.call(prims.neg, meta(4), x),))
+    _, host, rest, _ = split(b.graph)
+    assert (
+        host is not None
+        and [n.target for n in host.nodes if n.op == "call_function"] == [aten._linalg_check_errors.default]
+        and targets(rest) == ["neg"]
+    )

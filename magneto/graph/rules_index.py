@@ -28,6 +28,7 @@ from magneto.graph.rules_view import slice_bounds, unsqueezed
 RULES, rule = rule_table()
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
+_BAG_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def _fresh(meta: TensorMeta) -> TensorMeta:
@@ -81,6 +82,46 @@ def _embedding(weight: TensorMeta, indices: TensorMeta, *rest: Any) -> TensorMet
 @rule("embedding_dense_backward.default")
 def _embedding_backward(grad: TensorMeta, indices: TensorMeta, count: int, *rest: Any) -> TensorMeta:
     return TensorMeta.contiguous((count, grad.shape[-1]), grad.dtype, grad.device)
+
+
+@rule("_embedding_bag.default")
+def _embedding_bag(
+    weight: TensorMeta,
+    indices: TensorMeta,
+    offsets: TensorMeta,
+    scale: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    samples: TensorMeta | None = None,
+    last: bool = False,
+    padding: int = -1,
+) -> tuple[TensorMeta, ...]:
+    """Rows per bag; and for backward: which bag an index belongs to (nothing where sums are made without it), the bags' sizes, where maxima lie."""
+    if len(weight.shape) != 2 or len(indices.shape) != 1 or len(offsets.shape) != 1 or offsets.shape[0] <= last:
+        raise RuleError("ranks of embedding_bag")
+    if indices.dtype not in _INDEX_DTYPES or offsets.dtype not in _INDEX_DTYPES or weight.dtype not in _BAG_DTYPES or mode not in (0, 1, 2):
+        raise RuleError("dtypes or mode of embedding_bag")
+    if samples is not None and (mode != 0 or samples.shape != indices.shape or samples.dtype is not weight.dtype):
+        raise RuleError("weights of embedding_bag")
+    kind = torch.int64 if torch.int64 in (indices.dtype, offsets.dtype) else torch.int32
+    bags, width = offsets.shape[0] - last, weight.shape[1]
+    sums = mode == 0 and weight.dtype is not torch.float64 and weight.strides[1] == 1 and padding < 0
+    fast = sums and (samples is None or samples.strides[0] == 1)
+
+    def made(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
+        return TensorMeta.contiguous(shape, dtype, weight.device)
+
+    largest = made((bags, width) if mode == 2 else (bags,), kind)
+    return made((bags, width), weight.dtype), made((0,) if fast else indices.shape, kind), made((bags,), kind), largest
+
+
+@rule("_embedding_bag_forward_only.default")
+def _embedding_bag_forward_only(*args: Any) -> tuple[TensorMeta, ...]:
+    """Sums have one size per offset."""
+    made, places, sizes, largest = _embedding_bag(*args)
+    if len(args) < 5 or args[4] == 0:
+        sizes = largest = TensorMeta.contiguous(args[2].shape, sizes.dtype, sizes.device)
+    return made, places, sizes, largest
 
 
 @rule("index_select.default")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import RuleError, contiguous_strides, suggested_strides
+from magneto.graph.layout import RuleError, contiguous_strides, preserved_strides, suggested_strides
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import Rule, rule_table
 
@@ -140,9 +140,12 @@ def _constant_pad(meta: TensorMeta, pad: Sequence[int], value: Any = 0) -> Tenso
         raise RuleError("bad padding")
     shape = list(meta.shape)
     for pair in range(len(pad) // 2):
-        shape[-1 - pair] += pad[2 * pair] + pad[2 * pair + 1]
-    if any(size < 0 for size in shape) or all(p <= 0 for p in pad):
-        raise RuleError("negative padding")
+        before, after = pad[2 * pair], pad[2 * pair + 1]
+        if shape[-1 - pair] + min(before, 0) + min(after, 0) < 0:
+            raise RuleError("cuts more than there is")
+        shape[-1 - pair] += before + after
+    if all(p <= 0 for p in pad):  # a clone of what is left
+        return TensorMeta(tuple(shape), preserved_strides(shape, meta.strides), meta.dtype, meta.device)
     return TensorMeta(tuple(shape), suggested_strides(shape, meta.is_channels_last()), meta.dtype, meta.device)
 
 

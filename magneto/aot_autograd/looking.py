@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from magneto.aot_autograd.refusal import Refusal
 from magneto.graph.ways import WAYS
 
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -62,11 +64,29 @@ def _options(dim: int | None = None, keepdim: bool = False, *, dtype: Any = None
     return dim, keepdim, dtype
 
 
+def _from_its_own_place(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`as_strided` with a place in the storage: where an input begins in its own differs from call to call, and nobody asks."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        place = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+        if place is not None and args and isinstance(args[0], torch.Tensor):
+            mode: Any = _get_current_dispatch_mode()
+            storage = mode.storages.find(args[0])
+            if storage is not None and storage.root is not None and storage.root.input_index >= 0:
+                raise Refusal("as_strided from a place in the storage of an input")
+        return call(*args, **kwargs)
+
+    return called
+
+
 LOOKING: dict[Any, Callable[..., Any]] = {
     torch.prod: prod,
     "prod": prod,
     torch.ops.aten.prod.default: prod,
     torch.ops.aten.prod.dim_int: prod,
+    **{call: _from_its_own_place(call) for call in (torch.as_strided, torch.as_strided_, torch.ops.aten.as_strided.default)},
+    "as_strided": _from_its_own_place(torch.Tensor.as_strided),
+    "as_strided_": _from_its_own_place(torch.Tensor.as_strided_),
     **WAYS,
 }
 """By what a node of a captured graph calls: functions, and names of methods."""

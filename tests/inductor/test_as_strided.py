@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -37,3 +40,22 @@ def test_adaptive_pooling_of_a_channels_last_value() -> None:
         torch.randn(8, 8, 3, 3),
         tolerance=1e-4,
     )
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.filterwarnings("ignore:.W104")
+def test_from_a_place_in_the_storage(backend: str, place: int) -> None:
+    """Which counts from where the storage begins, whatever of it the input is."""
+
+    def fn(x: torch.Tensor) -> Any:
+        return (
+            torch.as_strided(x, (2, 2), (2, 1), place) * 2,
+            x.as_strided((2,), (1,), storage_offset=place) + 1,
+            x[1:].as_strided((2,), (1,), place),
+        )
+
+    compiled = magneto.optimize(backend)(fn)
+    memory = torch.arange(40.0)
+    for begin in (0, 7, 0):
+        same(fn, compiled, memory[begin : begin + 20])

@@ -357,6 +357,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if facts.packet.startswith("_foreach_"):  # the dispatcher counts writes of single tensors before it asks this mode, these after
                 torch._C._increment_version(targets[0])
         inputs = {name: self.nodes(v) for name, v in kwargs.items() if not (facts.out_variant and name in facts.writes)}
+        if facts.factory:
+            inputs.update(dtype=targets[0].dtype, device=targets[0].device)
         args += facts.defaults[len(args) :]
         node = self.emit(functional, tuple(self.nodes(a) for a in args), inputs)
         value = node.meta["val"]

@@ -36,7 +36,8 @@ UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", 
 class Facts:
     """One overload. `writes`: positions or keyword names of written arguments. `functional`: what computes the written values:
     its results are the overload's own fresh results, then one new value for each written argument. `defaults`: values of all positional
-    parameters that the functional form asks for and this overload does not."""
+    parameters that the functional form asks for and this overload does not.
+    `factory`: it fills what `out=` names, and the functional form asks for its dtype and device."""
 
     name: str
     packet: str
@@ -46,6 +47,7 @@ class Facts:
     fresh_results: int = 0
     functional: Any = None
     out_variant: bool = False
+    factory: bool = False
     defaults: tuple[Any, ...] = ()
 
     @property
@@ -79,7 +81,10 @@ def _build(op: Any) -> Facts:
         fresh = sum(1 for r in schema.returns if r.alias_info is None)
         out_variant = any(a.is_out for a in arguments)
         functional = _functional_of(op, packet)
-        return Facts(name, packet, WRITE, random, writes, fresh, functional, out_variant, _missing_defaults(op, functional))
+        factory = functional is None and out_variant and packet not in UNINITIALISED and _takes_no_tensor(op)
+        if factory:
+            functional = _functional_of(op, packet, _OPTIONS)
+        return Facts(name, packet, WRITE, random, writes, fresh, functional, out_variant, factory, _missing_defaults(op, functional))
     # Before views: where autograd is switched off, `to`, `reshape` and their like arrive here as they are, and may copy.
     if has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU"):  # eager takes silu_backward's own kernel
         return Facts(name, packet, COMPOSITE, random)
@@ -88,8 +93,8 @@ def _build(op: Any) -> Facts:
     return Facts(name, packet, PURE, random)
 
 
-def _functional_of(op: Any, packet_name: str) -> Any:
-    """The overload with the same inputs that writes nothing, or None. `op` may be in-place, an out variant, or both."""
+def _functional_of(op: Any, packet_name: str, but: frozenset[str] = frozenset()) -> Any:
+    """The overload with the same inputs (`but` those) that writes nothing, or None. `op` may be in-place, an out variant, or both."""
     namespace = getattr(torch.ops, op.namespace)
     base = packet_name.removesuffix("_") if not packet_name.endswith("__") else "__" + packet_name.strip("_").removeprefix("i") + "__"
     wanted = _inputs(op)
@@ -99,7 +104,7 @@ def _functional_of(op: Any, packet_name: str) -> Any:
             continue
         overloads = [getattr(candidates, o) for o in candidates.overloads()]
         for candidate in overloads:
-            if _writes_nothing(candidate) and _inputs(candidate) == wanted:
+            if _writes_nothing(candidate) and _inputs(candidate, but) == wanted:
                 return candidate
     return None
 
@@ -114,8 +119,15 @@ def _missing_defaults(op: Any, functional: Any) -> tuple[Any, ...]:
     return tuple(a.default_value if a.has_default_value() else None for a in ours[: required[-1] + 1]) if required else ()
 
 
-def _inputs(op: Any) -> list[tuple[str, str]]:
-    return [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+def _inputs(op: Any, but: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out and a.name not in but]
+
+
+_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
+
+
+def _takes_no_tensor(op: Any) -> bool:
+    return not any("Tensor" in kind for _, kind in _inputs(op))
 
 
 def _writes_nothing(op: Any) -> bool:

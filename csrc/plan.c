@@ -218,9 +218,12 @@ run_view(const PlanInstr *in, Workspace *ws)
         PyErr_SetString(PyExc_ValueError, "VIEW takes at most ten constant arguments");
         return -1;
     }
-    stack[1] = src;
+    PyObject *apart = NULL; /* torch holds a reference to what a remembered view is a view of, and would refuse to swap a parameter: a view of its memory, then */
+    if (same && (apart = PyObject_GetAttrString(src, "data")) == NULL) return -1;
+    stack[1] = apart != NULL ? apart : src;
     for (Py_ssize_t i = 0; i < n; i++) stack[2 + i] = PyTuple_GET_ITEM(in->args, i);
     PyObject *value = PyObject_Vectorcall(in->callable, stack + 1, (size_t)(n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_XDECREF(apart);
     if (value == NULL) return -1;
     plan_set(ws, in->dst, value);
     if (in->flag == VIEW_KEPT) {
@@ -338,15 +341,18 @@ run_free(const PlanInstr *in, Workspace *ws)
 }
 
 /* Drops the inputs that nobody reads after instruction `at`. Views of what others hold too (parameters) stay: torch holds one reference to an object
- * on behalf of all views. */
+ * on behalf of all views of it, which those that are remembered are not. */
 static void
 drop_inputs(PlanObject *plan, Workspace *ws, Py_ssize_t at)
 {
     for (int i = plan->dying[at]; i >= 0; i = plan->dying_next[i]) {
         PyObject *obj = ws->regs[i];
-        Py_ssize_t ours = 1;
-        for (int v = plan->first_view[i]; v >= 0; v = plan->next_view[v]) ours += ws->view_of[v] == obj;
-        for (int v = plan->first_view[i]; v >= 0 && Py_REFCNT(obj) <= ours + 1; v = plan->next_view[v]) {
+        Py_ssize_t ours = 1, direct = 0;
+        for (int v = plan->first_view[i]; v >= 0; v = plan->next_view[v]) {
+            if (ws->view_of[v] == obj) ours++;
+            else if (ws->regs[plan->view_regs[v]] != NULL) direct = 1;
+        }
+        for (int v = plan->first_view[i]; v >= 0 && Py_REFCNT(obj) <= ours + direct; v = plan->next_view[v]) {
             ours -= ws->view_of[v] == obj;
             Py_CLEAR(ws->view_of[v]);
             ws->view_seen[v] = NULL;

@@ -25,8 +25,8 @@ ROW = re.compile(r"(?:i\d+|\d+|[-+*/% ()])+")
 """What is divided outside of the vectorised loop: once per row."""
 VECTOR = 16  # lanes: whole numbers of these are told to the compiler
 SHORT = 64  # elements: it wants to know the length of a vectorised loop below
-INT, FLOAT, BOUND, DIVISOR = MARKS = "\1\2\3\4"
-"""In a form: an integer, a constant of the computation, the length of an array, a divisor in the numbering of rows."""
+INT, FLOAT, BOUND, DIVISOR, NARROW = MARKS = "\1\2\3\4\5"
+"""In a form: an integer, a constant of the computation, the length of an array, a divisor in the numbering of rows, an integer of 32 bits."""
 
 Form = tuple[str, tuple[str, ...]]
 
@@ -95,8 +95,15 @@ def _kind(line: str, match: re.Match[str], vector: str, simd: bool) -> str:
         return DIVISOR
     if simd and stripped.startswith("for ("):
         return INT if int(text) >= SHORT or int(text) % VECTOR == 0 else ""
+    if "(i32)" in line:  # a comparison of indices
+        compared = (
+            stripped.startswith("_Bool t")
+            and PLACES.match(stripped)
+            and not (before.endswith(("* ", "/ ", "% ")) or after.startswith(" * "))
+        )
+        return NARROW if compared and "mg_floor" not in line else ""
     place = PLACES.match(stripped) or before.count("[") > before.count("]")
-    if not place or "mg_floor" in line or "(i32)" in line or (divides and not ROW.fullmatch(_dividend(before[:-3]))):
+    if not place or "mg_floor" in line or (divides and not ROW.fullmatch(_dividend(before[:-3]))):
         return ""
     return "" if vector and after.startswith(" * ") and re.search(rf"\b{vector}\b", _factor(after[3:])) else INT
 
@@ -156,8 +163,8 @@ def _use(name: str, column: tuple[str, ...], kind: str) -> str:
     """The argument in the place of a number. Multiples of the vector's length are told as such: a loop of so many steps has no rest."""
     if kind == FLOAT:
         return name
-    if kind == DIVISOR:
-        return f"(u32){name}"
+    if kind in (DIVISOR, NARROW):
+        return f"({'u32' if kind == DIVISOR else 'i32'}){name}"
     return f"({name} & -{VECTOR})" if all(int(n) % VECTOR == 0 for n in column) else name
 
 

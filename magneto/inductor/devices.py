@@ -104,14 +104,15 @@ def split(graph: fx.Graph, written: Mapping[int, int] | None = None) -> tuple[to
                 raise CannotLower("a tensor of the CPU that is made of no input leaves the graph")
             places.append((False, len(of_device)))
             of_device.append(result)
-    checks = [n for n in graph.nodes if n in hosted and stays(n.target)]  # random numbers and checks that nobody reads
+    effects = [n for n in graph.nodes if n.op == "call_function" and stays(n.target)]  # random numbers and checks that nobody reads
+    checks = [n for n in effects if n in hosted]
     host = _part(graph, (*sent, *of_host), {}, checks) if sent or of_host or checks else None
     dense = [is_dense(n.meta["val"].shape, n.meta["val"].strides) for n in sent]
     extra = {n: _sent(n.meta["val"], device, same) for n, same in zip(sent, dense, strict=True)}
     kinds = tuple(Sent(tuple(m.shape), tuple(m.strides), m.dtype, same) for m, same in zip(extra.values(), dense, strict=True))
     rest = tuple(None if isinstance(result, fx.Node) else result for result in results)
     back = _back(graph, results, places, written or {})
-    return device, host, _part(graph, of_device, extra), Halves(kinds, tuple(places), rest, back)
+    return device, host, _part(graph, of_device, extra, [n for n in effects if n not in hosted]), Halves(kinds, tuple(places), rest, back)
 
 
 def _back(

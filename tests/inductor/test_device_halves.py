@@ -195,3 +195,15 @@ def test_checks_of_the_host_stay_though_nobody_reads_them() -> None:
         and [n.target for n in host.nodes if n.op == "call_function"] == [aten._linalg_check_errors.default]
         and targets(rest) == ["neg"]
     )
+
+
+def test_what_the_device_draws_stays_though_nobody_reads_it() -> None:
+    b = Building()
+    x = b.input("x", meta(4))
+    b.call(aten.rand_like.default, meta(4), x)
+    b.call(aten._linalg_check_errors.default, None, b.call(prims.neg, meta(4), x), "name", True)
+    b.graph.output((b.call(prims.mul, meta(4), x, 2.0),))
+    _, host, rest, _ = split(b.graph)
+    assert host is None
+    found = [n.target for n in rest.nodes if n.op == "call_function"]
+    assert aten._linalg_check_errors.default in found and aten.rand_like.default in found

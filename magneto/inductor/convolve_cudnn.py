@@ -22,6 +22,7 @@ from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 from magneto.inductor.convolve import addend, only_user
 from magneto.inductor.layout import tensor_cores
+from magneto.inductor.rewrite import copied
 
 aten = torch.ops.aten
 RELU, ADD_RELU = aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default
@@ -43,8 +44,7 @@ def fold_cudnn(graph: fx.Graph) -> fx.Graph:
     """A graph with fewer operations; `graph` itself when there is nothing to fold."""
     if not any(_foldable(node) for node in graph.nodes):
         return graph
-    made = fx.Graph(graph.owning_module)
-    made.output(made.graph_copy(graph, {})).meta.update(graph.output_node().meta)
+    made = copied(graph)
     _Folding(made).run()
     drop_dead(made)
     return made

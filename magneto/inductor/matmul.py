@@ -10,14 +10,13 @@ the product's time to begin.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from magneto.graph.layout import view_strides
-from magneto.graph.rules import propagate
+from magneto.inductor.rewrite import Adding, copied
 
 aten = torch.ops.aten
 
@@ -26,8 +25,7 @@ def flatten(graph: fx.Graph) -> fx.Graph:
     """A graph with larger products; `graph` itself when there is nothing to gain."""
     if not any(_spread(node) or _one_pixel(node) for node in graph.nodes):
         return graph
-    made = fx.Graph(graph.owning_module)
-    made.output(made.graph_copy(graph, {})).meta.update(graph.output_node().meta)
+    made = copied(graph)
     for node in list(made.nodes):
         if _spread(node):
             _replace(made, node, _as_product)
@@ -59,20 +57,6 @@ def _one_pixel(node: fx.Node) -> bool:
     return all(view_strides(m.shape, m.strides, m.shape[:2]) is not None for m in (value, weight))
 
 
-class Adding:
-    """Adds calls that stand for a node."""
-
-    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
-        self.graph = graph
-        self.meta: dict[str, Any] = {key: node.meta[key] for key in ("stack", "stage") if key in node.meta}
-
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = self.graph.call_function(target, args, kwargs)
-        metas = fx.node.map_arg(args, lambda n: n.meta["val"])
-        made.meta = {**self.meta, "val": metas[0][args[1]] if target is operator.getitem else propagate(target, metas, kwargs)}
-        return made
-
-
 def _replace(graph: fx.Graph, node: fx.Node, with_: Any) -> None:
     with graph.inserting_before(node):
         made = with_(Adding(graph, node), node)
@@ -97,4 +81,4 @@ def _as_linear(add: Adding, node: fx.Node) -> fx.Node:
     return add(aten.view.default, product, list(node.meta["val"].shape))
 
 
-__all__ = ["Adding", "flatten"]
+__all__ = ["flatten"]

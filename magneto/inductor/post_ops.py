@@ -13,6 +13,7 @@ from torch import fx
 from magneto.aot_autograd.trace import drop_dead
 from magneto.inductor.activation import attribute_of
 from magneto.inductor.lower.operations import linear_available
+from magneto.inductor.rewrite import copied
 
 aten = torch.ops.aten
 
@@ -24,8 +25,7 @@ def fuse_activations(graph: fx.Graph) -> fx.Graph:
     """A graph with fewer operations; `graph` itself when there is nothing to fuse."""
     if not any(_product_of(node) for node in graph.nodes) or not linear_available():
         return graph
-    made = fx.Graph(graph.owning_module)
-    made.output(made.graph_copy(graph, {})).meta.update(graph.output_node().meta)
+    made = copied(graph)
     for node in list(made.nodes):
         product = _product_of(node)
         if product is not None:

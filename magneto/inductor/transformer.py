@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.inductor.matmul import Adding
+from magneto.inductor.rewrite import Adding, copied
 
 aten = torch.ops.aten
 ATTENTION, LAYER = aten._native_multi_head_attention.default, aten._transformer_encoder_layer_fwd.default
@@ -25,8 +25,7 @@ def take_apart(graph: fx.Graph) -> fx.Graph:
     """A graph of smaller operations; `graph` itself where there is none to take apart."""
     if not any(_attention(node) or _layer(node) for node in graph.nodes):
         return graph
-    made = fx.Graph(graph.owning_module)
-    made.output(made.graph_copy(graph, {})).meta.update(graph.output_node().meta)
+    made = copied(graph)
     for node in list(made.nodes):
         if _attention(node):
             with made.inserting_before(node):

@@ -41,8 +41,10 @@ def _one_hot(*args: Any, **kwargs: Any) -> Any:
         or torch._C._functorch.is_functorch_wrapped_tensor(x)
     ):
         return torch.nn.functional.one_hot(*args, **kwargs)
-    if x.numel() == 0 and count <= 0:
-        raise RuntimeError("Can not infer total number of classes from empty tensor.")
+    if x.numel() == 0:
+        if count <= 0:
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        return torch.zeros((*x.shape, count), dtype=torch.int64)
     torch.ops.magneto.check_classes(x, count)
     if x.stride() != contiguous_strides(x.shape):
         x = x.clone(memory_format=torch.contiguous_format)

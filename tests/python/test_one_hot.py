@@ -71,6 +71,13 @@ def test_in_a_compiled_graph(name: str, backend: str) -> None:
             same(fn, compiled, LAYOUTS[name] - 1, torch.arange(4.0).requires_grad_())
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (3, 0, 2)])
+@pytest.mark.parametrize("classes", [1, 2])
+def test_of_nothing(shape: tuple[int, ...], classes: int) -> None:
+    x = torch.empty(shape, dtype=torch.int64)
+    assert magneto.compile(lambda x: F.one_hot(x, classes))(x).stride() == F.one_hot(x, classes).stride()
+
+
 WRONG = {
     "too large": lambda x: F.one_hot(x, 3),
     "negative": lambda x: F.one_hot(x - 1, 4),

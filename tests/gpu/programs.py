@@ -24,14 +24,15 @@ class Program:
     tolerance: float
     train: bool
     broken: bool  # may run in eager (its name says why)
+    rounded: bool  # eager's own rounding is large: what counts is the distance of both to float64
 
 
 PROGRAMS: dict[str, Program] = {}
 
 
-def program(tolerance: float = 1e-5, train: bool = False, broken: bool = False) -> Callable[[Any], Any]:
+def program(tolerance: float = 1e-5, train: bool = False, broken: bool = False, rounded: bool = False) -> Callable[[Any], Any]:
     def add(make: Any) -> Any:
-        PROGRAMS[make.__name__] = Program(make.__name__, make, tolerance, train, broken)
+        PROGRAMS[make.__name__] = Program(make.__name__, make, tolerance, train, broken, rounded)
         return make
 
     return add
@@ -94,7 +95,7 @@ def pools_and_enlargement() -> Any:
     return run, (randn(4, 8, 33, 41, grad=True), randn(16, 8, 3, 3, grad=True), randn(16, grad=True))
 
 
-@program(1e-4, train=True)
+@program(1e-5, train=True, rounded=True)
 def statistics_far_from_zero() -> Any:
     """Parts of a channel are joined exactly, in either layout, along rows and across them."""
     x = randn(16, 24, 40, 40) + 100
@@ -437,10 +438,14 @@ def leaves(fn: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [*found, *(a for a in args if isinstance(a, torch.Tensor))]
 
 
-def outcome(row: Program, wrap: Callable[[Any], Any], calls: int = 5) -> list[list[torch.Tensor]]:
+def outcome(row: Program, wrap: Callable[[Any], Any], calls: int = 5, double: bool = False) -> list[list[torch.Tensor]]:
     """Per call: results, gradients, and all arguments, parameters and buffers afterwards."""
     torch.manual_seed(0)
     fn, args = row.make()
+    if double:
+        args = tuple(a.detach().double().requires_grad_(a.requires_grad) for a in args)
+        for t in leaves(fn, ()):
+            t.data = t.data.double() if t.is_floating_point() else t.data
     run = wrap(fn)
     found = []
     for n in range(calls):
@@ -479,12 +484,18 @@ def check(name: str, **options: Any) -> dict[str, int]:
     magneto.reset()
     events.reset()
     ours = outcome(row, lambda fn: magneto.optimize("inductor", **options)(fn))
+    exact = outcome(row, lambda fn: fn, double=True) if row.rounded else []
     for call, (found, wanted) in enumerate(zip(ours, expected, strict=True)):
         assert len(found) == len(wanted), f"call {call}: {len(found)} tensors for {len(wanted)}"
         for n, (a, b) in enumerate(zip(found, wanted, strict=True)):
             assert a.device == b.device and a.stride() == b.stride(), (
                 f"call {call}, tensor {n}: {a.device} {a.stride()} for {b.device} {b.stride()}"
             )
+            if exact and b.is_floating_point():
+                true = exact[call][n]
+                error, eager, most = ((t - true).abs().max().item() for t in (a, b, torch.zeros_like(true)))
+                assert error <= 2 * eager + row.tolerance * most, f"call {call}, tensor {n}: {error} from float64, eager {eager}"
+                continue
             scale = max(1.0, b.abs().max().item()) if b.is_floating_point() and b.numel() and b.isfinite().all() else 1.0
             torch.testing.assert_close(
                 a, b, rtol=row.tolerance, atol=row.tolerance * scale, equal_nan=True, msg=lambda m: f"call {call}, tensor {n}: {m}"

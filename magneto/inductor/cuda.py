@@ -17,6 +17,7 @@ from magneto.base.events import counter, emit, timer
 from magneto.base.flags import config
 from magneto.base.logs import KERNELS, dump, log, logging
 from magneto.inductor.codegen.cuda_plan import cuda_plan, with_launchers
+from magneto.inductor.codegen.parted import parted
 from magneto.inductor.codegen.plan import PlanCode, show_plan
 from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
@@ -28,7 +29,7 @@ from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import claim
-from magneto.inductor.runtime.cuda_graphs import Graphed
+from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
 from magneto.inductor.runtime.kept import Finished, keep_data, recall_data
 from magneto.inductor.runtime.record import recordable
 from magneto.inductor.runtime.triton_launch import Launched, Launcher, launchers, source_of, why_not
@@ -40,6 +41,7 @@ from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel
 from magneto.inductor.schedule.repeat import repeated
+from magneto.inductor.schedule.results import results_last
 from magneto.inductor.schedule.scatter import with_scatters
 from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.split import split_reductions
@@ -71,6 +73,9 @@ class DevicePlan:
     lasting: frozenset[int]
 
 
+Loaded = tuple[Compiled, Parts | None]  # the plan, and its parts if it has two
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """A whole graph, compiled. `pairs`: the device's outputs that may be written into inputs. `host`: None where nothing is computed there."""
@@ -96,7 +101,7 @@ def compile_on_cuda(
     if reason := why_not(device):
         raise NoKernels(reason)
     pairs = halves.written(written)
-    plan = _planned(graph, name, pairs, device)
+    plan = _planned(graph, name, pairs, device, _results(halves, replay) or 0)
     run = _loaded(plan, lambda kernels: _built(kernels, device))
     beside, finished = host(before, f"{name}_host", halves.lent) if before is not None else (None, None)
     made = Made(device, plan, halves, pairs, _recordable(graph), finished)
@@ -126,13 +131,20 @@ def _key(key: str, device: torch.device) -> str:
     return f"{key}{major}{minor}{' deterministic' * torch.are_deterministic_algorithms_enabled()}"
 
 
-def _whole(made: Made, run: Compiled, host: Compiled | None, name: str, replay: Replay | None) -> Compiled:
+def _results(halves: Halves, replay: Replay | None) -> int | None:
+    """How many outputs of the device's half, at the front, go to the user."""
+    if replay is None:
+        return None
+    return sum(1 for place in halves.places[: replay.results] if place is not None and not place[0])
+
+
+def _whole(made: Made, loaded: Loaded, host: Compiled | None, name: str, replay: Replay | None) -> Compiled:
     """The plan of the device's half, recorded if it may be, behind the host's half."""
     halves, plan = made.halves, made.plan
+    run, parts = loaded
     if replay is not None and plan.launches >= WORTH_RECORDING and made.recordable:
-        results = halves.places[: replay.results]
-        cloned = None if replay.results is None else sum(1 for place in results if place is not None and not place[0])
-        run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct))
+        cloned = None if replay.results is None else _results(halves, replay)
+        run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct), parts)
     if host is None and all(place is not None for place in halves.places):
         return run
     first = plan.code.n_inputs - len(halves.sent)
@@ -163,10 +175,11 @@ def compile_for(
 ) -> tuple[Compiled, frozenset[int], int]:
     """As compile_on_cuda, for a graph whose memory is all on the device; also how many launches and library calls a run makes. `build`: what makes launchers."""
     plan = _planned(graph, name, written, device)
-    return _loaded(plan, build), plan.direct, plan.launches
+    return _loaded(plan, build)[0], plan.direct, plan.launches
 
 
-def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device) -> DevicePlan:
+def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device, results: int = 0) -> DevicePlan:
+    """`results`: how many outputs at the front are copied out of a recording."""
     with timer("lower"):
         program = split_reductions(online_sums(_on_device(lower_graph(graph, on_gpu=True), device)))
     with timer("schedule"):
@@ -176,6 +189,8 @@ def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: tor
     if config.max_autotune and device.type == "cuda":
         with timer("tune"):
             plan = tuned(plan, device)
+    names = [view.buffer if isinstance(view, ViewOf) else "" for view in program.outputs]
+    plan = results_last(plan, frozenset(names[:results]).difference(names[results:]), WORTH_RECORDING)
     with timer("codegen"):
         texts = {step: _text_of(step, plan) for step in plan.steps if not isinstance(step, LibraryCall)}
     with timer("plan"):
@@ -193,12 +208,17 @@ def _text_of(step: Kernel, plan: Schedule) -> Launched:
     return triton_table(step, plan.into) if isinstance(step, TableKernel) else triton_kernel(step, plan.buffers)
 
 
-def _loaded(plan: DevicePlan, build: Build) -> Compiled:
+def _loaded(plan: DevicePlan, build: Build) -> Loaded:
     """The plan in this process."""
     with timer("build"):
         made = build(plan.kernels)
-    code = with_launchers(plan.code, [made[kernel] for kernel in plan.kernels])
-    return _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
+
+    def load(code: PlanCode) -> Compiled:
+        code = with_launchers(code, [made[kernel] for kernel in plan.kernels])
+        return _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
+
+    two = parted(plan.code) if plan.code.tail else None
+    return load(plan.code), None if two is None else Parts(load(two.head), load(two.tail), two.places)
 
 
 def _given(graph: fx.Graph, program: Program) -> frozenset[str]:

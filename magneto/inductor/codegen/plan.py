@@ -45,6 +45,7 @@ class PlanCode:
     outputs: tuple[int, ...]
     arena_bytes: int
     kept_bytes: int = 0  # what is computed of weights only, kept between calls
+    tail: int = 0  # where the instructions begin that only make results, if there are such
 
     def with_addresses(self, addresses: Mapping[str, int]) -> PlanCode:
         """With addresses in place of kernels' names."""
@@ -190,6 +191,7 @@ class Builder:
         return self.constant(list(value) if isinstance(value, tuple) else value)
 
     position: int = 0
+    tail: int = 0
     preparing: bool = False
     results: list[int] = field(default_factory=list)  # registers of library calls whose results are kept
 
@@ -324,6 +326,8 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], Any
             build.prepare()
         if position == plan.last:
             build.allocate_rest()
+        if position == plan.tail:
+            build.tail = len(build.instructions)
         if isinstance(step, FusedKernel | OrderedKernel):
             build.kernel(step, address_of(step))
         elif isinstance(step, TableKernel):
@@ -333,13 +337,16 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], Any
         build.free(position)
     kept = sum(int(plan.buffers[name].nbytes) for name in plan.kept)  # type: ignore[arg-type, misc]
     outputs = tuple(build.output(o) if isinstance(o, ViewOf) else build.constant(o) for o in program.outputs)
-    return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes, kept)
+    tail = build.tail and build.tail + len(build.prologue)
+    return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes, kept, tail)
 
 
 def show_plan(code: PlanCode, names: Mapping[int, str] | None = None) -> str:
     """The instructions as text, one per line."""
     lines = [f"# {code.n_inputs} inputs, {code.n_registers} registers, arena of {code.arena_bytes} bytes, outputs {list(code.outputs)}"]
-    for op, *rest in code.instructions:
+    for n, (op, *rest) in enumerate(code.instructions):
+        if n and n == code.tail:
+            lines.append("# from here on only results are made: behind a replay, if the rest is recorded")
         shown = [getattr(x, "__name__", None) or (f"tensor{tuple(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)) for x in rest]
         lines.append(f"{op:7s}{' '.join(shown)}")
     return "\n".join(lines)

@@ -17,6 +17,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from sys import getrefcount
 from typing import Any
 
@@ -46,11 +47,21 @@ _lent: Counter[int] = Counter()  # where tensors begin that live recordings lend
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A run in two: `head` is recorded; `tail` makes large results behind each replay, of the inputs and of what the head returns behind its outputs. `places`: per output its place among those of the
+    tail (-1: it is the head's)."""
+
+    head: Compiled
+    tail: Compiled
+    places: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class Recording:
     """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `shown`: the same, where they are handed out
     as they are and not as other tensors on their memory, with the references and uses when nobody else has them; `lent`: storages whose
-    users are counted, with the count when nobody else has them, and whose output it is. `trial`: replays that are left until more is lent (0: no end)."""
+    users are counted, with the count when nobody else has them, and whose output it is. `taken`: what the tail of the run reads. `trial`: replays that are left until more is lent (0: no end)."""
 
     graph: Any
     stream: int
@@ -62,11 +73,12 @@ class Recording:
     lent: list[tuple[int, int]] = field(default_factory=list)
     lenders: list[int] = field(default_factory=list)
     held: list[tuple[torch.Tensor, Any, int]] = field(default_factory=list)  # output, its storage if it is lent, its number
+    taken: tuple[torch.Tensor, ...] = ()
     trial: int = 0
 
 
 class Graphed:
-    """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move."""
+    """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move; `parts`: the same run in two."""
 
     def __init__(
         self,
@@ -76,9 +88,10 @@ class Graphed:
         launches: int,
         cloned: int | None = None,
         written: frozenset[int] = frozenset(),
+        parts: Parts | None = None,
     ) -> None:
         self.room = min(BUFFERS, int(launches * LAUNCH * BANDWIDTH))  # bytes worth copying for a replay
-        self.run, self.name, self.written, self.kind = run, name, written, device.type
+        self.run, self.name, self.written, self.kind, self.parts = run, name, written, device.type, parts
         self.take: Callable[[list[Any]], Sequence[Any]] = getattr(run, "consume", None) or (lambda values: run(*values))
         self.cloned = cloned if _users is not None else None
         self.of_backward = cloned == 0
@@ -132,7 +145,8 @@ class Graphed:
         if r.copied:
             _copy([buffer for buffer, _ in r.copied], [inputs[i].detach() for _, i in r.copied])
         r.graph.replay()
-        found = (*[output(inputs) for output in r.outputs], *(r.tail if r.shown else map(_detached, r.tail)))
+        values = inputs if self.parts is None else (*inputs, *self.parts.tail(*inputs, *r.taken))
+        found = (*[output(values) for output in r.outputs], *(r.tail if r.shown else map(_detached, r.tail)))
         if type(inputs) is list:
             inputs.clear()
         return found
@@ -249,15 +263,19 @@ class Graphed:
         if moved > self.room:
             self._off(f"{moved} bytes of inputs would be copied in each call")
             return None
-        made.graph, outs = record.recorded(self.run, given, self.index)
-        release = getattr(self.run, "release_workspace", None)
+        run = self.run if self.parts is None else self.parts.head
+        made.graph, outs = record.recorded(run, given, self.index)
+        release = getattr(run, "release_workspace", None)
         if release is not None:  # views of inputs that lay where they lie: they would be users of what another recording lends
             release()
         places = {id(x): i for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
         memory = {x.untyped_storage().data_ptr(): i for i, x in enumerate(given) if here[i]}
-        for k, out in enumerate(outs):
-            made.outputs.append(self._output(made, k, out, places, memory, given))
-        del outs, given
+        found = iter(outs)
+        for k, place in enumerate(self.parts.places if self.parts is not None else (-1,) * len(outs)):
+            of_tail = place >= 0
+            made.outputs.append(itemgetter(len(given) + place) if of_tail else self._output(made, k, next(found), places, memory, given))
+        made.taken = tuple(x.detach() for x in found)
+        del outs, given, found
         moved += sum(out.nbytes for out, storage, _ in made.held if storage is None)
         if moved > self.room:
             self._off(f"{moved} bytes would be copied in each call")

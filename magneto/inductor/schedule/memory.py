@@ -62,6 +62,8 @@ def plan_memory(
     dying: dict[int, list[str]] = {}
     alone: set[str] = set(given)  # buffers with memory of their own, and that may be written over
     for position, step in enumerate(steps):
+        if position == plan.tail:
+            alone.clear()
         for name in _allocated(step):
             size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]
             single = (name in leaving and name not in lent) or (apart and size >= large)

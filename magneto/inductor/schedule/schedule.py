@@ -29,7 +29,7 @@ CANDIDATES = 16  # groups that one node tries to join
 class Schedule:
     """`steps` in order; `buffers`: every buffer by name; `fused_away`: buffers that never exist in memory; `into`: buffers that are an input's memory,
     by whose kernels, from step `last` on, that input is written. The first `prepared` steps depend on the inputs `watched` only and run when those have
-    changed; what later steps read of their results is `kept` between calls."""
+    changed; what later steps read of their results is `kept` between calls. From step `tail` on nothing is made but results, which takes over no memory from before."""
 
     program: Program
     steps: tuple[Step, ...]
@@ -40,6 +40,7 @@ class Schedule:
     prepared: int = 0
     kept: frozenset[str] = frozenset()
     watched: tuple[str, ...] = ()
+    tail: int = -1
 
 
 class _Fusion:

@@ -473,8 +473,10 @@ def _execute(name: str) -> str:
     kept = [t.clone() for t in g.inputs]
     try:
         cuda.gather = joining if name in PRODUCTS else gather
-        run, _, _ = cuda.compile_for(g.fx, "case", {}, torch.device("cpu"), interpreted)
-        for found, wanted in zip(run(*g.inputs), g.expected, strict=True):
+        cuda.WORTH_RECORDING = 1
+        run, parts = cuda._loaded(cuda._planned(g.fx, "case", {}, torch.device("cpu"), len(g.expected)), interpreted)
+        call = run if parts is None else in_two(parts)
+        for found, wanted in zip(call(*g.inputs), g.expected, strict=True):
             assert (found.dtype, found.shape, found.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
             torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(kept, g.inputs, strict=True)), "an input was written"
@@ -483,6 +485,23 @@ def _execute(name: str) -> str:
     finally:
         cuda.gather = gather
     return ""
+
+
+def in_two(parts: Any) -> Callable[..., list[Any]]:
+    """What is recorded, then what runs behind a replay. The memory of the first is gone before its results are looked at."""
+
+    def call(*inputs: Any) -> list[Any]:
+        outs = list(parts.head(*inputs))
+        n = parts.places.count(-1)
+        ends = parts.tail(*inputs, *outs[n:])
+        first = [t.clone(memory_format=torch.preserve_format) if isinstance(t, torch.Tensor) else t for t in outs[:n]]
+        for t in outs:
+            if all(t is not x for x in inputs):
+                t.zero_()
+        heads = iter(first)
+        return [ends[place] if place >= 0 else next(heads) for place in parts.places]
+
+    return call
 
 
 def faster_reductions() -> None:

@@ -11,10 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from magneto import _C
 from magneto.inductor import cuda
+from magneto.inductor.codegen.parted import parted
+from magneto.inductor.codegen.plan import PlanCode
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import cuda_graphs, record
-from magneto.inductor.runtime.cuda_graphs import Graphed
+from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
 
 CPU = torch.device("cpu")
 
@@ -89,6 +92,7 @@ class Deck:
         self.made: list[Graphed] = []
         self.stream = 0
         self.capturing = False
+        self.parted = False  # are results made behind replays?
 
     def recorded(self, run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int) -> tuple[Tape, Sequence[Any]]:
         tape = Tape()
@@ -100,7 +104,7 @@ class Deck:
 
     def replayed(self, run: Any, graph: torch.fx.Graph, name: str, replay: Replay) -> Any:
         launches = sum(node.op == "call_function" for node in graph.nodes)
-        self.made.append(Graphed(run, CPU, name, launches, replay.results))
+        self.made.append(Graphed(run, CPU, name, launches, replay.results, parts=in_two(graph, replay) if self.parted else None))
         return self.made[-1]
 
     @property
@@ -110,6 +114,49 @@ class Deck:
     def of(self, backward: bool) -> Graphed:
         (found,) = [g for g in self.made if g.name.endswith("_backward") == backward]
         return found
+
+
+def in_two(graph: torch.fx.Graph, replay: Replay) -> Parts | None:
+    """The graph with the operations that make nothing but results of their own behind the others."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    values = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    results = values[: replay.results]
+    last = [n for n in calls if n in results and n not in values[len(results) :] and _own(n)]
+    if not last:
+        return None
+    registers: dict[Any, int] = {n: k for k, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    n_inputs, tail = len(registers), 0
+    constants: list[tuple[Any, ...]] = []
+    instructions: list[tuple[Any, ...]] = []
+
+    def register(value: Any) -> int:
+        if isinstance(value, torch.fx.Node):
+            return registers.setdefault(value, len(registers) + len(constants))
+        if isinstance(value, (list, tuple)) and any(isinstance(v, torch.fx.Node) for v in value):
+            found = register(object()), tuple(map(register, value))
+            instructions.append(("LIST", *found))
+            return found[0]
+        number = len(registers) + len(constants)
+        constants.append(("CONST", number, value))
+        return number
+
+    for n in (*(n for n in calls if n not in last), None, *last):
+        if n is None:
+            tail = len(instructions)
+            continue
+        args = [register(a) for a in (*n.args, *n.kwargs.values())]
+        instructions.append(("CALL", register(n), n.target, tuple(args), tuple(n.kwargs)))
+    outputs = tuple(map(register, values))
+    code = PlanCode((*constants, *instructions), len(registers) + len(constants), n_inputs, outputs, 0, 0, len(constants) + tail)
+    two = parted(code)
+    head, end = (_C.Plan(c.instructions, c.n_registers, c.n_inputs, c.outputs) for c in (two.head, two.tail))
+    return Parts(head, end, two.places)
+
+
+def _own(node: torch.fx.Node) -> bool:
+    """Is the result memory of its own that only the caller reads?"""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and all(user.op == "output" for user in node.users) and not any(x.alias_info for x in schema.returns)
 
 
 @pytest.fixture

@@ -192,14 +192,19 @@ def one_of_several_results_is_used(m: nn.Module, run: Callable[..., Any]) -> lis
     return found
 
 
+@pytest.mark.parametrize("in_two", [False, True])
 @pytest.mark.parametrize("name", LOOPS)
-def test_numbers_are_eagers(name: str, deck: Deck) -> None:
+def test_numbers_are_eagers(name: str, in_two: bool, deck: Deck) -> None:
+    """`in_two`: results are made behind the replays."""
+    deck.parted = in_two
     plain, ours = model(), model()
     expected = LOOPS[name](plain, plain)
     found = LOOPS[name](ours, magneto.optimize("cudagraphs")(ours))
     for n, (a, b) in enumerate(zip(found, expected, strict=True)):
         torch.testing.assert_close(a, b, msg=lambda m, n=n: f"tensor {n}: {m}")
     assert deck.replays > 0
+    forward = next(g for g in deck.made if not g.of_backward)
+    assert (forward.parts is not None) == in_two
 
 
 def step(m: nn.Module, run: Callable[..., Any], x: torch.Tensor) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import RuleError, contiguous_strides, iterator_strides, preserved_strides, suggested_strides
+from magneto.graph.layout import (
+    RuleError,
+    contiguous_strides,
+    is_channels_last_contiguous,
+    is_contiguous,
+    iterator_strides,
+    preserved_strides,
+    suggested_strides,
+)
 from magneto.graph.meta import TensorMeta
 from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
@@ -100,8 +108,10 @@ def _check_batch_norm(value: TensorMeta, parameters: Sequence[TensorMeta | None]
 
 
 def _batch_norm_out(value: TensorMeta) -> TensorMeta:
-    strides = suggested_strides(value.shape, value.is_channels_last())
-    return TensorMeta(value.shape, strides, value.dtype, value.device)
+    """Layouts that are dense channels-last for some size of 1 count as channels-last here, unlike elsewhere."""
+    shape, strides = value.shape, value.strides
+    last = not is_contiguous(shape, strides) and (is_channels_last_contiguous(shape, strides) or value.is_channels_last())
+    return TensorMeta(shape, suggested_strides(shape, last), value.dtype, value.device)
 
 
 @rule("native_batch_norm.default", "_native_batch_norm_legit.default")
@@ -161,7 +171,9 @@ def _batch_norm_backward(
 ) -> tuple[TensorMeta | None, TensorMeta | None, TensorMeta | None]:
     mask = rest[-1]
     parameter = _fresh((value.shape[1],), value if weight is None else weight)
-    return _batch_norm_out(value) if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
+    strides = suggested_strides(value.shape, value.is_channels_last())
+    given = TensorMeta(value.shape, strides, value.dtype, value.device)
+    return given if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
 
 
 @rule("nll_loss_forward.default")

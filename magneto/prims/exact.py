@@ -22,6 +22,7 @@ _ARITHMETIC = frozenset(
     "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not isnan isinf isfinite where masked_fill".split()
 )
 _SCALED = frozenset("add sub rsub".split())
+_EXTREMES = frozenset("maximum.default minimum.default max.other min.other clamp.Tensor clamp_min.Tensor clamp_max.Tensor".split())
 
 
 def gives_eagers_bits(node: fx.Node) -> bool:
@@ -34,9 +35,16 @@ def gives_eagers_bits(node: fx.Node) -> bool:
         return not (packet.startswith(("index_put", "_unsafe_index_put")) and len(node.args) > 3 and node.args[3])
     if packet not in _ARITHMETIC and name.removeprefix("aten.") not in _ARITHMETIC:
         return False
+    if name.removeprefix("aten.") in _EXTREMES and _is_float(node):
+        return False  # of zeros with two signs eager's vectors take the right one, its tails the left one
     if name.endswith("_mode") or (packet in _SCALED and (len(node.args) > 2 or node.kwargs.get("alpha", 1) != 1)):
         return False
     return packet not in ("div", "true_divide") or not _by_number_on_device(node)
+
+
+def _is_float(node: fx.Node) -> bool:
+    meta: Any = node.meta.get("val")
+    return type(meta) is not TensorMeta or meta.dtype.is_floating_point
 
 
 def _by_number_on_device(node: fx.Node) -> bool:

@@ -57,6 +57,7 @@ CALLS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], dict[str, Any]]] = {
     "layer_norm": (F.layer_norm, lambda: (x(2, 4), (4,), x(4, grad=True)), {}),
     "conv2d": (F.conv2d, lambda: (x(1, 3, 8, 8), x(4, 3, 3, 3, grad=True)), {"padding": 1}),
     "conv2d channels last": (F.conv2d, lambda: (x(1, 3, 8, 8).to(memory_format=torch.channels_last), x(4, 3, 3, 3)), {}),
+    "batch norm of a row": (F.batch_norm, lambda: (x(1, 5, 1, 5).transpose(1, 3), x(5), x(5)), {}),
     "pool channels last": (F.adaptive_avg_pool2d, lambda: (x(1, 3, 8, 8).to(memory_format=torch.channels_last), 1), {}),
     "max_pool": (F.max_pool2d, lambda: (x(1, 3, 8, 8, grad=True), 2), {}),
     "attention": (F.scaled_dot_product_attention, lambda: (x(2, 2, 4, 8, grad=True),) * 3, {}),

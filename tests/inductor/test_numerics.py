@@ -64,6 +64,30 @@ def run(fn: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor
     return [*[r.detach() for r in results], *[x.grad for x in leaves if x.grad is not None]]
 
 
+def test_zeros_of_two_signs() -> None:
+    """Eager's vectors and its tails answer differently."""
+
+    def extremes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            torch.maximum(x, y),
+            torch.min(x, y),
+            x.clamp(min=y),
+            x.clamp(y, y),
+            torch.fmax(x, y),
+            x.clamp(-0.0, 0.0),
+            x.relu(),
+            torch.maximum(x.long(), y.long()),
+        )
+
+    for n in (1, 17, 67):
+        for x in (torch.tensor([0.0, -0.0, 0.0]), torch.tensor([0.0, -0.0, 0.0])[:, None].expand(3, 2)[:, 0]):
+            x, y = x.repeat(n), -x.repeat(n)
+            with magneto.config.patch(numerics="eager"):
+                got = magneto.compile(extremes)(x, y)
+            assert all(torch.equal(bits(a), bits(b)) for a, b in zip(got, extremes(x, y), strict=True))
+            magneto.reset()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fn", [chain, curves, sums])
 def test_chains(fn: Callable[..., Any], dtype: torch.dtype) -> None:

@@ -94,6 +94,8 @@ def _spread(b: Builder, x: Value, dims: Dims, correction: Any, keepdim: bool, ro
     if category(x.dtype) != FLOAT or x.count(over) == 0:
         return LIBRARY
     spread, mean = moments(b, wide(x), over, _correction(correction))
+    if x.count(over) > 1:  # eager's running mean of an infinity and something else is nan
+        mean = mean.unary("isinf").where(math.nan, mean)
     if root:
         spread = spread.unary("sqrt")
     if keepdim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -223,6 +224,17 @@ def test_long_sums_are_as_good_as_eagers() -> None:
             exact = x.double().sum(dims)
             error, eager = ((t - exact).abs().max().item() for t in (ours, g.expected[0].double()))
             assert error <= 2 * eager + 2e-7 * exact.abs().max().item(), (x.shape, dims, error, eager)
+
+
+def test_mean_beside_the_variance_of_infinities() -> None:
+    x = torch.randn(6, 9)
+    x[0, 0], x[1, 3], x[2], x[3, 4] = math.inf, -math.inf, math.inf, math.nan
+    for fn in (torch.var_mean, torch.std_mean):
+        for y, named in ((x, {}), (x, {"correction": 9}), (x[:, :1], {"correction": 0})):
+            got = magneto.compile(lambda x, fn=fn, named=named: fn(x, 1, **named))(y)
+            for a, b in zip(got, fn(y, 1, **named), strict=True):
+                torch.testing.assert_close(a, b, equal_nan=True)
+            magneto.reset()
 
 
 def test_variance_with_a_large_mean() -> None:

@@ -235,6 +235,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Compile before the device is full, or use the default mode.",
     ),
     ErrorEntry(
+        "W006",
+        "a process that compiles kernels for the GPU has ended before it was done, this process compiles them itself",
+        "Triton runs in processes beside the program's; somebody, or the system for want of memory, has ended one.",
+        "The flag `compile_workers` (MAGNETO_COMPILE_WORKERS) says how many there are; with 1 there are none.",
+    ),
+    ErrorEntry(
         "W010",
         "internal error while capturing {code} ({file}:{line}), it runs in eager: {error}",
         "",

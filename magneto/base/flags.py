@@ -74,7 +74,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("compiler", str, "", "C compiler; empty looks for gcc, clang, cc", True),
     Flag("compiler_flags", str, "", "flags added to the C compiler's", True),
     Flag("march", str, "native", "value of -march= ; empty leaves it out", True),
-    Flag("compile_workers", int, 0, "C compilers running at the same time; 0 takes the number of processors", low=0),
+    Flag("compile_workers", int, 0, "compilers running at the same time, C's or Triton's; 0 takes the number of processors", low=0),
     Flag("compile_timeout", float, 120.0, "seconds after which a C compiler is given up", low=0.1),
     # Stores
     Flag("cache", bool, True, "keep kernels and plans on disk"),

@@ -28,11 +28,11 @@ from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, Reduct
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.replay import Replay
-from magneto.inductor.runtime import claim
+from magneto.inductor.runtime import claim, triton_workers
 from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
 from magneto.inductor.runtime.kept import Finished, keep_data, recall_data
 from magneto.inductor.runtime.record import recordable
-from magneto.inductor.runtime.triton_launch import Launched, Launcher, launchers, source_of, why_not
+from magneto.inductor.runtime.triton_launch import Launched, Launcher, begin, launchers, source_of, why_not
 from magneto.inductor.runtime.tuning import tuned
 from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.inplace import write_inputs
@@ -101,7 +101,8 @@ def compile_on_cuda(
     if reason := why_not(device):
         raise NoKernels(reason)
     pairs = halves.written(written)
-    plan = _planned(graph, name, pairs, device, _results(halves, replay) or 0)
+    triton_workers.start()
+    plan = _planned(graph, name, pairs, device, _results(halves, replay) or 0, lambda kernel: begin(kernel, device))
     run = _loaded(plan, lambda kernels: _built(kernels, device))
     beside, finished = host(before, f"{name}_host", halves.lent) if before is not None else (None, None)
     made = Made(device, plan, halves, pairs, _recordable(graph), finished)
@@ -114,7 +115,10 @@ def kept_on_cuda(
     key: str, device: torch.device, name: str, replay: Replay | None, host: Callable[[Finished, str], Compiled]
 ) -> tuple[Compiled, frozenset[int]] | None:
     """What `compile_on_cuda` has kept of an equal graph. `host`: loads what runs on the CPU."""
-    if why_not(device) or (data := recall_data(_key(key, device), PARTS)) is None:
+    if why_not(device):
+        return None
+    if (data := recall_data(_key(key, device), PARTS)) is None:
+        triton_workers.start()  # they are ready when the graph is lowered
         return None
     made = _of_plain(data)
     try:
@@ -178,8 +182,15 @@ def compile_for(
     return _loaded(plan, build)[0], plan.direct, plan.launches
 
 
-def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device, results: int = 0) -> DevicePlan:
-    """`results`: how many outputs at the front are copied out of a recording."""
+def _planned(
+    graph: fx.Graph,
+    name: str,
+    written: Mapping[int, int],
+    device: torch.device,
+    results: int = 0,
+    begin: Callable[[Launched], None] | None = None,
+) -> DevicePlan:
+    """`results`: how many outputs at the front are copied out of a recording. `begin`: is told each kernel as soon as there is its text."""
     with timer("lower"):
         program = split_reductions(online_sums(_on_device(lower_graph(graph, on_gpu=True), device)))
     with timer("schedule"):
@@ -192,7 +203,12 @@ def _planned(graph: fx.Graph, name: str, written: Mapping[int, int], device: tor
     names = [view.buffer if isinstance(view, ViewOf) else "" for view in program.outputs]
     plan = results_last(plan, frozenset(names[:results]).difference(names[results:]), WORTH_RECORDING)
     with timer("codegen"):
-        texts = {step: _text_of(step, plan) for step in plan.steps if not isinstance(step, LibraryCall)}
+        texts: dict[Kernel, Launched] = {}
+        for step in plan.steps:
+            if not isinstance(step, LibraryCall):
+                texts[step] = text = _text_of(step, plan)
+                if begin is not None:
+                    begin(text)
     with timer("plan"):
         numbers = {kernel: n for n, kernel in enumerate(dict.fromkeys(texts.values()))}
         code = cuda_plan(plan, plan_memory(plan, True, 0, _given(graph, program)), lambda step: numbers[texts[step]])

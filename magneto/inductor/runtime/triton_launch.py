@@ -1,4 +1,4 @@
-"""Triton kernels in this process: text -> binary -> launcher. Triton is imported here alone, and only when a binary is not found on disk.
+"""Triton kernels in this process: text -> binary -> launcher. Triton compiles what is not found on disk (`triton_workers.py`).
 
 A launcher is called with the tensors of a kernel's parameters. Kernels are compiled for pointers that are multiples of 16 bytes, as allocations are; where a tensor
 comes otherwise (a view given by the user), a second form without that assumption is compiled.
@@ -13,9 +13,8 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,15 +22,14 @@ import torch
 
 from magneto import _C
 from magneto.base.events import counter
-from magneto.base.text import compile_source
 from magneto.inductor.codegen.triton import TritonKernel
 from magneto.inductor.codegen.triton_table import TritonTable, work_of
 from magneto.inductor.runtime import driver
 from magneto.inductor.runtime.driver import Binary
-from magneto.inductor.runtime.store import Store, key_of, store
+from magneto.inductor.runtime.store import key_of, store
+from magneto.inductor.runtime.triton_compile import ALIGNMENT, HEAD, Job, Made, function_of
+from magneto.inductor.runtime.triton_workers import submit, warn
 
-HEAD = "import triton\nimport triton.language as tl\nfrom magneto.inductor.codegen import triton_library as lib\n\n\n@triton.jit\n"
-ALIGNMENT = 16
 OLDEST = (7, 0)  # compute capability that Triton takes
 
 Launcher = Callable[..., None]
@@ -56,33 +54,10 @@ def source_of(kernel: TritonKernel) -> str:
     return HEAD + kernel.body
 
 
-@cache
-def function_of(source: str) -> Any:
-    """The jitted function of a text."""
-    name = f"magneto_kernel_{sha256(source.encode()).hexdigest()[:12]}"
-    source = source.replace("def kernel(", f"def {name}(")
-    return compile_source(f"<{name}>", source, {"__name__": "magneto.kernels"})[name]
-
-
-def binary_of(kernel: TritonKernel, target: Any, aligned: bool = True) -> Any:
-    """Triton's compiled kernel for a target; loads nothing."""
-    import triton
-    from triton.compiler import ASTSource
-
-    function = function_of(source_of(kernel))
-    constants = dict(kernel.constants)
-    if "ALIGNED" in constants:
-        constants["ALIGNED"] = int(aligned)
-    n = len(kernel.pointers)
-    signature = {f"p{i}": pointer for i, pointer in enumerate(kernel.pointers)} | dict.fromkeys(constants, "constexpr")
-    attributes = {(i,): [["tt.divisibility", ALIGNMENT]] for i in range(n)} if aligned or "ALIGNED" in constants else {}
-    source = ASTSource(function, signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
-    if kernel.stages:
-        options["num_stages"] = kernel.stages
-    if kernel.asserts:
-        options |= {"debug": True, "sanitize_overflow": False}
-    return triton.compile(source, target=target, options=options)
+def job_of(kernel: TritonKernel, capability: tuple[int, int], aligned: bool = True) -> Job:
+    """What Triton is asked."""
+    rest = kernel.pointers, kernel.constants, kernel.warps, kernel.stages, kernel.asserts
+    return Job(source_of(kernel), *rest, capability, aligned)
 
 
 # ---- binaries ------------------------------------------------------------------------------------------------------------
@@ -101,22 +76,42 @@ def _toolchain() -> str:
     return key_of(found, torch.__version__, HEAD, library.read_bytes())
 
 
-def kept_binary(kernel: TritonKernel, capability: tuple[int, int], aligned: bool, where: Store) -> Binary:
-    """The binary for a kind of device, from disk or from Triton."""
-    rest = (kernel.pointers, kernel.constants, kernel.warps, kernel.stages, kernel.asserts, capability, aligned)
-    key = key_of(kernel.body, repr(rest), _toolchain())
-    payload = where.get("cubin", key)
-    if payload is not None:
-        return Binary.read(payload)
-    from triton.backends.compiler import GPUTarget
+_asked: dict[str, Future[Made]] = {}
+"""Binaries that are being compiled, by key."""
 
-    made = binary_of(kernel, GPUTarget("cuda", 10 * capability[0] + capability[1], 32), aligned)
-    found = made.metadata
-    if any(getattr(found, name, 0) for name in ("global_scratch_size", "profile_scratch_size")):
-        raise RuntimeError("a kernel asks for scratch memory")
-    counter("kernels_compiled")
-    binary = Binary(made.asm["cubin"], found.name, found.shared, 32 * found.num_warps)
-    where.put("cubin", key, binary.written())
+
+def begin(wanted: Launched, device: torch.device) -> None:
+    """Have a kernel compiled whose launcher will be wanted, unless it is there: beside what this process does next."""
+    kernel = wanted.kernel if isinstance(wanted, TritonTable) else wanted
+    if (kernel, device) not in _forms:
+        begun(job_of(kernel, torch.cuda.get_device_capability(device)))
+
+
+def begun(job: Job) -> Binary | tuple[str, Future[Made]]:
+    """The binary, or its key and what will be it."""
+    key = key_of(repr(job), _toolchain())
+    future = _asked.get(key)
+    if future is None:
+        payload = store().get("cubin", key)
+        if payload is not None:
+            return Binary.read(payload)
+        future = _asked[key] = submit(job)
+    return key, future
+
+
+def finished(found: Binary | tuple[str, Future[Made]]) -> Binary:
+    """The binary, which is on disk from now on."""
+    if isinstance(found, Binary):
+        return found
+    key, future = found
+    try:
+        binary = Binary(*future.result())
+    finally:
+        first = future.done() and _asked.pop(key, None) is not None
+    if first:
+        counter("kernels_compiled")
+        store().put("cubin", key, binary.written())
+        warn()
     return binary
 
 
@@ -134,7 +129,7 @@ class _Forms:
     def function(self, aligned: bool) -> int:
         with self.lock:
             if aligned not in self.functions:
-                self.binaries[aligned] = kept_binary(self.kernel, torch.cuda.get_device_capability(self.device), aligned, store())
+                self.binaries[aligned] = finished(begun(job_of(self.kernel, torch.cuda.get_device_capability(self.device), aligned)))
                 self.functions[aligned] = driver.load(self.binaries[aligned], self.device)
             return self.functions[aligned]
 
@@ -221,25 +216,20 @@ class _Table:
 # ---- launchers -----------------------------------------------------------------------------------------------------------
 
 _forms: dict[tuple[TritonKernel, torch.device], _Forms] = {}
-_pool: list[ThreadPoolExecutor] = []
 
 
 def launchers(wanted: Iterable[Launched], device: torch.device, leniently: bool = False) -> dict[Launched, Launcher]:
-    """Launchers of kernels; binaries that are not on disk are compiled side by side. A table has a launcher for each who asks. `leniently`: without those that Triton or the device refuse."""
+    """Launchers of kernels; binaries that are not on disk, and have not begun, are compiled side by side. A table has a launcher for each who asks. `leniently`: without those that Triton or the device refuse."""
     things = list(dict.fromkeys(wanted))
     kernels = list(dict.fromkeys(k.kernel if isinstance(k, TritonTable) else k for k in things))
     new = [k for k in kernels if (k, device) not in _forms]
-    if new:
-        capability, where = torch.cuda.get_device_capability(device), store()
-        if not _pool:
-            _pool.append(ThreadPoolExecutor(min(16, os.cpu_count() or 1), "magneto-triton"))
-        started = [(kernel, _pool[0].submit(kept_binary, kernel, capability, True, where)) for kernel in new]
-        for kernel, made in started:
-            try:
-                _forms[kernel, device] = _Forms(kernel, device, made.result())
-            except Exception:
-                if not leniently:
-                    raise
+    capability = torch.cuda.get_device_capability(device) if new else (0, 0)
+    for kernel, found in [(kernel, begun(job_of(kernel, capability))) for kernel in new]:
+        try:
+            _forms[kernel, device] = _Forms(kernel, device, finished(found))
+        except Exception:
+            if not leniently:
+                raise
 
     def of(thing: Launched) -> Launcher:
         if isinstance(thing, TritonTable):

@@ -76,13 +76,13 @@ COMPILED = (
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from triton.backends.compiler import GPUTarget
 
-    from magneto.inductor.runtime.triton_launch import binary_of
+    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_launch import job_of
 
     with few_programs() if "in parts" in name else nullcontext():
         kernel = max(kernels(CASES[name][0], "in parts" in name), key=lambda k: len(k.body))
-    assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
+    assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
 
 
 def softmax(g: Graph, shape: tuple[int, int] = (40, 512)) -> None:
@@ -167,23 +167,23 @@ def test_sums_of_columns_join_the_walk_over_rows() -> None:
 @needs_triton
 def test_columns_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from triton.backends.compiler import GPUTarget
 
-    from magneto.inductor.runtime.triton_launch import binary_of
+    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_launch import job_of
 
     for kernel in (*columns(), *kernels(CASES["functions of torch.bfloat16"][0]), *kernels(CASES["rows and columns told apart"][0])):
-        assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
+        assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
 
 
 @needs_triton
 def test_chunks_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from triton.backends.compiler import GPUTarget
 
-    from magneto.inductor.runtime.triton_launch import binary_of
+    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_launch import job_of
 
     for kernel in kernels(lambda g: softmax(g, (16, 20_011)), True):
-        assert len(binary_of(kernel, GPUTarget("cuda", 90, 32)).asm["cubin"]) > 1000
+        assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
 
 
 def tables(name: str) -> list[TritonTable]:
@@ -214,13 +214,13 @@ def test_blocks_of_a_table() -> None:
 @pytest.mark.parametrize("aligned", [True, False])
 def test_tables_compile_for_hopper(aligned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from triton.backends.compiler import GPUTarget
 
-    from magneto.inductor.runtime.triton_launch import binary_of
+    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_launch import job_of
 
     for name in ("a table of torch.bfloat16", "a table of single numbers"):
         (table,) = tables(name)
-        made = binary_of(table.kernel, GPUTarget("cuda", 90, 32), aligned)
+        made = binary_of(job_of(table.kernel, (9, 0), aligned))
         wide = ".v4.b32" in made.asm["ptx"] or ".v2.b64" in made.asm["ptx"] or ".v2.b32" in made.asm["ptx"]
         assert len(made.asm["cubin"]) > 1000 and wide == (aligned and table.block > 0)
 
@@ -253,11 +253,11 @@ def test_text_of_a_product() -> None:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_compile_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from triton.backends.compiler import GPUTarget
 
-    from magneto.inductor.runtime.triton_launch import binary_of
+    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_launch import job_of
 
-    made = binary_of(products(name)[0], GPUTarget("cuda", 90, 32))
+    made = binary_of(job_of(products(name)[0], (9, 0)))
     assert "wgmma" in made.asm["ptx"]
 
 

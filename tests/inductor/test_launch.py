@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from magneto import _C
+from magneto.inductor.codegen.triton import TritonKernel
+from magneto.inductor.runtime import driver, triton_launch
 
 
 def addresses(tensors: list[torch.Tensor]) -> bytes:
@@ -75,3 +78,47 @@ def test_what_the_other_raises_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="no device"):
         _C.Launch(0, (1, 1, 1), 32, 0, 0, 1, other)(torch.randn(2))
+
+
+def test_parameters_with_descriptors() -> None:
+    """Pointers, then each matrix as its descriptor, its shape and its strides, then two empty scratch memories."""
+    first, second = driver.Map(None, 4096, (8, 16), 32), driver.Map(None, 8192, (5, 7), 9)
+    given = driver.parameters((11, 12), (first, second))
+    places = list(given.places)
+    assert (places[2], places[7]) == (4096, 8192) and len(places) == 14
+    numbers = [ctypes.c_uint64.from_address(place).value for n, place in enumerate(places) if n not in (2, 7)]
+    assert numbers == [11, 12, 8, 16, 32, 1, 5, 7, 9, 1, 0, 0]
+
+
+def test_operands_that_the_copy_engine_cannot_read_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    kernel = TritonKernel("", ("*fp16", "*fp16"), (), (3,), 4, False, described=((0, 8, (4, 16), 24, (64, 32)),))
+
+    def read(address: int) -> list[float]:
+        found: list[float] = torch.frombuffer((ctypes.c_char * 176).from_address(address), dtype=torch.float16).tolist()
+        return found
+
+    forms = object.__new__(triton_launch._Forms)
+    forms.kernel, forms.device, forms.index, forms.grid, forms.parameters = kernel, torch.device("cuda", 0), 0, (3, 1, 1), {}
+    forms.binaries = {True: driver.Binary(b"", "aligned", 0, 128), False: driver.Binary(b"", "not", 0, 128)}
+    monkeypatch.setattr(forms.__class__, "function", lambda self, aligned: int(aligned))
+    monkeypatch.setattr(triton_launch, "_stream", lambda index: 7)
+    monkeypatch.setattr(
+        driver, "described", lambda address, *rest: seen.append((address, read(address), rest)) or driver.Map(None, 64, (4, 16), 24)
+    )
+    monkeypatch.setattr(driver, "launch", lambda *args: seen.append(args))
+    memory = torch.randn(128).half()
+    start = -(memory.data_ptr() // 2) % 8
+    operand, other = torch.as_strided(memory, (4, 24), (24, 1), start), torch.zeros(1024)
+    for _ in range(2):
+        forms.plainly(operand, other)
+    matrix, launch, again = seen
+    assert matrix == (operand.data_ptr() + 16, read(operand.data_ptr() + 16), ((4, 16), 24, [64, 32], 2))
+    assert launch[0] == 1 and launch[-1] is again[-1] and launch[2:5] == ((3, 1, 1), forms.device, 7)
+    seen.clear()
+    crooked = torch.as_strided(memory, (4, 24), (24, 1), start + 1)
+    forms.plainly(crooked, other)
+    (address, values, rest), launch = seen
+    assert address % 16 == 0 and address != crooked.data_ptr() + 16 and launch[0] == 0
+    assert values == read(crooked.data_ptr() + 16)  # 8 elements from the beginning on
+    assert ctypes.c_uint64.from_address(launch[-1].places[0]).value == crooked.data_ptr()  # the pointer is the tensor's own

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent, plain_loads
@@ -21,10 +22,13 @@ from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
 from magneto.symbolic import add, mul
 
+Described: TypeAlias = tuple[int, int, tuple[int, int], int, tuple[int, int]]
+"""A matrix that the copy engine reads in blocks: number of the pointer, element where it begins, shape, elements from row to row (those of a row lie one behind the other), shape of blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class TritonKernel:
-    """`body`: the function, called `kernel`. `pointers`: types of its parameters. The rest says how it is launched."""
+    """`body`: the function, called `kernel`. `pointers`: types of its parameters. The rest says how it is launched. `described`: parameters behind the pointers."""
 
     body: str
     pointers: tuple[str, ...]
@@ -33,6 +37,7 @@ class TritonKernel:
     warps: int
     asserts: bool
     stages: int = 0  # loads under way in the loop of a product; 0: Triton's own choice
+    described: tuple[Described, ...] = ()
 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
@@ -66,10 +71,7 @@ class Writer:
 
     def statements(self) -> list[str]:
         """The body of the function."""
-        for axis in self.blocks.axes:
-            self._name_symbols(axis)
-        for n, dim in enumerate(self.blocks.outer):
-            self.emitter.symbols[dim.sym] = Name("z" if len(self.blocks.outer) == 1 else f"z_{n}")
+        self._name_all()
         if self.blocks.stages:
             self._walk_rows()
         elif self.blocks.looped:
@@ -95,6 +97,12 @@ class Writer:
         return ("x",) if self.blocks.stages else ("r",) if self.blocks.looped else ()
 
     # ---- axes ------------------------------------------------------------------------------------------------------------
+
+    def _name_all(self) -> None:
+        for axis in self.blocks.axes:
+            self._name_symbols(axis)
+        for n, dim in enumerate(self.blocks.outer):
+            self.emitter.symbols[dim.sym] = Name("z" if len(self.blocks.outer) == 1 else f"z_{n}")
 
     def _name_symbols(self, axis: Axis) -> None:
         for n, dim in enumerate(axis.dims):

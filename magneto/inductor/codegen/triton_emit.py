@@ -115,12 +115,24 @@ class Emitter:
         return self.name(text, axes, key)
 
     def _op(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
+        if self.halves and value.name == "add" and (of := self._one_plus_erf(value)) is not None:
+            name = self.emit(of, under)
+            return f"lib.one_plus_erf_of_half({name.text})", name.axes
         consts = [isinstance(a, Const) for a in value.args]
         bare = value.name in BARE and not all(consts) and value.args[0].dtype is not torch.bool
         names = [self.emit(a, under) if not (bare and c) else None for a, c in zip(value.args, consts, strict=True)]
         texts = [n.text if n is not None else f"({number(a.value, a.dtype)})" for n, a in zip(names, value.args, strict=True)]  # type: ignore[attr-defined]
         axes = frozenset(a for n in names if n is not None for a in n.axes)
         return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves), axes
+
+    def _one_plus_erf(self, value: Op) -> Value | None:
+        """x of 1 + erf(x), which needs no accuracy far below 1: the heart of gelu."""
+        for one, other in (value.args, value.args[::-1]):
+            while isinstance(other, Load) and (inner := self.resolve(other)) is not None and not isinstance(inner, Name):
+                other = inner
+            if isinstance(one, Const) and one.value == 1.0 and isinstance(other, Op) and other.name == "erf":
+                return other.args[0] if other.args[0].dtype is not torch.float64 else None
+        return None
 
     def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
         condition = self.emit(value.cond, under)

@@ -53,8 +53,13 @@ def minimum(a, b):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def exp2_of_half(x):  # type: ignore[no-untyped-def]
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def exp_of_half(x):  # type: ignore[no-untyped-def]
-    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1)
+    return exp2_of_half(x * 1.4426950408889634)
 
 
 @triton.jit
@@ -77,7 +82,30 @@ def erf_of_half(x):  # type: ignore[no-untyped-def]
 
 
 if INTERPRETED:
-    globals().update(exp_of_half=globals()["exp"], erf_of_half=globals()["erf"])
+    globals().update(exp_of_half=globals()["exp"], erf_of_half=globals()["erf"], exp2_of_half=globals()["exp2"])
+
+
+@triton.jit
+def one_plus_erf_of_half(x):  # type: ignore[no-untyped-def]
+    """1 + erf(x): the logarithm of erfc(|x|) is nearly a polynomial. Right to 1e-6."""
+    t = tl.abs(x)
+    p = tl.fma(t, -0.0029441025108098984, 0.029589857906103134)
+    p = tl.fma(p, t, -0.1486654281616211)
+    p = tl.fma(p, t, -0.9185094237327576)
+    p = tl.fma(p, t, -1.6278890371322632)
+    r = 1.0 - exp2_of_half(p * t)
+    sign = x.to(tl.int32, bitcast=True) & -2147483648
+    return 1.0 + (r.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def program():  # type: ignore[no-untyped-def]
+    """Which of the programs that walk all blocks this is."""
+    return tl.program_id(0)
+
+
+if INTERPRETED:
+    globals()["program"] = lambda: int(tl.program_id(0).handle.data.item())
 
 
 @triton.jit

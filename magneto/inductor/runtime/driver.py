@@ -14,6 +14,7 @@ from magneto import _C
 
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel has without asking
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+UINT16, PROMOTED = 1, 2  # CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not met the device yet
 
 
@@ -43,6 +44,9 @@ def library() -> Any:
     lib.cuModuleLoadData.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     lib.cuModuleGetFunction.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p]
     lib.cuFuncSetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    if hasattr(lib, "cuTensorMapEncodeTiled"):  # drivers from 12.0 on
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        lib.cuTensorMapEncodeTiled.argtypes = [pointer, number, ctypes.c_uint, *[pointer] * 5, *[number] * 4]
     lib.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.c_void_p]
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (lib.cuLaunchKernel, lib.cuStreamIsCapturing)]
     _C.bind_driver(*addresses)
@@ -57,9 +61,13 @@ def _done(function: Any, device: torch.device, *args: Any) -> None:
             torch.cuda.mem_get_info(device)  # torch's runtime makes the context this thread's
             status = function(*args)
     if status:
-        text = ctypes.c_char_p()
-        library().cuGetErrorString(status, ctypes.byref(text))
-        raise RuntimeError(f"CUDA error: {(text.value or b'unknown error').decode()}")
+        raise RuntimeError(_words(status))
+
+
+def _words(status: int) -> str:
+    text = ctypes.c_char_p()
+    library().cuGetErrorString(status, ctypes.byref(text))
+    return f"CUDA error: {(text.value or b'unknown error').decode()}"
 
 
 def load(binary: Binary, device: torch.device) -> int:
@@ -74,9 +82,50 @@ def load(binary: Binary, device: torch.device) -> int:
     return function.value
 
 
-def launch(function: int, binary: Binary, grid: tuple[int, int, int], device: torch.device, stream: int, addresses: Sequence[int]) -> None:
-    """Launch a function whose parameters are addresses."""
-    many = len(addresses) + 2  # two scratch memories, which some versions of Triton pass
-    values = (ctypes.c_void_p * many)(*addresses, None, None)
-    places = (ctypes.c_void_p * many)(*[ctypes.addressof(values) + 8 * i for i in range(many)])
-    _done(library().cuLaunchKernel, device, function, *grid, binary.threads, 1, 1, binary.shared, stream, places, None)
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A matrix as the copy engine is told of it: 128 bytes, and its shape and strides."""
+
+    memory: Any
+    address: int
+    shape: tuple[int, int]
+    stride: int
+
+
+def described(address: int, shape: tuple[int, int], stride: int, box: Sequence[int], swizzle: int) -> Map:
+    """The descriptor of a matrix of 16-bit elements. RuntimeError with the driver's words."""
+    memory = ctypes.create_string_buffer(192)
+    place = -(-ctypes.addressof(memory) // 64) * 64
+    sizes, steps = (ctypes.c_uint64 * 2)(*shape[::-1]), (ctypes.c_uint64 * 1)(2 * stride)
+    status = library().cuTensorMapEncodeTiled(
+        place, UINT16, 2, address, sizes, steps, (ctypes.c_uint32 * 2)(*box[::-1]), (ctypes.c_uint32 * 2)(1, 1), 0, swizzle, PROMOTED, 0
+    )
+    if status:
+        raise RuntimeError(_words(status))
+    return Map(memory, place, shape, stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a kernel is given, as the driver takes it; holds the memory."""
+
+    places: Any
+    values: Any
+    maps: Sequence[Map]
+
+
+def parameters(addresses: Sequence[int], maps: Sequence[Map] = ()) -> Parameters:
+    """Pointers, then matrices as Triton passes them (descriptor, shape, strides), then two scratch memories, which some versions of Triton pass."""
+    numbers = [*addresses, *(n for m in maps for n in (*m.shape, m.stride, 1)), 0, 0]
+    values = (ctypes.c_uint64 * len(numbers))(*numbers)
+    at, first = iter([ctypes.addressof(values) + 8 * i for i in range(len(numbers))]), len(addresses)
+    places = [next(at) for _ in range(first)]
+    for m in maps:
+        places += [m.address, *(next(at) for _ in range(4))]
+    places += at
+    return Parameters((ctypes.c_void_p * len(places))(*places), values, maps)
+
+
+def launch(function: int, binary: Binary, grid: tuple[int, int, int], device: torch.device, stream: int, given: Parameters) -> None:
+    """Launch a function."""
+    _done(library().cuLaunchKernel, device, function, *grid, binary.threads, 1, 1, binary.shared, stream, given.places, None)

@@ -37,13 +37,14 @@ Made = tuple[bytes, str, int, int]  # image, name, bytes of shared memory, threa
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kernel's whole text and all else that its binary depends on, besides Triton."""
+    """A kernel's whole text and all else that its binary depends on, besides Triton. `described`: element and block of matrices that are parameters behind the pointers."""
 
     source: str
     pointers: tuple[str, ...]
     constants: tuple[tuple[str, int], ...]
     warps: int
     stages: int
+    described: tuple[tuple[str, tuple[int, int]], ...]
     asserts: bool
     capability: tuple[int, int]
     aligned: bool
@@ -67,7 +68,9 @@ def binary_of(job: Job) -> Any:
     if "ALIGNED" in constants:
         constants["ALIGNED"] = int(job.aligned)
     n = len(job.pointers)
-    signature = {f"p{i}": pointer for i, pointer in enumerate(job.pointers)} | dict.fromkeys(constants, "constexpr")
+    signature = {f"p{i}": pointer for i, pointer in enumerate(job.pointers)}
+    signature |= {f"d{i}": f"tensordesc<{element}{list(block)}>" for i, (element, block) in enumerate(job.described)}
+    signature |= dict.fromkeys(constants, "constexpr")
     attributes = {(i,): [["tt.divisibility", ALIGNMENT]] for i in range(n)} if job.aligned or "ALIGNED" in constants else {}
     source = ASTSource(function_of(job.source), signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": job.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
@@ -85,7 +88,16 @@ def compiled(job: Job) -> Made:
     found = made.metadata
     if any(getattr(found, name, 0) for name in ("global_scratch_size", "profile_scratch_size")):
         raise RuntimeError("a kernel asks for scratch memory")
+    boxes = [(meta["block_size"], meta["swizzle"]) for meta in getattr(found, "tensordesc_meta", None) or ()]
+    if boxes != [box_of(block) for _, block in job.described]:
+        raise RuntimeError("blocks that descriptors do not describe so")
     return made.asm["cubin"], found.name, found.shared, 32 * found.num_warps
+
+
+def box_of(block: tuple[int, int]) -> tuple[list[int], int]:
+    """What the copy engine reads at once of a block of 16-bit elements, and how it turns rows in shared memory: they have 128 bytes there at most."""
+    width = min(block[1], 64)
+    return [block[0], width], {16: 1, 32: 2, 64: 3}[width]
 
 
 # ---- the process that compiles ---------------------------------------------------------------------------------------------

@@ -22,14 +22,15 @@ import torch
 
 from magneto import _C
 from magneto.base.events import counter
-from magneto.inductor.codegen.triton import TritonKernel
+from magneto.inductor.codegen.triton import Described, TritonKernel
 from magneto.inductor.codegen.triton_table import TritonTable, work_of
 from magneto.inductor.runtime import driver
 from magneto.inductor.runtime.driver import Binary
 from magneto.inductor.runtime.store import key_of, store
-from magneto.inductor.runtime.triton_compile import ALIGNMENT, HEAD, Job, Made, function_of
+from magneto.inductor.runtime.triton_compile import ALIGNMENT, HEAD, Job, Made, box_of, function_of
 from magneto.inductor.runtime.triton_workers import submit, warn
 
+REMEMBERED = 64  # calls of a kernel with descriptors, by addresses
 OLDEST = (7, 0)  # compute capability that Triton takes
 
 Launcher = Callable[..., None]
@@ -56,7 +57,8 @@ def source_of(kernel: TritonKernel) -> str:
 
 def job_of(kernel: TritonKernel, capability: tuple[int, int], aligned: bool = True) -> Job:
     """What Triton is asked."""
-    rest = kernel.pointers, kernel.constants, kernel.warps, kernel.stages, kernel.asserts
+    described = tuple([(kernel.pointers[pointer][1:], block) for pointer, *_, block in kernel.described])
+    rest = kernel.pointers, kernel.constants, kernel.warps, kernel.stages, described, kernel.asserts
     return Job(source_of(kernel), *rest, capability, aligned)
 
 
@@ -124,6 +126,7 @@ class _Forms:
         self.grid = (*kernel.grid, 1, 1)[:3]
         self.binaries = {True: aligned}
         self.functions = {True: driver.load(aligned, device)}
+        self.parameters: dict[Any, driver.Parameters] = {}  # of calls with descriptors
         self.lock = threading.Lock()
 
     def function(self, aligned: bool) -> int:
@@ -133,18 +136,50 @@ class _Forms:
                 self.functions[aligned] = driver.load(self.binaries[aligned], self.device)
             return self.functions[aligned]
 
-    def launch(self, aligned: bool, grid: tuple[int, ...], stream: int, addresses: tuple[int, ...]) -> None:
+    def launch(
+        self, aligned: bool, grid: tuple[int, ...], stream: int, addresses: tuple[int, ...], readable: tuple[int, ...] | None = None
+    ) -> None:
+        """`readable`: addresses for descriptors, where those of the pointers do not serve."""
         function = self.function(aligned)
-        driver.launch(function, self.binaries[aligned], grid, self.device, stream, addresses)  # type: ignore[arg-type]
+        key = addresses, readable
+        parameters = self.parameters.get(key)
+        if parameters is None:
+            maps = [_map(d, (readable or addresses)[d[0]]) for d in self.kernel.described]
+            parameters = driver.parameters(addresses, maps)
+            if maps:
+                if len(self.parameters) >= REMEMBERED:
+                    self.parameters.clear()
+                self.parameters[key] = parameters
+        driver.launch(function, self.binaries[aligned], grid, self.device, stream, parameters)  # type: ignore[arg-type]
 
     def plainly(self, *tensors: torch.Tensor) -> None:
-        """What the C launcher leaves: pointers that are not aligned, threads that have not met the device, errors."""
+        """What the C launcher leaves: pointers that are not aligned, threads that have not met the device, errors, descriptors."""
         addresses = tuple([t.data_ptr() for t in tensors])
-        self.launch(not any(a % ALIGNMENT for a in addresses), self.grid, _stream(self.index), addresses)
+        aligned = not any(a % ALIGNMENT for a in addresses)
+        if self.kernel.described and not aligned:  # the copy engine cannot read what lies so
+            for pointer, *_ in self.kernel.described:
+                if addresses[pointer] % ALIGNMENT:
+                    memory = torch.as_strided(tensors[pointer], (_reach(tensors[pointer]),), (1,)).clone()
+                    tensors = (*tensors[:pointer], memory, *tensors[pointer + 1 :])
+            self.launch(False, self.grid, _stream(self.index), addresses, tuple([t.data_ptr() for t in tensors]))
+            return
+        self.launch(aligned, self.grid, _stream(self.index), addresses)
 
     def launcher(self, other: Launcher, count: int, grid: tuple[int, ...], table: bool = False) -> Any:
         binary = self.binaries[True]
+        if self.kernel.described:
+            return other
         return _C.Launch(self.functions[True], grid, binary.threads, binary.shared, self.index, count, other, table)
+
+
+def _map(described: Described, address: int) -> driver.Map:
+    _, offset, shape, stride, block = described
+    return driver.described(address + 2 * offset, shape, stride, *box_of(block))
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Elements of the memory that a tensor covers."""
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
 
 
 def _stream(index: int) -> int:
@@ -256,6 +291,18 @@ def interpreted(wanted: Iterable[Launched]) -> dict[Launched, Launcher]:
 
             return launch
         function = function_of(source_of(thing))
-        return lambda *tensors: function[(*thing.grid, 1, 1)[:3]](*tensors, **dict(thing.constants))
+
+        def run(*tensors: torch.Tensor) -> None:
+            matrices = [descriptor(tensors[described[0]], described) for described in thing.described]
+            function[(*thing.grid, 1, 1)[:3]](*tensors, *matrices, **dict(thing.constants))
+
+        return run
+
+    def descriptor(tensor: torch.Tensor, described: Described) -> Any:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        _, offset, shape, stride, block = described
+        matrix = torch.as_strided(tensor, shape, (stride, 1), tensor.storage_offset() + offset)
+        return TensorDescriptor(matrix, list(shape), [stride, 1], list(block))
 
     return {k: of(k) for k in wanted}

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit
+from magneto.inductor.codegen.calls import FAST
 from magneto.inductor.codegen.cpp import parameters
+from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.triton import triton_kernel
 from magneto.inductor.codegen.triton_nest import power_above
 from magneto.inductor.codegen.triton_product import triton_product
@@ -29,11 +33,31 @@ SECONDS = 60.0  # of one graph
 REPEATS, ROUNDS = 10, 5
 GAIN = 0.97  # of the library's time: less is not worth another rounding order
 
-CANDIDATES = (
-    Tiles(128, 256, 64, 8, 3), Tiles(128, 256, 64, 8, 4), Tiles(256, 128, 64, 8, 3), Tiles(256, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 3),
-    Tiles(128, 128, 64, 4, 3), Tiles(128, 128, 64, 4, 4), Tiles(128, 128, 32, 4, 4), Tiles(64, 256, 64, 4, 3), Tiles(128, 64, 64, 4, 3), Tiles(128, 128, 128, 8, 3), Tiles(64, 256, 64, 4, 4), Tiles(64, 128, 64, 4, 4), Tiles(128, 64, 64, 4, 4),
-    Tiles(64, 64, 64, 4, 4), Tiles(64, 64, 128, 4, 3),
+BLOCKS = (
+    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 4, 4), (128, 128, 32, 4, 4),
+    (64, 256, 64, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3),
 )  # fmt: skip
+DESCRIBED = (
+    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 64, 8, 4), (64, 256, 64, 4, 3), (64, 128, 64, 4, 4),
+    (128, 64, 64, 4, 4),
+)  # fmt: skip
+WALKING = (
+    Tiles(128, 256, 64, 8, 3, 1, 1),
+    Tiles(256, 128, 64, 8, 3, 1, 1),
+    Tiles(128, 128, 64, 8, 4, 1, 1),
+    Tiles(128, 128, 64, 4, 3, 1, 2),
+)  # programs: of each multiprocessor
+HOPPER = (9, 0)  # compute capability from which on there are descriptors
+
+
+def candidates(device: torch.device) -> tuple[Tiles, ...]:
+    """Tiles worth a trial on a device."""
+    plain = [Tiles(*numbers) for numbers in BLOCKS]
+    if torch.cuda.get_device_capability(device) < HOPPER:
+        return tuple(plain)
+    many = torch.cuda.get_device_properties(device).multi_processor_count
+    plain += [Tiles(*numbers, 1) for numbers in DESCRIBED]
+    return (*plain, *(replace(tiles, programs=tiles.programs * many) for tiles in WALKING))
 
 
 def tuned(plan: Schedule, device: torch.device) -> Schedule:
@@ -51,12 +75,12 @@ def tuned(plan: Schedule, device: torch.device) -> Schedule:
 def _choice(plan: Schedule, match: Match, device: torch.device, until: float) -> Tiles | None:
     kernel = plan.steps[match.kernel]
     assert isinstance(kernel, FusedKernel)
-    rows, columns = (int(n) for n in match.result.shape)  # type: ignore[arg-type]
-    views = [(v.strides, v.dtype) for v in (match.a, match.b) if v is not None]
-    shape = power_above(rows), columns, int(match.a.shape[1])  # type: ignore[arg-type]
+    *batch, rows, columns = (int(n) for n in match.result.shape)  # type: ignore[arg-type]
+    views = [(v.strides, v.offset, v.dtype) for v in (match.a, match.b)]
+    shape = batch, power_above(rows), columns, int(match.a.shape[-1])  # type: ignore[arg-type]
     kind = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device), torch.__version__
     text = triton_kernel(kernel, plan.buffers).body
-    key = key_of("tiles", repr((shape, views, match.bias is not None, kind, CANDIDATES)), text)
+    key = key_of("tiles", repr((shape, views, match.bias is not None, kind, candidates(device))), text)
     found = store().get("tiles", key)
     if found is None:
         if time.monotonic() > until:
@@ -82,17 +106,19 @@ def _measured(plan: Schedule, match: Match, device: torch.device) -> Tiles | Non
     library = _library(plan.steps[match.call], memory)  # type: ignore[arg-type]
     ways: dict[Tiles | None, Callable[[], Any]] = {None: lambda: (library(), behind(*(memory[n] for n in parameters(kernel))))}
     texts = {}
-    for tiles in CANDIDATES:
-        if tiles.rows <= 2 * power_above(int(match.result.shape[0])) and tiles.columns <= 2 * power_above(int(match.result.shape[1])):  # type: ignore[arg-type]
+    rows, columns = (2 * power_above(int(n)) for n in match.result.shape[-2:])  # type: ignore[arg-type]
+    for tiles in candidates(device):
+        if tiles.rows <= rows and tiles.columns <= columns:
             step = product_kernel(plan, match, tiles)
-            texts[tiles] = triton_product(step, plan.buffers), [memory[n] for n in parameters(step)]
+            with suppress(CannotEmit):  # operands that have no descriptor
+                texts[tiles] = triton_product(step, plan.buffers), [memory[n] for n in parameters(step)]
     made = launchers([text for text, _ in texts.values()], device, True)
     for tiles, (text, tensors) in texts.items():
         if text in made:
             ways[tiles] = lambda run=made[text], given=tensors: run(*given)  # type: ignore[misc]
     times = {tiles: _milliseconds(run, device) for tiles, run in ways.items()}
     best = min(times, key=lambda tiles: times[tiles])
-    shape = "x".join(map(str, (*match.result.shape, match.a.shape[1])))
+    shape = "x".join(map(str, (*match.result.shape, match.a.shape[-1])))
     emit("artifact", artifact="tuning", product=shape, library_ms=times[None], best=str(best), best_ms=times[best])
     return best if best is not None and times[best] < GAIN * times[None] else None
 
@@ -108,7 +134,7 @@ def _library(call: LibraryCall, memory: Mapping[str, torch.Tensor]) -> Callable[
         return torch.as_strided(memory[x.buffer], x.shape, x.strides, x.offset) if isinstance(x, ViewOf) else x  # type: ignore[arg-type]
 
     args, result = [argument(x) for x in call.args], memory[call.buffers[0].name]
-    op = torch.mm if len(args) == 2 else torch.addmm
+    op = FAST[call.op]
     return lambda: op(*args, out=result)
 
 

@@ -1,6 +1,6 @@
 """Products of matrices together with the loops that read nothing but their result: one kernel may do both.
 
-A `Match` is a library call mm or addmm of a schedule and the pointwise kernel behind it. `joined` makes them one step, whose domain are the rows and columns of the product.
+A `Match` is a library call mm, addmm, bmm or baddbmm of a schedule and the pointwise kernel behind it. `joined` makes them one step, whose domain are the batch, the rows and the columns of the product.
 Which is faster is measured (runtime/tuning.py); without that the library's call stays.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from magneto.graph.layout import contiguous_strides
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Value, ViewOf
 from magneto.inductor.schedule.domain import align, fresh_symbol, replaced, row_major, strided_terms
 from magneto.inductor.schedule.inplace import may_raise, touched
@@ -20,29 +21,34 @@ from magneto.inductor.schedule.schedule import Schedule
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
+PRODUCTS = frozenset(op.default for op in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm))
 LEAST = 64  # rows, columns and terms of a product worth a kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Rows, columns and terms of a block, its warps, and how many loads are under way."""
+    """Rows, columns and terms of a block, its warps, and how many loads are under way. `described`: operands are read by the device's copy engine, which goes by descriptors.
+    `programs`: so many walk all blocks, and read ahead for the next block; 0: one for each."""
 
     rows: int
     columns: int
     terms: int
     warps: int
     stages: int
+    described: int = 0
+    programs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProductKernel(FusedKernel):
-    """A pointwise kernel over the result of a product, which it computes itself: `result` is never in memory. The first `tall` dimensions count the product's rows, the others its
-    columns. `bias`: one number per column, added before the result is rounded."""
+    """A pointwise kernel over the result of a product, which it computes itself: `result` is never in memory. The first `batch` dimensions count its matrices, the next `tall` the rows,
+    the others the columns. `bias`: spread over the result and added before that is rounded."""
 
     a: ViewOf = field(kw_only=True)
     b: ViewOf = field(kw_only=True)
     bias: ViewOf | None = field(kw_only=True)
     result: Buffer = field(kw_only=True)
+    batch: int = field(kw_only=True)
     tall: int = field(kw_only=True)
     tiles: Tiles = field(kw_only=True)
 
@@ -92,26 +98,17 @@ def matches(plan: Schedule) -> list[Match]:
 
 def _match(plan: Schedule, call: int, kernel: int) -> Match | None:
     step = plan.steps[call]
-    if not isinstance(step, LibraryCall) or step.op not in (aten.mm.default, aten.addmm.default) or step.kwargs:
+    if not isinstance(step, LibraryCall) or step.op not in PRODUCTS or step.kwargs:
         return None
-    args = step.args
     (result,) = step.buffers
-    bias = None
-    if step.op is aten.addmm.default:
-        bias, args = args[0], args[1:]
-        if (
-            not isinstance(bias, ViewOf)
-            or bias.shape not in ((result.shape[1],), (1, result.shape[1]), result.shape)
-            or bias.dtype is not result.dtype
-        ):
-            return None
-        if len(bias.shape) == 2 and bias.shape[0] != 1 and bias.strides[0] != 0:
-            return None
-    a, b = args
-    sizes = (*a.shape, b.shape[1])
+    *biases, a, b = step.args
+    bias = biases[0] if biases else None
+    if bias is not None and (not isinstance(bias, ViewOf) or bias.dtype is not result.dtype):
+        return None
+    sizes = (*a.shape[-2:], b.shape[-1])
     if result.dtype not in HALVES or {a.dtype, b.dtype} != {result.dtype} or not all(isinstance(n, int) and n >= LEAST for n in sizes):
         return None
-    if result.strides != (result.shape[1], 1):
+    if not all(isinstance(n, int) for n in result.shape) or result.strides != contiguous_strides(result.shape):  # type: ignore[arg-type]
         return None
     operands = {view.buffer for view in (a, b, bias) if view is not None}
     written = {name for between in plan.steps[call + 1 : kernel] for name in touched(between)[1]}
@@ -120,15 +117,18 @@ def _match(plan: Schedule, call: int, kernel: int) -> Match | None:
     return Match(call, kernel, a, b, bias, result)
 
 
-def _domain(kernel: FusedKernel, match: Match) -> tuple[tuple[Dim, ...], tuple[Dim, ...], Mapping[Any, Any]] | None:
-    """The dimensions of the product's rows and of its columns, and the kernel's symbols in theirs."""
+def _domain(kernel: FusedKernel, match: Match) -> tuple[tuple[tuple[Dim, ...], ...], Mapping[Any, Any]] | None:
+    """The dimensions of the batch, of the product's rows and of its columns, and the kernel's symbols in theirs."""
     places = {load.index for m in kernel.members for load in member_loads(m.body) if load.buffer == match.result.name}
     found = strided_terms(next(iter(places)), {d.sym: d.size for d in kernel.rows}) if len(places) == 1 else None
     if found is None or found[1] or len(found[0]) != len(kernel.rows):
         return None
-    rows, columns = (Dim(fresh_symbol(int(n)), int(n)) for n in match.result.shape)  # type: ignore[arg-type]
-    aligned = align(found[0], row_major((rows, columns)))
-    return None if aligned is None else (replaced((rows,), aligned, 2), replaced((columns,), aligned, 2), aligned.host)
+    whole = tuple(Dim(fresh_symbol(int(n)), int(n)) for n in match.result.shape)  # type: ignore[arg-type]
+    aligned = align(found[0], row_major(tuple(d for d in whole if d.size > 1)))
+    if aligned is None:
+        return None
+    parts = tuple(replaced(tuple(d for d in dims if d.size > 1), aligned, 2) for dims in (whole[:-2], whole[-2:-1], whole[-1:]))
+    return parts, aligned.host
 
 
 def product_kernel(plan: Schedule, match: Match, tiles: Tiles) -> ProductKernel:
@@ -137,13 +137,13 @@ def product_kernel(plan: Schedule, match: Match, tiles: Tiles) -> ProductKernel:
     assert isinstance(kernel, FusedKernel)
     found = _domain(kernel, match)
     assert found is not None
-    tall, wide, mapping = found
+    (batch, tall, wide), mapping = found
     memo: dict[Value, Value] = {}
     members: tuple[Member, ...] = tuple(m.mapped(mapping, memo) for m in kernel.members)
     origins = (*plan.steps[match.call].origins, *kernel.origins)
     return ProductKernel(
-        (*tall, *wide), (), members, kernel.stored, origins, kernel.why,
-        a=match.a, b=match.b, bias=match.bias, result=match.result, tall=len(tall), tiles=tiles,
+        (*batch, *tall, *wide), (), members, kernel.stored, origins, kernel.why,
+        a=match.a, b=match.b, bias=match.bias, result=match.result, batch=len(batch), tall=len(tall), tiles=tiles,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table, work_of
@@ -225,7 +226,8 @@ def test_tables_compile_for_hopper(aligned: bool, tmp_path: Path, monkeypatch: p
         assert len(made.asm["cubin"]) > 1000 and wide == (aligned and table.block > 0)
 
 
-def products(name: str, tiles: Tiles = Tiles(128, 128, 64, 4, 3)) -> list[TritonKernel]:
+def products(name: str, tiles: Tiles | None = None) -> list[TritonKernel]:
+    tiles = tiles or Tiles(128, 128, 64, 4, 3, *PRODUCTS[name][5:])
     torch.manual_seed(0)
     g = Graph()
     CASES[name][0](g)
@@ -239,10 +241,30 @@ def products(name: str, tiles: Tiles = Tiles(128, 128, 64, 4, 3)) -> list[Triton
 def test_products_and_what_follows_are_one_kernel(name: str) -> None:
     (kernel,) = products(name)
     assert kernel.body.count("tl.dot(") == 1 and kernel.body.count("tl.store(") == 1
+    assert len(kernel.described) == kernel.body.count(".load([") == (2 if "descriptors" in name else 0)
+
+
+def test_what_descriptors_cannot_say_is_refused() -> None:
+    with pytest.raises(CannotEmit):  # rows of 200 bytes
+        products("a product with bias and residual", Tiles(128, 128, 64, 4, 3, 1))
+    with pytest.raises(CannotEmit):
+        products("batched products", Tiles(128, 128, 64, 4, 3, 1))
+
+
+def test_few_programs_walk_all_blocks() -> None:
+    (kernel,) = products("batched products", Tiles(32, 64, 16, 4, 3, 0, 4))
+    assert kernel.grid == (4,) and "in tl.range(lib.program(), 36, 4, flatten=True):" in kernel.body
+    (kernel,) = products("batched products", Tiles(32, 64, 16, 4, 3, 0, 100))
+    assert kernel.grid == (36,) and "tl.range" not in kernel.body
+
+
+def test_gelu_of_halves_is_short() -> None:
+    (kernel,) = kernels(CASES["gelu of torch.bfloat16"][0])
+    assert "lib.one_plus_erf_of_half(" in kernel.body and "lib.erf" not in kernel.body
 
 
 def test_text_of_a_product() -> None:
-    (kernel,) = products(PRODUCTS[0])
+    (kernel,) = products("a product with bias and residual")
     path = GOLDEN / "product.py.txt"
     if os.environ.get("MAGNETO_UPDATE_GOLDEN"):
         path.write_text(written(kernel))
@@ -254,11 +276,15 @@ def test_text_of_a_product() -> None:
 def test_products_compile_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_compile import binary_of, box_of
     from magneto.inductor.runtime.triton_launch import job_of
 
     made = binary_of(job_of(products(name)[0], (9, 0)))
-    assert "wgmma" in made.asm["ptx"]
+    assert "wgmma.mma_async" in made.asm["ptx"] and ("cp.async.bulk.tensor" in made.asm["ptx"]) == ("descriptors" in name)
+    assert [(meta["block_size"], meta["swizzle"]) for meta in made.metadata.tensordesc_meta] == [
+        box_of(d[-1]) for d in products(name)[0].described
+    ]
+    assert not getattr(made.metadata, "global_scratch_size", 0)
 
 
 def test_products_that_others_read_stay_apart() -> None:

@@ -377,33 +377,79 @@ def _numbers(g: Graph) -> None:
     g.output(*[g.add(g.sqrt(g.input(torch.tensor(float(n)))), 1.0) for n in range(20)])
 
 
+for _dtype, _tolerance in HALF.items():
+
+    @case(f"gelu of {_dtype}", _tolerance)
+    def _gelu(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        """1 + erf(x) is short here; a thousand times of it shows an error of 2e-6."""
+        edges = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 3e4, -3e4])
+        v = g.convert_element_type(g.input(torch.cat([torch.linspace(-6, 6, 3001), edges]).to(dtype)), torch.float32)
+        y = g.add(g.erf(g.mul(v, 0.7071067811865476)), 1.0)
+        g.output(*[g.convert_element_type(r, dtype) for r in (g.mul(y, 1000.0), g.mul(g.mul(v, 0.5), y))])
+
+
 CASES.update(GATHERS)
 
-PRODUCTS = ("a product with bias and residual", "a product seen in three dimensions")
-"""Cases in which kernels of ours compute products too."""
+PRODUCTS: dict[str, Any] = {}
+"""Cases in which kernels of ours compute products too: tiles."""
 
 
-@case(PRODUCTS[0], 2e-3)
+def product(name: str, *tiles: int) -> Callable[[Any], Any]:
+    PRODUCTS[name] = tiles
+    return case(name, 2e-3)
+
+
+@product("a product with bias and residual", 32, 32, 32, 4, 3)
 def _product(g: Graph) -> None:
     x, w, bias = torch.randn(80, 100).half(), (torch.randn(72, 100) * 0.2).half(), torch.randn(72).half()
     y = g.call(torch.ops.aten.addmm.default, g.input(bias), g.input(x), g.input(w.t()))
     g.output(g.add(g.tanh(y), g.input(torch.randn(80, 72).half())))
 
 
-@case(PRODUCTS[1], 2e-3)
+@product("a product seen in three dimensions", 32, 32, 32, 4, 3)
 def _product_of_a_view(g: Graph) -> None:
     y = g.call(torch.ops.aten.mm.default, g.input(torch.randn(80, 64).half()), g.input((torch.randn(64, 128) * 0.2).half()))
     wide = g.reshape(y, (4, 20, 128))
     g.output(g.mul(g.tanh(wide), g.broadcast_in_dim(g.input(torch.randn(4, 128).half()), (4, 20, 128), (0, 2))))
 
 
-def joining(plan: Any, *_: Any) -> Any:
+def _batched(g: Graph) -> None:
+    """The second factors lie turned and apart, the bias is spread over rows, the result is read with heads and a batch of its own."""
+    a, b = torch.randn(6, 80, 72).half(), (torch.randn(6, 90, 80) * 0.2).half()[:, :, :72].mT
+    bias = torch.randn(6, 1, 90).half()
+    y = g.call(torch.ops.aten.baddbmm.default, g.input(bias), g.input(a), g.input(b))
+    heads = g.reshape(y, (2, 3, 80, 90))
+    g.output(g.mul(g.tanh(heads), g.broadcast_in_dim(g.input(torch.randn(2, 80).half()), (2, 3, 80, 90), (0, 2))))
+
+
+product("batched products", 32, 32, 32, 4, 3)(_batched)
+product("batched products, few programs", 32, 64, 16, 4, 3, 0, 4)(_batched)
+
+
+def _described(g: Graph, turned: bool) -> None:
+    """Rows, columns and terms end within a block, and operands begin inside their memory; one of them is read behind the product too."""
+    x, w = torch.randn(100, 96).half()[16:, :72], (torch.randn(80, 72) * 0.2).half()
+    left, right = g.input(x), g.input(w.t() if not turned else w.t().contiguous())
+    if turned:
+        left = g.input(torch.randn(72, 96).half()[:, 8:].t())
+    y = g.call(torch.ops.aten.mm.default, left, right)
+    g.output(g.tanh(y) if turned else g.add(g.tanh(y), g.broadcast_in_dim(g.slice(left, (0, 0), (84, 1), (1, 1)), (84, 80), (0, 1))))
+
+
+product("a product by descriptors", 32, 16, 32, 4, 3, 1)(lambda g: _described(g, False))
+product("a product by descriptors of turned memory, few programs", 32, 16, 32, 4, 3, 1, 5)(lambda g: _described(g, True))
+
+
+def joining(*tiles: int) -> Callable[..., Any]:
     """In place of `gather`: every product that can be joined is."""
     from magneto.inductor.schedule.product import Tiles, joined, matches
 
-    found = matches(plan)
-    assert found, "no product was found"
-    return joined(plan, {match: Tiles(32, 32, 32, 4, 3) for match in found})
+    def join(plan: Any, *_: Any) -> Any:
+        found = matches(plan)
+        assert found, "no product was found"
+        return joined(plan, {match: Tiles(*tiles) for match in found})
+
+    return join
 
 
 @contextmanager
@@ -472,7 +518,7 @@ def _execute(name: str) -> str:
     build(g)
     kept = [t.clone() for t in g.inputs]
     try:
-        cuda.gather = joining if name in PRODUCTS else gather
+        cuda.gather = joining(*PRODUCTS[name]) if name in PRODUCTS else gather
         cuda.WORTH_RECORDING = 1
         run, parts = cuda._loaded(cuda._planned(g.fx, "case", {}, torch.device("cpu"), len(g.expected)), interpreted)
         call = run if parts is None else in_two(parts)

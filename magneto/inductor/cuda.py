@@ -27,6 +27,7 @@ from magneto.inductor.devices import Back, Halves, Joined, Sent, split
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, Reduction, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
+from magneto.inductor.partial_products import join_products
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import claim, triton_workers
 from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
@@ -192,6 +193,7 @@ def _planned(
 ) -> DevicePlan:
     """`results`: how many outputs at the front are copied out of a recording. `begin`: is told each kernel as soon as there is its text."""
     with timer("lower"):
+        graph = join_products(graph)
         program = split_reductions(online_sums(_on_device(lower_graph(graph, on_gpu=True), device)))
     with timer("schedule"):
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))

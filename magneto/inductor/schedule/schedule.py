@@ -63,6 +63,8 @@ class _Fusion:
         for position, node in enumerate(self.nodes):
             for name in reads(node):
                 self.readers.setdefault(name, set()).add(position)
+        made = {b.name for node in self.nodes if isinstance(node, LibraryCall) and not node.may_alias for b in node.buffers}
+        self.called = made - {view.buffer for view in program.outputs if isinstance(view, ViewOf)}
         self.calls = list(accumulate(isinstance(node, LibraryCall) for node in self.nodes))
 
     def run(self) -> None:
@@ -145,7 +147,8 @@ class _Fusion:
             return False  # the earlier one itself waits until then
         grown = sum(self._bytes(name) for name in late.writes)
         here = {*self.members[other], *self.members[unit]}
-        spared = (name for name in early.writes if name in late.reads and name not in self.pinned and self.readers[name] <= here)
+        spared = [name for name in early.writes if name in late.reads and name not in self.pinned and self.readers[name] <= here]
+        spared += [name for name in late.reads if name in self.called and self.readers[name] <= here]  # dies with the earlier one
         return grown >= LARGE and grown > sum(map(self._bytes, spared))
 
     def _bytes(self, name: str) -> int:

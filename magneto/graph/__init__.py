@@ -5,6 +5,7 @@ from __future__ import annotations
 from magneto.graph.fake import FakeMode, FakeResult, FakeTensor, fake_call, fake_probes
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta, map_metas
+from magneto.graph.remember import Remembered
 from magneto.graph.rules import META_RULES, propagate
 from magneto.graph.show import show
 from magneto.graph.unknown import EXAMPLE, Sizes, SizeUnknown, UnknownMeta, UnknownNumber, arithmetic
@@ -18,6 +19,7 @@ __all__ = [
     "FakeResult",
     "FakeTensor",
     "GraphFault",
+    "Remembered",
     "SizeUnknown",
     "Sizes",
     "TensorMeta",

@@ -15,6 +15,8 @@ from magneto.dynamo.guards.source import Held, Source, may_die
 class Kind(Enum):
     """Each kind: what the payload is, and what is compared."""
 
+    __hash__ = object.__hash__
+
     TYPE_IS = "payload: type; type(value) is payload"
     ID_IS = "payload: object held strongly; value is payload"
     EQUALS = "payload: constant; same type and equal, nested tuples/frozensets compared element by element, floats by bit pattern"

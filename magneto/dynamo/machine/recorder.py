@@ -22,6 +22,7 @@ from magneto.graph import (
     EXAMPLE,
     DataDependent,
     FakeResult,
+    Remembered,
     Sizes,
     SizeUnknown,
     TensorMeta,
@@ -77,6 +78,7 @@ class Recorder:
         self.attention: dict[Switch, Any] = {}  # switches of attention as they are here; empty: never asked for
         self.initial_attention: dict[Switch, Any] = {}
         self.sizes = Sizes()
+        self._remembered = Remembered()
         self._present: dict[fx.Node, TensorMeta | UnknownNumber] = {}  # what is known of a node's tensor now: writes in place change it
         self._numbers: dict[Any, trackers.NumberInput] = {}
         self._guarded_by_contents: dict[fx.Node, trackers.ArrayMemory] = {}
@@ -195,7 +197,8 @@ class Recorder:
     def _propagate(self, fn: Any, args: Any, kwargs: Any, tensors: Sequence[trackers.TensorTracker], unknown: bool) -> FakeResult:
         """What the call gives. `unknown`: some sizes are known at run time only."""
         if not unknown:
-            return fake_call(fn, args, kwargs, grad_enabled=self.grad_mode)
+            call = fake_call if self.transformed else self._remembered.call
+            return call(fn, args, kwargs, grad_enabled=self.grad_mode)
         if not self.takes_unknown:
             raise DataDependent(_name(fn))
         return fake_probes(fn, args, kwargs, self.sizes, [tensor.node for tensor in tensors], grad_enabled=self.grad_mode)
@@ -331,6 +334,7 @@ class Recorder:
         node.meta["stack"] = self.machine.user_stack()
         self.keep.add(node)
         self.mode_changed = True
+        self._remembered.clear()
         return node
 
     def set_grad_mode(self, flag: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from magneto import _C
 from magneto.base.errors import GraphBreak
@@ -254,7 +255,7 @@ class _Builder:
         for switch in recorder.attention_changed():
             recorder.set_attention(switch, recorder.initial_attention[switch])
         recorder.graph.output(tuple(outputs))
-        gm = fx.GraphModule(torch.nn.Module(), recorder.graph, class_name="CapturedGraph")
+        gm = _LazyGraphModule(torch.nn.Module(), recorder.graph, class_name="CapturedGraph")  # its code is for those who call it
         gm.meta["magneto"] = {
             "name": self.name,
             "stack": tuple(frame.where() for frame in self.machine.frames),

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._device import DeviceContext
 
 from magneto import _C
@@ -397,6 +398,8 @@ def _compile_again(context: Context, gm: fx.GraphModule, info: dict[str, Any], i
 
 
 def _call_backend(context: Context, gm: fx.GraphModule, info: dict[str, Any], inputs: list[Any]) -> Callable[..., Any]:
+    if not context.slow_backend:
+        _LazyGraphModule.force_recompile(gm)  # its own `forward` may be all that the backend wants
     try:
         with events.timer("backend"), events.recording("kernel") as kernels:
             compiled = context.backend(gm, inputs)

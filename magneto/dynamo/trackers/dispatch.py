@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Rule = Callable[..., Any]
 TABLE: dict[Any, list[tuple[tuple[type[Tracker], ...], Rule]]] = {}
+_FITTING: dict[Any, list[Rule]] = {}
+"""The rows for a callable and the classes of its arguments, of what has been asked for."""
 PURE: set[Any] = set()
 """Callables without side effects whose result depends on constant arguments alone."""
 
@@ -33,6 +35,7 @@ def rule(fn: Any, *kinds: type[Tracker]) -> Callable[[Rule], Rule]:
     fns = fn if isinstance(fn, tuple) else (fn,)
 
     def add(body: Rule) -> Rule:
+        _FITTING.clear()
         for target in fns:
             TABLE.setdefault(target, []).append((kinds, body))
         return body
@@ -44,6 +47,7 @@ def prefer(fn: Any, *kinds: type[Tracker]) -> Callable[[Rule], Rule]:
     """Add a row before those that are there."""
 
     def add(body: Rule) -> Rule:
+        _FITTING.clear()
         TABLE.setdefault(fn, []).insert(0, (kinds, body))
         return body
 
@@ -70,22 +74,32 @@ def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tra
             result = body(m, fn, args, kwargs)
             if result is not NotImplemented:
                 return m.const(None) if result is None else result  # type: ignore[no-any-return]
-    try:
-        rows = TABLE.get(fn, ())
-    except TypeError:
-        rows = ()
-    count = len(args)
-    for kinds, body in rows:
-        if len(kinds) <= count and all(map(isinstance, args, kinds)):
-            result = run_rule(m, fn, body, args, kwargs)
-            if result is not NotImplemented:
-                return m.const(None) if result is None else result
+    for body in fitting(fn, args):
+        result = run_rule(m, fn, body, args, kwargs)
+        if result is not NotImplemented:
+            return m.const(None) if result is None else result
     for fallback in FALLBACKS:
         result = fallback(m, fn, args, kwargs)
         if result is not NotImplemented:
             return m.const(None) if result is None else result
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
     m.graph_break("B101", callee=name, reason=f"no rule for ({', '.join(arg.show() for arg in args)})")
+
+
+def fitting(fn: Any, args: Sequence[Tracker]) -> Sequence[Rule]:
+    """The rows for these arguments, in their order."""
+    try:
+        rows = TABLE.get(fn)
+    except TypeError:
+        return ()
+    if rows is None:
+        return ()
+    key = (fn, *map(type, args))
+    found = _FITTING.get(key)
+    if found is None:
+        count = len(args)
+        found = _FITTING[key] = [body for kinds, body in rows if len(kinds) <= count and all(map(isinstance, args, kinds))]
+    return found
 
 
 def run_rule(m: Machine, fn: Any, body: Rule, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

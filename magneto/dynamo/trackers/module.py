@@ -110,11 +110,14 @@ class ModuleTracker(ObjectTracker):
 
     def _hooked(self, m: Machine) -> bool:
         """Whether any hook concerns this module; that there is none is guarded."""
+        guarded = m.__dict__.setdefault("_guarded_hooks", set())
         for name in GLOBAL_HOOKS:
             table = getattr(torch_module, name)
             if table or _given(m, table):
                 return True
-            m.guard(Kind.LENGTH, Held(name, table), 0)
+            if name not in guarded:
+                guarded.add(name)
+                m.guard(Kind.LENGTH, Held(name, table), 0)
         attrs = self.attrs(m)
         for name in HOOKS:
             if attrs is not None and attrs._whole:

@@ -18,7 +18,7 @@ from magneto.dynamo.trackers.array_memory import view_of
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, SliceTracker, TupleTracker
-from magneto.dynamo.trackers.dispatch import FALLBACKS, TABLE, rule
+from magneto.dynamo.trackers.dispatch import FALLBACKS, prefer, rule
 from magneto.dynamo.trackers.draw import DrawnArray
 from magneto.dynamo.trackers.host import HostNumber, is_numpy
 from magneto.dynamo.trackers.klass import ClassTracker
@@ -317,15 +317,6 @@ def construct_number(m: Machine, cls: type, args: Sequence[Tracker]) -> Any:
 # -- operators
 
 
-def _before(fn: Any, *kinds: type[Tracker]) -> Callable[[Callable[..., Any]], None]:
-    """A row that is tried before the rows of other kinds of values."""
-
-    def add(body: Callable[..., Any]) -> None:
-        TABLE.setdefault(fn, []).insert(0, (kinds, body))
-
-    return add
-
-
 def _operand(v: Tracker) -> bool:
     return not isinstance(v, TensorTracker)
 
@@ -358,12 +349,12 @@ def _operator(fn: Any, symbol: str) -> None:
             m.graph_break("B104", operation=symbol, value=(a if isinstance(a, ArrayTracker) else b).show())
         return found
 
-    _before(fn, ArrayTracker, Tracker)(body)
-    _before(fn, Tracker, ArrayTracker)(body)
+    prefer(fn, ArrayTracker, Tracker)(body)
+    prefer(fn, Tracker, ArrayTracker)(body)
 
 
 def _inplace_operator(fn: Any, ifn: Any) -> None:
-    @_before(ifn, ArrayTracker, Tracker)
+    @prefer(ifn, ArrayTracker, Tracker)
     def body(m: Machine, a: ArrayTracker, b: Tracker) -> Any:
         if a.number or not _operand(b):
             return m.apply(fn, a, b)
@@ -379,12 +370,12 @@ for _fn, _ifn, _symbol in ARITHMETIC.values():
 for _fn, _, _symbol in COMPARISONS.values():
     _operator(_fn, _symbol)
 for _fn, _symbol in ((operator.neg, "-"), (operator.pos, "+"), (operator.invert, "~")):
-    _before(_fn, ArrayTracker)(lambda m, v, symbol=_symbol: record_expression(m, f"{symbol}({{}})", [v]))
+    prefer(_fn, ArrayTracker)(lambda m, v, symbol=_symbol: record_expression(m, f"{symbol}({{}})", [v]))
 for _fn in (abs, operator.abs):
-    _before(_fn, ArrayTracker)(lambda m, v: record_expression(m, "numpy.abs({})", [v]))
+    prefer(_fn, ArrayTracker)(lambda m, v: record_expression(m, "numpy.abs({})", [v]))
 
 
-@_before(operator.getitem, ArrayTracker, Tracker)
+@prefer(operator.getitem, ArrayTracker, Tracker)
 def getitem(m: Machine, v: ArrayTracker, key: Tracker) -> Any:
     if isinstance(v, DrawnArray) and v.picks_one(key):
         found = v.asked(m, operator.itemgetter(key.value), f"{{}}[{key.value!r}]")
@@ -404,7 +395,7 @@ def setitem(m: Machine, v: ArrayTracker, key: Tracker, value: Tracker) -> Any:
     return found
 
 
-@_before(len, ArrayTracker)
+@prefer(len, ArrayTracker)
 def length(m: Machine, v: ArrayTracker) -> Any:
     shape = v.shape()
     if not shape:
@@ -420,7 +411,7 @@ def print_options() -> str:
 
 
 def _shown(fn: Any) -> None:
-    @_before(fn, ArrayTracker)
+    @prefer(fn, ArrayTracker)
     def body(m: Machine, v: ArrayTracker) -> Any:
         if v.real is None:
             return NotImplemented
@@ -440,13 +431,13 @@ def _as_index(v: Tracker) -> Tracker | None:
     return found if found is not None and found.meta.dtype in (torch.int64, torch.bool) else None
 
 
-@_before(operator.getitem, TensorTracker, ArrayTracker)
+@prefer(operator.getitem, TensorTracker, ArrayTracker)
 def indexed_by_array(m: Machine, v: TensorTracker, key: ArrayTracker) -> Any:
     index = _as_index(key)
     return NotImplemented if index is None else m.apply(operator.getitem, v, index)
 
 
-@_before(operator.getitem, TensorTracker, TupleTracker)
+@prefer(operator.getitem, TensorTracker, TupleTracker)
 def indexed_by_arrays(m: Machine, v: TensorTracker, key: TupleTracker) -> Any:
     if key.cls is not tuple or not any(isinstance(item, ArrayTracker) for item in key.items(m)):
         return NotImplemented
@@ -461,8 +452,8 @@ def _dtype_comparison(fn: Any) -> None:
             return NotImplemented
         return m.const(bool(fn(*values)))
 
-    _before(fn, ConstTracker, ClassTracker)(body)
-    _before(fn, ClassTracker, ConstTracker)(body)
+    prefer(fn, ConstTracker, ClassTracker)(body)
+    prefer(fn, ClassTracker, ConstTracker)(body)
 
 
 _dtype_comparison(operator.eq)
@@ -493,7 +484,7 @@ def from_numpy(m: Machine, v: ArrayTracker) -> Any:
     return NotImplemented if v.number or v.read_only else m.node("detach", [v.tensor], {}, method=True)
 
 
-@_before(torch.as_tensor, ArrayTracker)
+@prefer(torch.as_tensor, ArrayTracker)
 def as_tensor(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
     if v.number or v.read_only:
         return NotImplemented
@@ -501,7 +492,7 @@ def as_tensor(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
     return m.apply(torch.Tensor.to, shared, **kwargs) if kwargs else shared
 
 
-@_before(torch.tensor, ArrayTracker)
+@prefer(torch.tensor, ArrayTracker)
 def copied(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
     """A copy. (Numbers: as an array without dimensions; torch.tensor(np.float64(1)) is float64.)"""
     if not set(kwargs) <= {"dtype", "device"}:

@@ -5,7 +5,7 @@ The same lowering, scheduler and plan; kernels are Triton's, library calls ATen'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,11 @@ from magneto import _C
 from magneto.base.events import counter, emit, timer
 from magneto.base.flags import config
 from magneto.base.logs import KERNELS, dump, log, logging
+from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cuda_plan import cuda_plan, with_launchers
 from magneto.inductor.codegen.parted import parted
 from magneto.inductor.codegen.plan import PlanCode, show_plan
-from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
+from magneto.inductor.codegen.triton import TritonKernel, reaches_far, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table
 from magneto.inductor.describe import describe
@@ -35,9 +36,10 @@ from magneto.inductor.runtime.kept import Finished, keep_data, recall_data
 from magneto.inductor.runtime.record import recordable
 from magneto.inductor.runtime.triton_launch import Launched, Launcher, begin, launchers, source_of, why_not
 from magneto.inductor.runtime.tuning import tuned
+from magneto.inductor.schedule.alike import likeness
 from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import Kernel, OrderedKernel, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel
@@ -205,18 +207,29 @@ def _planned(
     names = [view.buffer if isinstance(view, ViewOf) else "" for view in program.outputs]
     plan = results_last(plan, frozenset(names[:results]).difference(names[results:]), WORTH_RECORDING)
     with timer("codegen"):
-        texts: dict[Kernel, Launched] = {}
-        for step in plan.steps:
-            if not isinstance(step, LibraryCall):
-                texts[step] = text = _text_of(step, plan)
-                if begin is not None:
-                    begin(text)
+        texts = _texts(plan, begin)
     with timer("plan"):
         numbers = {kernel: n for n, kernel in enumerate(dict.fromkeys(texts.values()))}
         code = cuda_plan(plan, plan_memory(plan, True, 0, _given(graph, program)), lambda step: numbers[texts[step]])
     _report(name, plan, texts, code)
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
     return DevicePlan(code, tuple(numbers), direct, len(plan.steps), _lasting(plan))
+
+
+def _texts(plan: Schedule, begin: Callable[[Launched], None] | None) -> dict[Kernel, Launched]:
+    """The text of each kernel; of kernels that are alike it is written once."""
+    written: dict[Hashable, Launched] = {}
+    texts: dict[Kernel, Launched] = {}
+    for step in plan.steps:
+        if isinstance(step, LibraryCall):
+            continue
+        key: Hashable = (likeness(step), reaches_far(parameters(step), plan.buffers)) if isinstance(step, FusedKernel) else step
+        if key not in written:
+            written[key] = _text_of(step, plan)
+            if begin is not None:
+                begin(written[key])
+        texts[step] = written[key]
+    return texts
 
 
 def _text_of(step: Kernel, plan: Schedule) -> Launched:

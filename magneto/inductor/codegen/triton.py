@@ -6,7 +6,7 @@ Reductions are exact about NaN (maxima let it through, the first one wins a sear
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -47,6 +47,11 @@ def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonK
     return writer.run()
 
 
+def reaches_far(names: Iterable[str], buffers: Mapping[str, Buffer]) -> bool:
+    """Whether some buffer has more elements than indices of 32 bits count: all that a kernel's text depends on besides its likeness."""
+    return any(int(buffers[name].storage_numel) >= NARROW for name in names if name in buffers)  # type: ignore[arg-type]
+
+
 class Writer:
     def __init__(self, blocks: Blocks, names: tuple[str, ...], buffers: Mapping[str, Buffer], wide: bool = False) -> None:
         self.blocks, self.kernel, self.names = blocks, blocks.kernel, names
@@ -55,9 +60,8 @@ class Writer:
         self.pointers = {name: f"p{i}" for i, name in enumerate(names)}
         self.dtypes = {load.buffer: load.dtype for m in self.kernel.members for load in member_loads(m.body)}
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
-        reach = [int(buffers[n].storage_numel) for n in names if n in buffers]  # type: ignore[arg-type]
         masks = {a.name: f"{a.name}mask" for a in blocks.axes if a.masked}
-        self.wide = wide or max([0, *reach, *(a.size + a.block for a in blocks.axes)]) >= NARROW
+        self.wide = wide or reaches_far(names, buffers) or max([0, *(a.size + a.block for a in blocks.axes)]) >= NARROW
         self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve, widest(blocks.kernel) == 2)
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from magneto.inductor import cuda
+from magneto.inductor.codegen import triton
 from magneto.inductor.codegen.cpp import kernel_text
+from magneto.inductor.codegen.triton import triton_kernel
 from magneto.inductor.lower import lower_graph
+from magneto.inductor.runtime.triton_launch import Launched
 from magneto.inductor.schedule.alike import likeness
 from magneto.inductor.schedule.kernel import FusedKernel
 from magneto.inductor.schedule.schedule import schedule
+from tests.inductor.codegen.triton_cases import as_on_a_gpu
 from tests.inductor.lower.prim_graphs import Graph
 from tests.inductor.schedule.test_fuse import layer_norm, softmax
 
@@ -39,7 +44,10 @@ def joined(g: Graph, x: Any, scale: float) -> Any:
     return g.cat([x, g.exp(g.mul(x, scale))], 1)
 
 
-@pytest.mark.parametrize("layer", [norm, rows, turned, picked, joined], ids=lambda f: f.__name__)
+LAYERS = [norm, rows, turned, picked, joined]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda f: f.__name__)
 def test_alike_where_the_text_is_one(layer: Callable[[Graph, Any, float], Any]) -> None:
     g = Graph()
     shapes = [(40, 96)] * 4 + [(40, 97), (96, 40)]
@@ -52,3 +60,34 @@ def test_alike_where_the_text_is_one(layer: Callable[[Graph, Any, float], Any]) 
         texts.setdefault(likeness(step), set()).add(kernel_text(step))
     assert all(len(found) == 1 for found in texts.values())
     assert len(texts) == len({kernel_text(step) for step in steps}) < len(steps)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda f: f.__name__)
+def test_of_a_gpu_each_is_written_once_and_begun_at_once(
+    layer: Callable[[Graph, Any, float], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = Graph()
+    g.output(*(layer(g, g.input(torch.randn(40, 96)), scale) for scale in (2.0, 2.0, 3.0, 2.0)))
+    with as_on_a_gpu():
+        plan = schedule(lower_graph(g.fx), training=True)
+    steps = [step for step in plan.steps if isinstance(step, FusedKernel)]
+    texts = {step: triton_kernel(step, plan.buffers) for step in steps}
+    writing: list[object] = []
+    monkeypatch.setattr(cuda, "triton_kernel", lambda step, buffers: writing.append(step) or texts[step])
+    begun: list[Launched] = []
+    found = cuda._texts(plan, begun.append)
+    assert {step: found[step] for step in steps} == texts
+    assert len(writing) == len(begun) == len({*texts.values()}) < len(steps)
+
+
+def test_memory_beyond_32_bits_makes_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader looks like that of a part of a small one."""
+    monkeypatch.setattr(triton, "NARROW", 1000)
+    g = Graph()
+    g.output(*(g.exp(g.slice(g.input(torch.randn(rows, 8)), (0, 0), (1, 8), (1, 1))) for rows in (2, 3, 500)))
+    plan = schedule(lower_graph(g.fx), training=True)
+    steps = [step for step in plan.steps if isinstance(step, FusedKernel)]
+    found = cuda._texts(plan, None)
+    assert len({likeness(step) for step in steps}) == 1 and len(steps) == 3
+    assert all(found[step] == triton_kernel(step, plan.buffers) for step in steps)
+    assert len({*found.values()}) == 2

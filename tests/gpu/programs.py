@@ -65,6 +65,20 @@ def softmax_long_rows() -> Any:
     return lambda x: F.log_softmax(x, -1), (randn(16, 50000, grad=True),)
 
 
+@program(1e-5, train=True)
+def softmax_of_rows_that_programs_share() -> Any:
+    """Twice, so that it is recorded; a row of nothing but -inf, and one with NaN."""
+    x = randn(64, 131072)
+    x[3], x[5, 70000] = -float("inf"), float("nan")
+    return lambda x: F.softmax(F.softmax(x, -1) * 1000, -1), (x.requires_grad_(),)
+
+
+@program(1e-5)
+def log_softmax_of_vocabularies() -> Any:
+    """16-bit rows that programs share; numbers of rows leave."""
+    return lambda x: (F.log_softmax(x.float(), -1), torch.logsumexp(x.float(), -1)), (randn(128, 128256, dtype=torch.bfloat16),)
+
+
 @program(1e-4, train=True)
 def norms() -> Any:
     model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 30), nn.Softplus())

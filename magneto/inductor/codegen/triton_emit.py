@@ -48,6 +48,7 @@ class Emitter:
     ) -> None:
         self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
         self.halves = halves
+        self.modifier = ""  # of loads
         self.inner = "r"  # the axis that a loop walks: what does not vary along it stands before the loop
         self.symbols: dict[Sym, Name] = {}
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
@@ -154,7 +155,7 @@ class Emitter:
         axes = place.axes | (under.axes if under is not None else NOTHING)
         mask = self.mask(axes, under)
         text = f"{pointer} + {self.spread(place, axes, 'tl.int64' if self.wide else 'tl.int32')}"
-        text = f"tl.load({text})" if mask is None else f"tl.load({text}, mask={mask}, other=0)"
+        text = f"tl.load({text}{self.modifier})" if mask is None else f"tl.load({text}, mask={mask}, other=0{self.modifier})"
         compute_type(load.dtype)
         return f"{text}.to(tl.float32)" if load.dtype in HALVES else text, axes
 

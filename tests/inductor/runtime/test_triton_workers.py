@@ -31,7 +31,7 @@ BODY = "def kernel(p0, p1, XBLOCK: tl.constexpr):\n    x = tl.program_id(0) * XB
 
 
 def job(expression: str, aligned: bool = True) -> Job:
-    return Job(HEAD + BODY.format(expression), ("*fp32", "*fp32"), (("XBLOCK", 256),), 4, 0, False, (9, 0), aligned)
+    return Job(HEAD + BODY.format(expression), ("*fp32", "*fp32"), (("XBLOCK", 256),), 4, 0, (), 0, False, (9, 0), aligned)
 
 
 JOBS = [job(f"lib.maximum(tl.load(p0 + x), {k}.0)", k != 2) for k in range(4)]

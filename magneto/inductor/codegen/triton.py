@@ -16,7 +16,7 @@ from magneto.inductor.codegen.cpp_emit import indent, plain_loads
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
 from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
 from magneto.inductor.codegen.triton_reduce import Fold
-from magneto.inductor.codegen.triton_types import POINTERS, compute_type
+from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
@@ -249,7 +249,10 @@ class Writer:
         return Fold(member, self.emitter, self.every, self.blocks.axes[-1].size)
 
     def _value(self, member: Member) -> Name:
-        return self.emitter.emit(member.body)
+        body = member.body
+        if member.buffer.dtype in BYTES and isinstance(body, Op) and compute_type(body.args[0].dtype) == "tl.float32":
+            body = body.args[0]  # the store rounds
+        return self.emitter.emit(body)
 
     def _flat(self, member: Member) -> Name | None:
         return None if member.flat is None else self.emitter.index(member.flat, None)
@@ -266,6 +269,8 @@ class Writer:
         where = self.emitter.spread(place, axes, "tl.int64" if self.wide else "tl.int32")
         mask = self.emitter.mask(axes)
         text = self.emitter.spread(value, axes, compute_type(member.buffer.dtype))
+        if member.buffer.dtype in BYTES:
+            text = as_byte(text, member.buffer.dtype)
         masked = "" if mask is None else f", mask={mask}"
         self.stores.append((f"tl.store({self.pointers[member.name]} + {where}, {text}{masked})", axes))
 

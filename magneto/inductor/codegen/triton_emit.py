@@ -13,7 +13,7 @@ import torch
 
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_ops import BARE, op_text
-from magneto.inductor.codegen.triton_types import compute_type, literal, number
+from magneto.inductor.codegen.triton_types import BYTES, compute_type, literal, number
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym
 from magneto.symbolic import Const as IntConst
@@ -157,6 +157,8 @@ class Emitter:
         text = f"{pointer} + {self.spread(place, axes, 'tl.int64' if self.wide else 'tl.int32')}"
         text = f"tl.load({text}{self.modifier})" if mask is None else f"tl.load({text}, mask={mask}, other=0{self.modifier})"
         compute_type(load.dtype)
+        if load.dtype in BYTES:
+            return f"lib.from_{BYTES[load.dtype]}({text})", axes
         return f"{text}.to(tl.float32)" if load.dtype in HALVES else text, axes
 
     def mask(self, axes: frozenset[str], under: Name | None = None) -> str | None:

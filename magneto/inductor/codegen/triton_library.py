@@ -99,6 +99,41 @@ def one_plus_erf_of_half(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def to_e4m3(x, beyond):  # type: ignore[no-untyped-def]
+    """Rounded to nearest, ties to even, as torch does it. `beyond`: the byte of what is too large."""
+    bits = x.to(tl.int32, bitcast=True)
+    a = bits & 0x7FFFFFFF
+    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - (141 << 23)  # the sum rounds to steps of the smallest number
+    r = tl.where(a < (121 << 23), small, (a + ((a >> 20) & 1) + (0x7FFFF - (120 << 23))) >> 20)
+    r = tl.where(a > 0x7F800000, 127, tl.minimum(r, beyond))
+    return (r | ((bits >> 24) & 128)).to(tl.uint8)
+
+
+@triton.jit
+def to_e5m2(x, beyond):  # type: ignore[no-untyped-def]
+    bits = x.to(tl.int32, bitcast=True)
+    a = bits & 0x7FFFFFFF
+    small = (tl.abs(x) + 128.0).to(tl.int32, bitcast=True) - (134 << 23)
+    r = tl.where(a < (113 << 23), small, (a + ((a >> 21) & 1) + (0xFFFFF - (112 << 23))) >> 21)
+    r = tl.where(a > 0x7F800000, 127, tl.minimum(r, beyond))
+    return (r | ((bits >> 24) & 128)).to(tl.uint8)
+
+
+@triton.jit
+def from_e4m3(b):  # type: ignore[no-untyped-def]
+    bits = b.to(tl.int32)
+    a = bits & 127
+    x = (a << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2 ** 120
+    x = tl.where(a == 127, float("nan"), x)
+    return (x.to(tl.int32, bitcast=True) | ((bits & 128) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def from_e5m2(b):  # type: ignore[no-untyped-def]
+    return (b.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def program():  # type: ignore[no-untyped-def]
     """Which of the programs that walk all blocks this is."""
     return tl.program_id(0)

@@ -1,12 +1,13 @@
 """Triton's types of tensor elements: what a kernel computes them in, how one becomes another, and constants.
 
-float16 and bfloat16 are computed in float32 and rounded when stored or converted. Conversions are those of eager's CUDA kernels: float to integer truncates
+float16, bfloat16 and floats of 8 bits are computed in float32 and rounded when stored or converted. Conversions are those of eager's CUDA kernels: float to integer truncates
 by the machine's conversion, to uint8 through int64, to int8 and int16 through int32.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 
@@ -25,11 +26,29 @@ MEMORY: dict[torch.dtype, str] = {
 }  # fmt: skip
 
 
+BYTES: dict[torch.dtype, str] = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+"""Floats of a byte: what the functions that convert them are called. They lie in memory as uint8."""
+
+POINTERS.update(dict.fromkeys(BYTES, "*u8"))
+MEMORY.update(dict.fromkeys(BYTES, "tl.uint8"))
+
+
+@cache
+def beyond(dtype: torch.dtype) -> int:
+    """What a float of a byte is where the number is too large: the largest, NaN or infinity, as torch's version has it."""
+    return int(torch.tensor(1e9).to(dtype).view(torch.uint8))
+
+
+def as_byte(text: str, dtype: torch.dtype) -> str:
+    """The byte of a float32."""
+    return f"lib.to_{BYTES[dtype]}({text}, {beyond(dtype)})"
+
+
 def compute_type(dtype: torch.dtype) -> str:
     """The type in which values of a dtype are computed. CannotEmit where Triton has none."""
     if dtype not in MEMORY:
         raise CannotEmit(f"dtype {dtype}")
-    return "tl.float32" if dtype in HALVES else MEMORY[dtype]
+    return "tl.float32" if dtype in HALVES or dtype in BYTES else MEMORY[dtype]
 
 
 def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
@@ -38,6 +57,8 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
         wide = text if compute_type(source) == "tl.float32" else f"{text}.to(tl.float32)"
         return wide if source is target else f"{wide}.to({MEMORY[target]}).to(tl.float32)"
     goal = compute_type(target)
+    if target in BYTES and target is not source:
+        return f"lib.from_{BYTES[target]}({as_byte(convert(text, source, torch.float32), target)})"
     if goal == compute_type(source):
         return text
     if target is torch.bool:

@@ -37,6 +37,8 @@ UNSUPPORTED_DTYPES = frozenset(
     if (d := getattr(torch, name, None)) is not None
 )
 """Loops are not generated over these: an operation on them runs as a library call."""
+CONVERTED = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+"""But on a GPU loops convert from and to these; torch computes with none of them."""
 
 
 class CannotLower(Exception):
@@ -175,7 +177,7 @@ class Lowering:
         return self._store(box, tuple(strides), root.origins if isinstance(root, Computed) else (), fresh)
 
     def _store(self, box: Box, strides: tuple[Size, ...], origins: tuple[Origin, ...], fresh: bool = False) -> Stored:
-        if box.dtype in UNSUPPORTED_DTYPES:
+        if box.dtype in UNSUPPORTED_DTYPES and not (self.on_gpu and box.dtype in CONVERTED and isinstance(box.root, Computed)):
             return self._clone(box, strides, origins)
         body = box.load(index_symbols(box.shape))
         key = (body, box.shape, strides, box.dtype, box.device)

@@ -13,7 +13,7 @@ from torch import fx
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
 from magneto.inductor.lower import elementwise, indexing, operations, ordered, reductions, views
 from magneto.inductor.lower.box import Box, Stored, View
-from magneto.inductor.lower.context import UNSUPPORTED_DTYPES, CannotLower, Lowering, overlaps, same_layout
+from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, overlaps, same_layout
 from magneto.inductor.lower.library import emit_call
 from magneto.symbolic import ZERO
 
@@ -161,7 +161,11 @@ class _GraphLowering:
         row = PRIM_ROWS.get(name)
         if row is None:
             return None
-        if name not in views.VIEWS and _has_unsupported(val, args):
+        if (
+            name not in views.VIEWS
+            and _has_unsupported(val, args)
+            and not (name == "convert_element_type" and self._converts(val, args[0]))
+        ):
             return None
         if name not in views.VIEWS:
             self.low.settle_steady(args, val)
@@ -173,6 +177,10 @@ class _GraphLowering:
                 raise CannotLower(f"{node.name} = {name}: {result.dtype}{result.shape} for {val.dtype}{tuple(val.shape)}")
             self.low.settle(result, self.consumers.memory[node])
         return result
+
+    def _converts(self, val: Any, x: Any) -> bool:
+        """Is it a conversion that loops do on a GPU, though they do nothing else with that type?"""
+        return self.low.on_gpu and all(t in CONVERTED or t not in UNSUPPORTED_DTYPES for t in (val.dtype, getattr(x, "dtype", None)))
 
     def operation(self, target: Any, node: fx.Node, val: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A row of OP_ROWS; None: the operation is simply called."""

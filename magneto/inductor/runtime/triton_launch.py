@@ -24,6 +24,7 @@ from magneto import _C
 from magneto.base.events import counter
 from magneto.inductor.codegen.triton import Described, TritonKernel
 from magneto.inductor.codegen.triton_table import TritonTable, work_of
+from magneto.inductor.codegen.triton_types import BYTES
 from magneto.inductor.runtime import driver
 from magneto.inductor.runtime.driver import Binary
 from magneto.inductor.runtime.store import key_of, store
@@ -294,7 +295,8 @@ def interpreted(wanted: Iterable[Launched]) -> dict[Launched, Launcher]:
 
         def run(*tensors: torch.Tensor) -> None:
             matrices = [descriptor(tensors[described[0]], described) for described in thing.described]
-            function[(*thing.grid, 1, 1)[:3]](*tensors, *matrices, **dict(thing.constants))
+            plain = [t.view(torch.uint8) if t.dtype in BYTES else t for t in tensors]
+            function[(*thing.grid, 1, 1)[:3]](*plain, *matrices, **dict(thing.constants))
 
         return run
 

@@ -125,7 +125,7 @@ def _measured(plan: Schedule, match: Match, device: torch.device) -> Tiles | Non
 
 def _filled(buffer: Buffer, device: torch.device) -> torch.Tensor:
     flat = torch.empty(int(buffer.storage_numel), dtype=buffer.dtype, device=device)  # type: ignore[arg-type]
-    flat = flat.normal_() if buffer.dtype.is_floating_point else flat.zero_()
+    flat = flat.normal_() if buffer.dtype.is_floating_point and buffer.dtype.itemsize > 1 else flat.zero_()
     return torch.as_strided(flat, buffer.shape, buffer.strides)  # type: ignore[arg-type]
 
 

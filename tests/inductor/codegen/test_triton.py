@@ -30,7 +30,7 @@ from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.share import share_rows
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
-from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, as_on_a_gpu, few_programs, heads
+from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, few_programs, heads
 from tests.inductor.lower.prim_graphs import Graph
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +87,24 @@ def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     with few_programs() if "in parts" in name else nullcontext():
         kernel = max(kernels(CASES[name][0], "in parts" in name), key=lambda k: len(k.body))
     assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
+
+
+@needs_triton
+@pytest.mark.parametrize("small", FLOATS_OF_A_BYTE)
+def test_floats_of_a_byte_compile_for_hopper(small: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions are parts of kernels; the library is asked for nothing."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_launch import job_of
+
+    g = Graph()
+    CASES[f"from and to {small}"][0](g)
+    plan = schedule(lower_graph(g.fx, on_gpu=True), training=True)
+    found = [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
+    assert len(found) == len(plan.steps)
+    kernel = max(found, key=lambda k: len(k.body))
+    assert "*u8" in kernel.pointers and len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
 
 
 def softmax(g: Graph, shape: tuple[int, int] = (40, 512)) -> None:

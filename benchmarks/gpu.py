@@ -231,9 +231,10 @@ def _product_rate() -> float:
 
 def _warm(who: str, make: Any, wrap: Any, calls: dict[str, Callable[[], Any]], result: dict[str, Any]) -> None:
     """Compile, record, and look at the memory: `peak_mib` is the most a call allocates, `held_mib` what the process must have for it (with the pools of recordings, which nobody else can
-    use, and without caches that are only kept)."""
+    use, and without caches that are only kept). Whoever needs a workspace of cuBLAS's lays it out anew, and it counts."""
     torch.cuda.synchronize()
     gc.collect()  # what the row before has left would be counted here and gone later
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     calls[who] = make(wrap)

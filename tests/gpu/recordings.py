@@ -14,6 +14,7 @@ from torch import nn
 
 import magneto
 from magneto.base import events
+from magneto.inductor.runtime import cuda_graphs, record
 from magneto.inductor.runtime.cuda_graphs import Graphed
 
 DEVICE = "cuda"
@@ -353,6 +354,36 @@ def what_a_forward_lends_is_not_copied() -> None:
     assert len(made) == 2, len(made)
     copied = [sorted(buffer.nbytes for buffer, _ in r.copied) for r in made]
     assert all(sum(sizes) < 5 << 20 for sizes in copied), copied  # the input, and the gradient of the result
+
+
+@check
+def large_results_are_made_behind_the_replay() -> None:
+    magneto.reset()
+    gc.collect()
+    m = nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)], nn.GELU(), nn.Linear(512, 200_000)).to(DEVICE)
+    run = magneto.optimize("inductor")(m)
+    with torch.no_grad():
+        found = [(x, run(x)) for x in [torch.randn(64, 512, device=DEVICE) for _ in range(6)]]
+        for x, y in found:
+            torch.testing.assert_close(y, m(x), rtol=1e-4, atol=1e-4)
+    (made,) = [g for g in gc.get_objects() if isinstance(g, Graphed) and g.recording is not None]
+    assert made.parts is not None and made.recording is not None and not made.recording.held and len({y.data_ptr() for _, y in found}) == 6
+
+
+@check
+def the_workspace_goes_with_the_last_recording() -> None:
+    run, x = (
+        magneto.optimize("inductor")(nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]).to(DEVICE)),
+        torch.randn(64, 512, device=DEVICE),
+    )
+    with torch.no_grad():
+        for _ in range(4):
+            run(x)
+    assert record._workspaces
+    del run
+    magneto.reset()
+    gc.collect()
+    assert bool(record._workspaces) == bool(cuda_graphs._alive)
 
 
 @check

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import re
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,7 +18,7 @@ from magneto.base.logs import KERNELS, log
 
 def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int) -> tuple[Any, Sequence[Any]]:
     """The graph of what `run(*given)` launches, to be replayed on the current stream, and what it returned."""
-    graph = torch.cuda.CUDAGraph()
+    graph: Any = torch.cuda.CUDAGraph()
     side, collecting = _side(index), gc.isenabled()
     with torch.cuda.device(index):
         side.wait_stream(torch.cuda.current_stream(index))
@@ -25,7 +27,7 @@ def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int
         gc.disable()  # what it frees may be of other streams
         try:
             with torch.cuda.stream(side):
-                _lay_out_workspace(index, number)
+                graph.workspace = _lay_out_workspace(index, number)  # lives as long as a recording that works in it
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     outs = run(*given)
@@ -54,31 +56,42 @@ def _side(index: int) -> torch.cuda.Stream:
 
 # ---- cuBLAS's workspace --------------------------------------------------------------------------------------------------
 
-_workspaces: dict[tuple[int, int], tuple[Any, list[torch.Tensor]]] = {}
-"""(device, stream of the replays) -> a graph whose pool has the workspace, and what it works on."""
+
+@dataclass(eq=False)
+class _Workspace:
+    """`graph`: whose pool it lies in, `given`: what that works on."""
+
+    graph: Any
+    given: list[torch.Tensor]
 
 
-def _lay_out_workspace(index: int, number: int) -> None:
-    """Makes cuBLAS's workspace for the stream of recordings (32 MiB on Hopper) lie in a pool of its own, which stays: one for all recordings that are replayed on the stream `number`, one
-    after another. Left to the library, each recording would have another in its pool; kept from one recording to the next, it would lie in the first one's and be gone with that. That somebody clears
+_workspaces: weakref.WeakValueDictionary[tuple[int, int], _Workspace] = weakref.WeakValueDictionary()
+"""By device and stream of the replays."""
+
+
+def _lay_out_workspace(index: int, number: int) -> _Workspace | None:
+    """Makes cuBLAS's workspace for the stream of recordings (32 MiB on Hopper) lie in a pool of its own: one for all recordings that are replayed on the stream `number`, one
+    after another, which goes with the last of them. Left to the library, each recording would have another in its pool; kept from one recording to the next, it would lie in the first one's and be gone with that. That somebody clears
     the workspaces (torch.compile does) frees the place in the pool and takes nothing from recordings."""
     _forget_workspaces()
     try:
         graph, made = torch.cuda.CUDAGraph(), _workspaces.get((index, number))
-        given = [torch.ones(16, 16, device=torch.device("cuda", index)) for _ in range(2)] if made is None else made[1]
+        given = [torch.ones(16, 16, device=torch.device("cuda", index)) for _ in range(2)] if made is None else made.given
         torch.mm(given[0], given[0], out=given[1])  # makes the handle of this thread, which may not be made while recording
         torch.cuda.synchronize(index)
         _forget_workspaces()
-        graph.capture_begin(pool=None if made is None else made[0].pool(), capture_error_mode="thread_local")
+        graph.capture_begin(pool=None if made is None else made.graph.pool(), capture_error_mode="thread_local")
         try:
             torch.mm(given[0], given[0], out=given[1])
         finally:
             graph.capture_end()
         if made is None:
-            _workspaces[index, number] = graph, given
+            made = _workspaces[index, number] = _Workspace(graph, given)
+        return made
     except RuntimeError as error:
         log(KERNELS, f"cuBLAS's workspace becomes a part of the recording: {error}")
         _forget_workspaces()
+        return None
 
 
 def _forget_workspaces() -> None:

@@ -100,6 +100,32 @@ def rms_norm_bf16() -> Made:
 
 
 @row
+def rms_norm_training() -> Made:
+    """Forward 2 walks, backward 3: the gradient, the input, the gradient of the input."""
+    x, w = randn(16384, 4096, grad=True), randn(4096, grad=True)
+    return lambda x, w: F.rms_norm(x, (4096,), w, 1e-6), (x, w), True, 4 * 5 * x.numel()
+
+
+@row
+def layer_norm_residual_bf16() -> Made:
+    """The sum is needed further on, as in a transformer: two walks in, two out."""
+
+    def norm(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + y
+        return total, F.layer_norm(total, (4096,), w, b)
+
+    x, y = (randn(16384, 4096, dtype=torch.bfloat16) for _ in range(2))
+    return norm, (x, y, randn(4096, dtype=torch.bfloat16), randn(4096, dtype=torch.bfloat16)), False, 8 * x.numel()
+
+
+@row
+def layer_norm_residual_dropout_bf16() -> Made:
+    x, y = (randn(16384, 4096, dtype=torch.bfloat16) for _ in range(2))
+    w, b = (randn(4096, dtype=torch.bfloat16) for _ in range(2))
+    return lambda x, y, w, b: F.layer_norm(x + F.dropout(y, 0.1), (4096,), w, b), (x, y, w, b), False, 6 * x.numel()
+
+
+@row
 def cross_entropy_128k() -> Made:
     x, t = randn(2048, 128256, dtype=torch.bfloat16, grad=True), torch.randint(0, 128256, (2048,), device=DEVICE)
     return lambda x, t: F.cross_entropy(x.float(), t), (x, t), True, 6 * x.numel()
@@ -127,6 +153,52 @@ def transposed_sum() -> Made:
 def embedding() -> Made:
     w, i = randn(50000, 1024), torch.randint(0, 50000, (64, 512), device=DEVICE)
     return lambda w, i: F.embedding(i, w) * 2, (w, i), False, 8 * i.numel() * 1024
+
+
+BAGS, OF = 16384, 64  # vectors of 128 floats in each, out of a million
+
+
+def _bags(grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """A table, the places of all bags, bytes of what is looked up and of the sums."""
+    return randn(1 << 20, 128, grad=grad), torch.randint(0, 1 << 20, (BAGS, OF), device=DEVICE), 4 * 128 * (BAGS * OF + BAGS)
+
+
+def _offsets(even: bool = False) -> torch.Tensor:
+    """Where bags begin."""
+    if even:
+        return torch.arange(0, BAGS * OF, OF, device=DEVICE)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(0, BAGS * OF, (BAGS - 1,)).sort().values]).to(DEVICE)
+
+
+@row
+def gather_sum() -> Made:
+    w, i, moved = _bags()
+    return lambda w, i: w[i].sum(1), (w, i), False, moved
+
+
+@row
+def embedding_bag_rows() -> Made:
+    w, i, moved = _bags()
+    return lambda w, i: F.embedding_bag(i, w, mode="sum"), (w, i), False, moved
+
+
+@row
+def embedding_bag_sum() -> Made:
+    w, i, moved = _bags()
+    return lambda w, i, o: F.embedding_bag(i, w, o, mode="sum"), (w, i.view(-1), _offsets()), False, moved
+
+
+@row
+def embedding_bag_mean() -> Made:
+    w, i, moved = _bags()
+    return lambda w, i, o: F.embedding_bag(i, w, o, mode="mean"), (w, i.view(-1), _offsets()), False, moved
+
+
+@row
+def embedding_bag_training() -> Made:
+    """Backward writes zeros for the whole table, and adds to what was looked up."""
+    w, i, moved = _bags(True)
+    return lambda w, i: F.embedding_bag(i, w, mode="sum"), (w, i), True, 3 * moved + 4 * w.numel()
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------------

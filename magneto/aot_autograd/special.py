@@ -109,12 +109,24 @@ def _rrelu_with_noise(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kw
     return mode.results(value, value.meta["val"])  # type: ignore[no-any-return]
 
 
+def _native_dropout(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Which numbers it draws on a GPU depends on where its argument begins. `train` is given by place only where that is known to be a multiple of 16 bytes, otherwise by keyword: the
+    memory of an input begins anywhere, and what a view is written with in place lies where the view does."""
+    x, p, train = (*args, *kwargs.values())
+    storage = mode.view_for(x).storage
+    given = storage.literal or storage.root is None or storage.root.input_index >= 0
+    unknown = x.is_cuda and (given or int(x.storage_offset()) * x.itemsize % 16)
+    node = mode.emit(func, (mode.nodes(x), p), {"train": train}) if unknown else mode.emit(func, (mode.nodes(x), p, train))
+    return mode.results(node, node.meta["val"])
+
+
 SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     "aten.copy_.default": _copy_,
     "aten.fill_.Scalar": _fill_,
     "aten.fill_.Tensor": _fill_,
     "aten.zero_.default": _fill_,
     "aten.bernoulli_.float": _bernoulli_,
+    "aten.native_dropout.default": _native_dropout,
     "aten.rand_like.default": _random_like,
     "aten.randn_like.default": _random_like,
     "aten.native_batch_norm.default": _batch_norm,

@@ -241,6 +241,12 @@ ROWS: tuple[ErrorEntry, ...] = (
         "The flag `compile_workers` (MAGNETO_COMPILE_WORKERS) says how many there are; with 1 there are none.",
     ),
     ErrorEntry(
+        "W007",
+        "this torch draws random numbers on the GPU in another order than expected, dropout stays with the library",
+        "Kernels draw what eager draws, which is compared once in a process; numbers are eager's either way.",
+        "Please report it, with the versions of torch and CUDA and the name of the GPU.",
+    ),
+    ErrorEntry(
         "W010",
         "internal error while capturing {code} ({file}:{line}), it runs in eager: {error}",
         "",

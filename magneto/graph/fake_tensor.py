@@ -185,7 +185,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self._wrap(info, args, kwargs, answer)
         if info.writes or info.hidden:
             self._note_writes(info, args, kwargs)
-        if info.random and not (info.name.startswith(_ATTENTION) and not _dropout(args)):
+        if draws_numbers(func, args):
             self.random = True
         if not (info.returns or info.writes):
             self.raises = True
@@ -261,6 +261,12 @@ def _lazy(info: OpInfo, owner: torch.Tensor, meta: TensorMeta) -> TensorMeta:
 
 
 _ATTENTION = "aten._scaled_dot_product"
+
+
+def draws_numbers(op: Any, args: tuple[Any, ...]) -> bool:
+    """Does a call take numbers from a random generator? (All attention kernels say that they might.)"""
+    random = isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+    return random and not (str(op).startswith(_ATTENTION) and not _dropout(args))
 
 
 def _dropout(args: tuple[Any, ...]) -> bool:

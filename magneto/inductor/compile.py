@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -105,7 +106,7 @@ def compile_foreign(
         from magneto.inductor.cuda import NoKernels, compile_on_cuda
 
         try:
-            return compile_on_cuda(graph, name, written, _host_half, replay, key)
+            return compile_on_cuda(graph, name, written, _host_half, replay, _plain(graph, name, written), key)
         except (CannotLower, CannotSchedule, CannotEmit) as error:
             reason = f"{type(error).__name__}: {error}"
         except NoKernels as error:
@@ -141,7 +142,7 @@ def kept_graph(
     key = key_of_graph(graph, written, state, training, kind) if kind in ("", "cuda") else None
     try:
         if kind:
-            return key, _kept_foreign(graph, key, name, replay) if key is not None else None
+            return key, _kept_foreign(graph, key, name, written, replay) if key is not None else None
         finished = recall(key) if key is not None else None
         if finished is None:
             return key, None
@@ -150,12 +151,32 @@ def kept_graph(
         return None, None
 
 
-def _kept_foreign(graph: fx.Graph, key: str, name: str, replay: Replay | None) -> tuple[Compiled, frozenset[int]] | None:
+def _plain(graph: fx.Graph, name: str, written: Mapping[int, int]) -> Callable[[frozenset[int]], Compiled]:
+    """Given the outputs that are to be written into inputs: the graph operation by operation."""
+
+    def writing(done: frozenset[int]) -> Compiled:
+        made = cache(lambda: without_grad(as_function(graph, name)))
+
+        def run(*inputs: Any) -> Sequence[Any]:
+            found = list(made()(*inputs))
+            for k in done:
+                inputs[written[k]].detach().copy_(found[k])
+                found[k] = inputs[written[k]]
+            return found
+
+        return run
+
+    return writing
+
+
+def _kept_foreign(
+    graph: fx.Graph, key: str, name: str, written: Mapping[int, int], replay: Replay | None
+) -> tuple[Compiled, frozenset[int]] | None:
     from magneto.inductor.cuda import kept_on_cuda
     from magneto.inductor.devices import device_of
 
     try:
-        return kept_on_cuda(key, device_of(graph), name, replay, _loaded)
+        return kept_on_cuda(key, device_of(graph), name, replay, _loaded, _plain(graph, name, written))
     except CannotLower:
         return None
 

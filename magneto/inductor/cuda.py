@@ -25,7 +25,8 @@ from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_share import triton_shared
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table
 from magneto.inductor.describe import describe
-from magneto.inductor.devices import Back, Halves, Joined, Sent, split
+from magneto.inductor.devices import Back, Halves, Joined, Sent, device_of, split
+from magneto.inductor.draws import agrees, drawn_by_loops, multiprocessors
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, Reduction, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
@@ -63,6 +64,8 @@ WORTH_A_TABLE = 16  # kernels in the middle of a graph, whose addresses are sent
 
 Compiled = Callable[..., Sequence[Any]]
 Host = Callable[[fx.Graph, str, frozenset[int]], tuple[Compiled, Finished | None]]
+Plain = Callable[[frozenset[int]], Compiled]
+"""Given the outputs that are written into inputs, the whole graph operation by operation."""
 Build = Callable[[Iterable[Launched]], dict[Launched, Launcher]]
 
 
@@ -98,13 +101,13 @@ class Made:
 
 
 def compile_on_cuda(
-    graph: fx.Graph, name: str, written: Mapping[int, int], host: Host, replay: Replay | None, key: str | None = None
+    graph: fx.Graph, name: str, written: Mapping[int, int], host: Host, replay: Replay | None, plain: Plain, key: str | None = None
 ) -> tuple[Compiled, frozenset[int]]:
     """The compiled graph, and which outputs it writes into inputs itself. `host`: compiles what runs on the CPU. `key`: under which it is kept. CannotLower, CannotSchedule, CannotEmit,
     NoKernels."""
-    device, before, graph, halves = split(graph, written)
-    if reason := why_not(device):
+    if reason := why_not(device := device_of(graph)):
         raise NoKernels(reason)
+    device, before, graph, halves = split(drawn_by_loops(graph, device), written)
     pairs = halves.written(written)
     triton_workers.start()
     plan = _planned(graph, name, pairs, device, _results(halves, replay) or 0, lambda kernel: begin(kernel, device))
@@ -113,11 +116,11 @@ def compile_on_cuda(
     made = Made(device, plan, halves, pairs, _recordable(graph), finished)
     if key is not None and (before is None or finished is not None):
         keep_data(_key(key, device), _plain(made))
-    return _whole(made, run, beside, name, replay), made.written
+    return _whole(made, run, beside, name, replay, plain), made.written
 
 
 def kept_on_cuda(
-    key: str, device: torch.device, name: str, replay: Replay | None, host: Callable[[Finished, str], Compiled]
+    key: str, device: torch.device, name: str, replay: Replay | None, host: Callable[[Finished, str], Compiled], plain: Plain
 ) -> tuple[Compiled, frozenset[int]] | None:
     """What `compile_on_cuda` has kept of an equal graph. `host`: loads what runs on the CPU."""
     if why_not(device):
@@ -126,18 +129,20 @@ def kept_on_cuda(
         triton_workers.start()  # they are ready when the graph is lowered
         return None
     made = _of_plain(data)
+    if made.halves.draws and not agrees(device):
+        return None
     try:
         run = _loaded(made.plan, lambda kernels: _built(kernels, device))
     except NoKernels:
         return None
     counter("graphs_from_store")
-    return _whole(made, run, None if made.host is None else host(made.host, f"{name}_host"), name, replay), made.written
+    return _whole(made, run, None if made.host is None else host(made.host, f"{name}_host"), name, replay, plain), made.written
 
 
 def _key(key: str, device: torch.device) -> str:
-    """The key on this kind of device, with these kinds of kernels."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{key}{major}{minor}{' deterministic' * torch.are_deterministic_algorithms_enabled()}"
+    """The key on this kind of device, with these kinds of kernels. (Draws depend on how many multiprocessors there are.)"""
+    kind = (*torch.cuda.get_device_capability(device), *multiprocessors(device))
+    return f"{key}{kind}{' deterministic' * torch.are_deterministic_algorithms_enabled()}"
 
 
 def _results(halves: Halves, replay: Replay | None) -> int | None:
@@ -147,17 +152,17 @@ def _results(halves: Halves, replay: Replay | None) -> int | None:
     return sum(1 for place in halves.places[: replay.results] if place is not None and not place[0])
 
 
-def _whole(made: Made, loaded: Loaded, host: Compiled | None, name: str, replay: Replay | None) -> Compiled:
+def _whole(made: Made, loaded: Loaded, host: Compiled | None, name: str, replay: Replay | None, plain: Plain) -> Compiled:
     """The plan of the device's half, recorded if it may be, behind the host's half."""
     halves, plan = made.halves, made.plan
     run, parts = loaded
     if replay is not None and plan.launches >= WORTH_RECORDING and made.recordable:
         cloned = None if replay.results is None else _results(halves, replay)
         run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct), parts)
-    if host is None and all(place is not None for place in halves.places):
+    if host is None and not halves.draws and all(place is not None for place in halves.places):
         return run
-    first = plan.code.n_inputs - len(halves.sent)
-    return Joined(host, run, halves, made.device, any(k >= first for k in plan.lasting))
+    first = plan.code.n_inputs - len(halves.sent) - len(halves.draws)
+    return Joined(host, run, halves, made.device, any(k >= first for k in plan.lasting), plain(made.written) if halves.draws else None)
 
 
 def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compiled:
@@ -323,14 +328,20 @@ PARTS = 6
 def _plain(made: Made) -> tuple[Any, ...]:
     kernels = tuple((_fields(k.kernel), *_fields(k)[1:]) if isinstance(k, TritonTable) else (_fields(k),) for k in made.plan.kernels)
     plan = (made.plan.code, kernels, *_fields(made.plan)[2:])
-    halves = (tuple(map(_fields, made.halves.sent)), made.halves.places, made.halves.rest, tuple(map(_fields, made.halves.back)))
+    halves = (
+        tuple(map(_fields, made.halves.sent)),
+        made.halves.places,
+        made.halves.rest,
+        tuple(map(_fields, made.halves.back)),
+        made.halves.draws,
+    )
     return made.device, plan, halves, dict(made.pairs), made.recordable, None if made.host is None else _fields(made.host)
 
 
 def _of_plain(data: tuple[Any, ...]) -> Made:
-    device, (code, kernels, *plan), (sent, places, rest, back), pairs, may, host = data
+    device, (code, kernels, *plan), (sent, places, rest, back, draws), pairs, may, host = data
     found = tuple(TritonTable(TritonKernel(*k[0]), *k[1:]) if len(k) > 1 else TritonKernel(*k[0]) for k in kernels)
-    halves = Halves(tuple(Sent(*s) for s in sent), places, rest, tuple(Back(*b) for b in back))
+    halves = Halves(tuple(Sent(*s) for s in sent), places, rest, tuple(Back(*b) for b in back), draws)
     return Made(device, DevicePlan(code, found, *plan), halves, pairs, may, None if host is None else Finished(*host))
 
 

@@ -2,7 +2,7 @@
 
 Eager lets single numbers of the CPU meet tensors of any device (the step count of an optimiser, a learning rate), and programs send what they make on the CPU over. What is
 computed of the CPU's inputs alone becomes a graph of its own, which runs first; what of it the device reads is copied there. Indices and constants that depend on no input
-belong to whoever reads them. What comes back from the device is not cut: such a graph is refused.
+belong to whoever reads them. What comes back from the device is not cut: such a graph is refused. The states of random draws (draws.py) are sent likewise.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from torch import fx
 from magneto import _C
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import stays
+from magneto.inductor.draws import states, states_of
 from magneto.inductor.lower.context import CannotLower, is_dense
 from magneto.inductor.lower.graph import PRIM_ROWS, prim_name
+from magneto.inductor.runtime.record import capturing
 
 Compiled = Callable[..., Sequence[Any]]
 
@@ -53,13 +55,14 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """How two halves make a whole. The host takes the whole graph's inputs and returns the `sent` values, then its outputs; the device takes the inputs and the sent values. `places`:
-    per output of the whole (of the host?, position there); None: it is no node but the value in `rest`."""
+    """How two halves make a whole. The host takes the whole graph's inputs and returns the `sent` values, then its outputs; the device takes the inputs, the sent values and the states of draws. `places`:
+    per output of the whole (of the host?, position there); None: it is no node but the value in `rest`. `draws`: by how much each moves the generator on."""
 
     sent: tuple[Sent, ...]
     places: tuple[tuple[bool, int] | None, ...]
     rest: tuple[Any, ...]
     back: tuple[Back, ...] = ()
+    draws: tuple[int, ...] = ()
 
     @property
     def small(self) -> tuple[int, ...]:
@@ -111,8 +114,11 @@ def split(graph: fx.Graph, written: Mapping[int, int] | None = None) -> tuple[to
     extra = {n: _sent(n.meta["val"], device, same) for n, same in zip(sent, dense, strict=True)}
     kinds = tuple(Sent(tuple(m.shape), tuple(m.strides), m.dtype, same) for m, same in zip(extra.values(), dense, strict=True))
     rest = tuple(None if isinstance(result, fx.Node) else result for result in results)
-    back = _back(graph, results, places, written or {})
-    return device, host, _part(graph, of_device, extra, [n for n in effects if n not in hosted]), Halves(kinds, tuple(places), rest, back)
+    back, drawn = _back(graph, results, places, written or {}), states_of(graph)
+    extra.update((n, n.meta["val"]) for n in drawn)
+    draws = tuple(int(n.args[0]) for n in drawn)  # type: ignore[arg-type]
+    part = _part(graph, of_device, extra, [n for n in effects if n not in hosted])
+    return device, host, part, Halves(kinds, tuple(places), rest, back, draws)
 
 
 def _back(
@@ -213,34 +219,42 @@ def _part(graph: fx.Graph, results: Sequence[Any], extra: Mapping[fx.Node, Any],
 PACKED = 4096  # bytes of a value, at most, that is sent with others in one copy
 ALIGNMENT = 16
 STREAMS = 8  # that have memory of their own
+STATE = 16  # bytes
 
 
 class Joined:
     """Both halves as one callable. The host's small values are copied to a place of ours at once (they lie in memory that its next call writes). What is sent of them goes over in one
     copy, to the same memory in each call: it is read by what was launched before the next call writes it. `lasting`: results may lie in that memory, so that every call has its own.
-    The host's results that are new numbers of inputs are written behind everything that may raise."""
+    The host's results that are new numbers of inputs are written behind everything that may raise. `plain`: the whole graph operation by operation, for programs that capture a stream themselves: what
+    the library draws is new in each replay then, and the generator is not to be read."""
 
-    def __init__(self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device, lasting: bool) -> None:
-        self.host, self.device, self.where, self.lasting = host, device, where, lasting
+    def __init__(
+        self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device, lasting: bool, plain: Compiled | None = None
+    ) -> None:
+        self.host, self.device, self.where, self.lasting, self.plain = host, device, where, lasting, plain
         self.sent, self.small, self.back = halves.sent, halves.small, {b.output: b.input for b in halves.back}
         self.outputs = tuple(zip(range(len(halves.places)), halves.places, halves.rest, strict=True))
-        sizes = [self.sent[k].nbytes for k in self.small] + [b.nbytes for b in halves.back]
+        self.draws, drawn = halves.draws, [len(halves.draws) * STATE] * bool(halves.draws)
+        sizes = [self.sent[k].nbytes for k in self.small] + drawn + [b.nbytes for b in halves.back]
         self.starts = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
-        self.over = self.starts[len(self.small)]  # bytes that go over
-        positions = [*self.small, *(b.position for b in halves.back)]
+        first = len(self.small) + len(drawn)
+        self.over = self.starts[first]  # bytes that go over
+        positions = [*(k + len(drawn) for k in self.small), *(0 for _ in drawn), *(b.position + len(drawn) for b in halves.back)]
         triples = list(zip(positions, self.starts, sizes, strict=False))
         self.into_place = array("q", [n for triple in triples for n in triple]).tobytes()
-        written = [(b.input, start, size) for b, (_, start, size) in zip(halves.back, triples[len(self.small) :], strict=True)]
+        written = [(b.input, start, size) for b, (_, start, size) in zip(halves.back, triples[first:], strict=True)]
         self.into_inputs = array("q", [n for triple in written for n in triple]).tobytes()
         self.idle: list[torch.Tensor] = []
         self.memories: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}  # by stream
         self.lock = threading.RLock()
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        if self.plain is not None and capturing():
+            return self.plain(*inputs)
         with self.lock:
             made = tuple(self.host(*inputs)) if self.host is not None else ()
             staged = self.idle.pop() if self.idle else self._staged()
-            _C.pack(made, staged.data_ptr(), self.into_place)
+            _C.pack((states(self.where, self.draws), *made) if self.draws else made, staged.data_ptr(), self.into_place)
             found = self.device(*inputs, *self._sent(made, staged))
             if self.back:
                 _C.unpack(inputs, staged.data_ptr(), self.into_inputs)
@@ -255,7 +269,7 @@ class Joined:
 
     def _sent(self, made: Sequence[torch.Tensor], staged: torch.Tensor) -> list[torch.Tensor]:
         """What the host sends, on the device."""
-        if not self.small:
+        if not self.over:
             return [self._alone(t, s.dense) for t, s in zip(made, self.sent, strict=False)]
         stream = torch._C._cuda_getCurrentRawStream(self.where.index or 0)  # type: ignore[attr-defined]
         memory = self.memories.get(stream)
@@ -266,8 +280,9 @@ class Joined:
         memory[0].copy_(staged[: self.over], non_blocking=True)  # the driver has read pageable memory when it returns
         if len(self.small) == len(self.sent):
             return memory[1]
-        small = dict(zip(self.small, memory[1], strict=True))
-        return [small[k] if k in small else self._alone(made[k], s.dense) for k, s in enumerate(self.sent)]
+        small = dict(zip(self.small, memory[1], strict=False))
+        alone = [small[k] if k in small else self._alone(made[k], s.dense) for k, s in enumerate(self.sent)]
+        return alone + memory[1][len(self.small) :]
 
     def _alone(self, value: torch.Tensor, dense: bool) -> torch.Tensor:
         return (value if dense else value.contiguous()).to(self.where)
@@ -283,4 +298,5 @@ class Joined:
             views = []
             for start, s in zip(self.starts, (self.sent[k] for k in self.small), strict=False):
                 views.append(torch.as_strided(flat[start : start + s.nbytes].view(s.dtype), s.shape, s.strides))
+            views += flat[self.over - len(self.draws) * STATE :].view(torch.int64).view(-1, 2).unbind() if self.draws else ()
         return flat, views

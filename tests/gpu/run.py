@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tests.gpu.convolutions import CONVOLUTIONS
+from tests.gpu.draws import DRAWS
 from tests.gpu.kernels import KERNELS
 from tests.gpu.optimisers import CHECKS as OPTIMISERS
 from tests.gpu.programs import PROGRAMS, check
@@ -33,13 +34,15 @@ def main() -> int:
     torch.backends.cudnn.deterministic = True
     verdicts: dict[str, Any] = {}
     traces = []
-    for name in options.names or [*PROGRAMS, *CHECKS, *OPTIMISERS, *CONVOLUTIONS, *KERNELS]:
+    for name in options.names or [*PROGRAMS, *CHECKS, *OPTIMISERS, *DRAWS, *CONVOLUTIONS, *KERNELS]:
         start = time.perf_counter()
         try:
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
                 counts = (
-                    check(name, mode=options.mode) if name in PROGRAMS else (CHECKS | OPTIMISERS | CONVOLUTIONS | KERNELS)[name]() or {}
+                    check(name, mode=options.mode)
+                    if name in PROGRAMS
+                    else (CHECKS | OPTIMISERS | DRAWS | CONVOLUTIONS | KERNELS)[name]() or {}
                 )
             said = [str(w.message)[:200] for w in seen if "magneto" in str(w.category)]
             verdicts[name] = {"verdict": "passed", **counts, **({"warnings": said} if said else {})}

@@ -20,7 +20,6 @@ from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, comp
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
-from magneto.symbolic import add, mul
 
 Described: TypeAlias = tuple[int, int, tuple[int, int], int, tuple[int, int]]
 """A matrix that the copy engine reads in blocks: number of the pointer, element where it begins, shape, elements from row to row (those of a row lie one behind the other), shape of blocks."""
@@ -77,6 +76,7 @@ class Writer:
     def statements(self) -> list[str]:
         """The body of the function."""
         self._name_all()
+        self.emitter.along = next((axis.walk for axis in self.blocks.axes[-1:] if axis.block >= 4), None)
         if self.blocks.stages:
             self._walk_rows()
         elif self.blocks.looped:
@@ -114,21 +114,23 @@ class Writer:
             text = axis.name if len(axis.dims) == 1 else f"{axis.name}_{n}"
             self.emitter.symbols[dim.sym] = Name(text, frozenset(axis.name))
         if len(axis.dims) > 1:
-            steps = [prod(d.size for d in axis.dims[n + 1 :]) for n in range(len(axis.dims))]
-            whole = add(0, 0, *(mul(d.sym, step) for d, step in zip(axis.dims, steps, strict=True)))
-            self.emitter.dense[whole] = Name(axis.name, frozenset(axis.name))
+            self.emitter.dense[axis.walk] = Name(axis.name, frozenset(axis.name))
 
     def _axis_lines(self, axis: Axis) -> list[str]:
         """The statements that define an axis: where the block begins, its mask, the indices of its dimensions."""
         name, size = axis.name, f"{axis.name.upper()}BLOCK"
         position = ", ".join(":" if a.name == name else "None" for a in self.blocks.axes)
-        within = f"tl.arange(0, {size})" + (f"[{position}]" if len(self.blocks.axes) > 1 else "")
-        if name == "r" or name in self._loops():
-            start = "offset + " if name in self._loops() else ""
-        else:
+        position = f"[{position}]" if len(self.blocks.axes) > 1 else ""
+        start = group = ""
+        if name in self._loops():
+            start, group = "offset + ", "offset // 4 + "
+        elif name != "r":
             program = [a.name for a in self.blocks.shared_out].index(name)
-            start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * {size} + "
-        lines = [f"{name} = {start}{within}"]
+            start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
+            start, group = f"{start}{size} + ", f"{start}({size} // 4) + "
+        lines = [f"{name} = {start}tl.arange(0, {size}){position}"]
+        if self.emitter.grouped and axis is self.blocks.axes[-1]:
+            lines.append(f"{name}group = {group}tl.arange(0, {size} // 4){position}")
         if axis.masked:
             lines.append(f"{name}mask = {name} < {axis.size}")
         return [*lines, *self._parts(name, axis.dims)]

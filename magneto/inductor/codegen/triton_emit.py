@@ -15,7 +15,7 @@ from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_ops import BARE, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, literal, number
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
-from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym
+from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
 from magneto.symbolic import Const as IntConst
 
 NARROW = 1 << 31
@@ -53,6 +53,8 @@ class Emitter:
         self.symbols: dict[Sym, Name] = {}
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
         self.scopes: list[Scope] = [Scope()]
+        self.along: Expr | None = None  # what walks the last axis, where a block holds whole groups of four of it
+        self.grouped = False  # the index of such groups is read
         self.used: set[Sym] = set()
         self._count = 0
 
@@ -116,6 +118,8 @@ class Emitter:
         return self.name(text, axes, key)
 
     def _op(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
+        if value.name == "uniform":
+            return self._uniform(value, under)
         if self.halves and value.name == "add" and (of := self._one_plus_erf(value)) is not None:
             name = self.emit(of, under)
             return f"lib.one_plus_erf_of_half({name.text})", name.axes
@@ -134,6 +138,23 @@ class Emitter:
             if isinstance(one, Const) and one.value == 1.0 and isinstance(other, Op) and other.name == "erf":
                 return other.args[0] if other.args[0].dtype is not torch.float64 else None
         return None
+
+    def _uniform(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
+        """A random number. Neighbours whose numbers one call of Philox gives are computed together, where they lie along the last axis."""
+        seed, offset, place, threads, vector = value.args
+        assert isinstance(threads, Const) and isinstance(vector, Const)
+        state = f"{self.emit(seed, under).text}, {self.emit(offset, under).text}"
+        if not isinstance(place, IndexValue):
+            return f"lib.uniform({state}, tl.full([], 0, tl.int32), {threads.value}, {vector.value})", NOTHING
+        rest = place.expr - self.along if self.along is not None else None
+        if rest is not None and vector.value >= 4 and not rest.free & self.along.free and mod(rest, 4) == IntConst(0):  # type: ignore[operator,union-attr]
+            self.grouped = True
+            base, last = self.index(floordiv(rest, 4), under), self.axes[-1]
+            turns = place.expr.hi is None or place.expr.hi >= threads.value * vector.value  # type: ignore[operator]
+            group = f"{last}group" if rest == IntConst(0) else f"{base.text} + {last}group"
+            return f"lib.uniforms({state}, {group}, {threads.value if turns else 0}, {vector.value // 4})", base.axes | {last}  # type: ignore[operator]
+        index = self.index(place.expr, under)
+        return f"lib.uniform({state}, {index.text}, {threads.value}, {vector.value})", index.axes
 
     def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
         condition = self.emit(value.cond, under)

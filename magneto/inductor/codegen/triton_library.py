@@ -159,6 +159,46 @@ def arrived(counter, parts):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def words(seed, offset, sequence, calls):  # type: ignore[no-untyped-def]
+    """The four numbers of a call of Philox (loops/philox.py)."""
+    counter = (offset >> 2) + calls
+    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    return tl.philox(seed, low, high, sequence.to(tl.uint32), high * 0)
+
+
+@triton.jit
+def between(word):  # type: ignore[no-untyped-def]
+    return word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def uniform(seed, offset, i, threads: tl.constexpr, vector: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The number of each element `i`."""
+    if vector == 1:
+        sequence, calls, which = i % threads, i // (4 * threads), i % (4 * threads) // threads
+    else:
+        turn, within = i // vector, i % vector
+        sequence, calls, which = turn % threads, turn // threads * ((vector + 3) // 4) + within // 4, within % 4
+    a, b, c, d = words(seed, offset, sequence, calls)
+    return between(tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def uniforms(seed, offset, group, threads: tl.constexpr, calls: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The numbers of groups of four elements along the last axis; `calls` groups belong to one turn of a thread. `threads` 0: there is one turn."""
+    turn = group // calls
+    if threads:
+        a, b, c, d = words(seed, offset, turn % threads, turn // threads * calls + group % calls)
+    else:
+        a, b, c, d = words(seed, offset, turn, group % calls)
+    found = tl.join(tl.join(a, c), tl.join(b, d))
+    if len(group.shape) == 1:
+        return between(tl.reshape(found, [group.shape[0] * 4]))
+    else:
+        return between(tl.reshape(found, [group.shape[0], group.shape[1] * 4]))
+
+
+@triton.jit
 def product(a, b):  # type: ignore[no-untyped-def]
     return a * b
 

@@ -16,7 +16,7 @@ from math import prod
 from magneto.inductor.codegen.cpp_nest import contiguous_row, normal_form, other_contiguous
 from magneto.inductor.codegen.triton_dims import cut_dims
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
-from magneto.symbolic import Expr
+from magneto.symbolic import Expr, add, mul
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
@@ -47,6 +47,12 @@ class Axis:
     @property
     def size(self) -> int:
         return prod(d.size for d in self.dims)
+
+    @property
+    def walk(self) -> Expr:
+        """The index of what lies one behind the other along the axis."""
+        steps = (prod(d.size for d in self.dims[n + 1 :]) for n in range(len(self.dims)))
+        return add(0, 0, *(mul(d.sym, step) for d, step in zip(self.dims, steps, strict=True)))
 
     @property
     def masked(self) -> bool:

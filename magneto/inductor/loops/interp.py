@@ -29,6 +29,7 @@ from magneto.inductor.loops.ir import (
     Value,
     ViewOf,
 )
+from magneto.inductor.loops.philox import word_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym
 from magneto.symbolic import Const as IntConst
 
@@ -120,6 +121,8 @@ class _Body:
             return np.where(*args)
         if v.name == "convert_element_type":
             return _round(args[0] != 0 if v.dtype is torch.bool else args[0], v.dtype)
+        if v.name == "uniform":
+            return word_of(*args).astype(np.float32) * np.float32(2**-32) + np.float32(2**-33)
         fn: Any = UNARY[v.name] if len(args) == 1 else BINARY[v.name]
         if v.args[0].dtype is torch.float16:
             args = [a.astype(np.float32) for a in args]

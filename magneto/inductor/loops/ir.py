@@ -27,7 +27,9 @@ The body is a DAG of values over the loop symbols `i0..` and `r0..` (`index_symb
            | Load(buffer, index, dtype)          element at flat offset `index` (an integer Expr) of the buffer's memory
            | IndexValue(expr, dtype)             an integer Expr (a comparison, for bool) as a number
            | Op(name, args, dtype)               a prim of the elementwise table, all args of one dtype; the exceptions are
-                                                 where(cond: bool, a, b), convert_element_type(x) -> dtype, comparisons -> bool
+                                                 where(cond: bool, a, b), convert_element_type(x) -> dtype, comparisons -> bool, and
+                                                 uniform(seed, offset, i, threads, vector) -> float32: the number that the library draws
+                                                 for element i (philox.py); all int64, the last two constants
            | Masked(cond, value, other)          value where cond (a bool Value) holds, else other. Loads inside `value` may be
                                                  out of bounds where cond is false: they must not be executed there
                                                  (`other` is safe to evaluate everywhere)

@@ -57,6 +57,9 @@ def _check_op(v: Op) -> None:
         _require(len(v.args) == 3 and dtypes[0] is torch.bool and dtypes[1] is dtypes[2] is v.dtype, f"where: {where}")
     elif v.name == "convert_element_type":
         _require(len(v.args) == 1, f"convert_element_type takes one value: {where}")
+    elif v.name == "uniform":
+        good = len(v.args) == 5 and set(dtypes) == {torch.int64} and v.dtype is torch.float32
+        _require(good and all(isinstance(a, Const) for a in v.args[3:]), f"uniform: {where}")
     else:
         _require(len(v.args) in (1, 2) and len(set(dtypes)) == 1, f"operands of several dtypes: {where}")
         _require(v.dtype is (torch.bool if v.name in TO_BOOL else dtypes[0]), f"result dtype: {where}")

@@ -4,6 +4,7 @@
 - mm and addmm with a weight that seldom changes: packed (lower/linear.py).
 - convolution with a bias whose result only loops read, on a GPU: they add it, where cuDNN would need a pass of its own.
 - the gradient of such a bias, on a GPU: a sum in loops, where ATen would make a slower pass.
+- dropout that our kernels draw (lower/dropout.py).
 - clone: the same values in another layout; whether that needs a copy depends on who reads it.
 """
 
@@ -18,6 +19,7 @@ import torch
 from magneto.base.flags import config
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import Lowering, same_layout
+from magneto.inductor.lower.dropout import DROPOUT, lower_dropout
 from magneto.inductor.lower.elementwise import pointwise
 from magneto.inductor.lower.library import emit_call
 from magneto.inductor.lower.linear import as_vector, packed_product
@@ -110,6 +112,7 @@ def lower_convolution_backward(low: Lowering, val: Any, grad: Box, x: Box, weigh
 
 
 ROWS: dict[Any, Callable[..., Any]] = {
+    DROPOUT: lower_dropout,
     aten.clone.default: lower_clone,
     aten.mm.default: lower_mm,
     aten.addmm.default: lower_addmm,

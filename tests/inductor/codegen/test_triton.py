@@ -73,6 +73,7 @@ COMPILED = (
     "pointwise torch.bfloat16 (3, 70)", "unary functions torch.float32", "binary functions torch.float32", "integers torch.int8", "bools",
     "searches torch.float32", "softmax and layer norm", "transposed operands", "looked up", "rows too long for one block",
     "rows that programs share, in parts", "variances in parts of torch.float32", "variances in parts of torch.float64", "sums over rows of three tensors by heads, in parts",
+    "drawn: residual and layer norm", "drawn: 9000 of torch.bfloat16", "drawn: 1003 of torch.float64",
 )  # fmt: skip
 
 
@@ -138,6 +139,13 @@ def test_text(name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert text == path.read_text(), f"the text of {name} changed; MAGNETO_UPDATE_GOLDEN=1 keeps the new one"
+
+
+def test_neighbours_are_drawn_together_in_one_kernel_with_what_follows() -> None:
+    """One call of Philox gives four numbers, where rows are groups of four."""
+    (kernel,) = kernels(CASES["drawn: residual and layer norm"][0])
+    assert "lib.uniforms(" in kernel.body and "rgroup = tl.arange(0, RBLOCK // 4)" in kernel.body
+    assert all("lib.uniform(" in k.body for k in kernels(CASES["drawn: rows that are no groups of four"][0]))
 
 
 @pytest.mark.parametrize("shape", [(16, 20_011), (160, 20_480)])

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.codegen.triton_gathers import GATHERS
 from tests.inductor.lower.prim_graphs import Graph
 
@@ -452,6 +453,7 @@ for _small in FLOATS_OF_A_BYTE:
 
 
 CASES.update(GATHERS)
+CASES.update(DRAWS)
 
 PRODUCTS: dict[str, Any] = {}
 """Cases in which kernels of ours compute products too: tiles."""

@@ -1,0 +1,173 @@
+"""Random numbers that our own kernels draw on a CUDA device, bit for bit the library's (loops/philox.py).
+
+Where every draw of a graph is a dropout of fresh memory, each becomes `magneto.dropout`, a loop body like others, of a state (seed, offset) that the host reads from the generator before the device's half runs and
+advances as the library would: in recordings too, which read the states where each call writes them. A graph that draws otherwise as well stays with the library's calls altogether, since those count
+while a stream is captured what the host cannot see.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from magneto.base.errors import warn_once
+from magneto.base.logs import LOOPS, log
+from magneto.graph.fake_tensor import draws_numbers
+from magneto.graph.meta import TensorMeta
+from magneto.inductor.loops.philox import advance_of, threads_of, vector_of, word_of
+from magneto.inductor.lower.dropout import DROPOUT, dropped
+from magneto.inductor.lower.graph import prim_name
+from magneto.inductor.runtime.record import capturing
+
+MOST = 1 << 31  # elements: from here on the library draws in several kernels
+
+# ---- graphs --------------------------------------------------------------------------------------------------------------
+
+
+def draw_state(advance: int) -> None:
+    """Stands in a graph for the state of one draw, which is sent to the device (devices.py)."""
+    raise AssertionError("the host sends it")
+
+
+def states_of(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.target is draw_state]
+
+
+def drawn_by_loops(graph: fx.Graph, device: torch.device) -> fx.Graph:
+    """The graph with its draws made by loops; the graph itself where the library makes them."""
+    found = [n for n in graph.nodes if n.op == "call_function" and _draws(n)]
+    if not found or not all(map(_is_ours, found)) or not all(map(_is_known, graph.nodes)) or not agrees(device):
+        return graph
+    made = fx.Graph(graph.owning_module)
+    env: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        env[node] = _replaced(made, node, env, device) if node in found else made.node_copy(node, env.__getitem__)
+    return made
+
+
+def _replaced(made: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node], device: torch.device) -> fx.Node:
+    x, p = node.args[0], node.args[1]
+    assert isinstance(x, fx.Node)
+    meta = x.meta["val"]
+    threads = threads_of(meta.numel, *multiprocessors(device))
+    state = made.call_function(draw_state, (advance_of(meta.numel, threads),))
+    state.meta["val"] = TensorMeta.contiguous((2,), torch.int64, device)
+    call = made.call_function(DROPOUT, (env[x], state, p, threads, vector_of(meta.numel, meta.dtype.itemsize)))
+    call.meta.update(node.meta)
+    return call
+
+
+def _draws(node: fx.Node) -> bool:
+    """Does it draw from the device's generator?"""
+    return draws_numbers(node.target, node.args) and not _on_cpu(node)
+
+
+def _on_cpu(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    metas = value if isinstance(value, (tuple, list)) else (value,)
+    return all(getattr(m, "device", torch.device("cpu")).type == "cpu" for m in metas)
+
+
+def _is_ours(node: fx.Node) -> bool:
+    """A dropout of aligned memory: the trace gives `train` by keyword where it does not know that."""
+    if node.target is not torch.ops.aten.native_dropout.default or len(node.args) != 3 or node.args[2] is not True:
+        return False
+    x, p = node.args[0], node.args[1]
+    meta: Any = x.meta["val"]  # type: ignore[union-attr]
+    return (
+        isinstance(p, float)
+        and 0.0 < p < 1.0
+        and 0 < meta.numel < MOST
+        and meta.is_contiguous()
+        and meta.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    )
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Is it known whether the call draws? Operations of others, and functions, may without saying so."""
+    if node.op != "call_function" or prim_name(node.target) is not None:
+        return True
+    return getattr(node.target, "namespace", "aten" if getattr(node.target, "__module__", "") == "_operator" else "") in ("aten", "prims")
+
+
+# ---- the generator -------------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+
+
+def states(device: torch.device, advances: Sequence[int]) -> torch.Tensor:
+    """(seed, offset) of each draw on the host, in their order; the device's generator goes on behind them."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    with _lock:
+        offset = generator.get_offset()  # type: ignore[attr-defined]
+        generator.set_offset(offset + sum(advances))  # type: ignore[attr-defined]
+    seed, rows = generator.initial_seed(), []
+    seed -= (seed >> 63) << 64
+    for advance in advances:
+        rows.append((seed, offset))
+        offset += advance
+    return torch.tensor(rows, device="cpu")
+
+
+@cache
+def multiprocessors(device: torch.device) -> tuple[int, int]:
+    """How many there are, and the threads of each."""
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, found.max_threads_per_multi_processor
+
+
+_checked: dict[int, bool] = {}
+
+
+def agrees(device: torch.device) -> bool:
+    """Does this torch draw on this device as we do? Looked at once in a process; W007 if not."""
+    index = device.index or 0
+    if index not in _checked:
+        if capturing():
+            return False
+        try:
+            _checked[index] = _compared(torch.device("cuda", index))
+        except Exception as error:  # a generator without offsets, no memory
+            log(LOOPS, f"draws are not compared: {type(error).__name__}: {error}")
+            _checked[index] = False
+        if not _checked[index]:
+            warn_once("W007")
+    return _checked[index]
+
+
+def _compared(device: torch.device) -> bool:
+    """The library's dropout and ours, of every type and form, at places where threads and turns change."""
+    generator = torch.cuda.default_generators[device.index]
+    before, found, wanted, good = generator.get_offset(), [], [], True  # type: ignore[attr-defined]
+    with torch.cuda.device(device), torch.no_grad(), torch.inference_mode(False):
+        try:
+            for dtype, p in ((torch.float32, 0.1), (torch.float64, 0.3), (torch.float16, 0.5), (torch.bfloat16, 0.37)):
+                for n in _sizes(device, dtype):
+                    threads, vector = threads_of(n, *multiprocessors(device)), vector_of(n, dtype.itemsize)
+                    ((seed, offset),) = states(device, (0,)).tolist()
+                    x = torch.linspace(-3, 3, n, device=device, dtype=dtype)
+                    y, mask = torch.native_dropout(x, p, True)
+                    good = good and generator.get_offset() == offset + advance_of(n, threads)  # type: ignore[attr-defined]
+                    steps = {0, n, *(k * threads * vector for k in range(4)), *(k * threads for k in range(9))}
+                    places = torch.tensor(sorted({i for s in steps for i in range(s - 20, s + 20) if 0 <= i < n}), device="cpu")
+                    x, y, mask = (t[places.to(device)].cpu() for t in (x, y, mask))
+                    found += [y.double(), mask.double()]
+                    wanted += [t.double() for t in dropped(x, word_of(seed, offset, places, threads, vector), p)]
+        finally:
+            generator.set_offset(before)  # type: ignore[attr-defined]
+    return good and torch.equal(torch.cat(found), torch.cat(wanted))
+
+
+def _sizes(device: torch.device, dtype: torch.dtype) -> list[int]:
+    """One element, few, and more than all threads take in two turns; each with memory that divides into vectors wholly, in part and not at all."""
+    processors, each = multiprocessors(device)
+    many = 2 * processors * each * max(4, 16 // dtype.itemsize) + 256
+    return [1, 1003, 1002, 1008, many, many + 4, many + 2, many + 1]
+
+
+__all__ = ["agrees", "draw_state", "drawn_by_loops", "multiprocessors", "states", "states_of"]

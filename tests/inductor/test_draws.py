@@ -1,0 +1,171 @@
+"""Random numbers of our own kernels, without a device: what an H200 drew (drawn.json), and how the states of draws reach the device's half."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import fx
+
+from magneto.inductor import devices, draws
+from magneto.inductor.devices import Joined, split
+from magneto.inductor.loops.philox import advance_of, threads_of, vector_of, word_of
+from magneto.inductor.lower.dropout import DROPOUT
+from magneto.prims import prims
+from tests.inductor.codegen.triton_draws import DRAWS
+from tests.inductor.lower.prim_graphs import Graph, check
+from tests.inductor.test_device_halves import CPU, CUDA, Building, meta, one_stream, scaled  # noqa: F401
+
+aten = torch.ops.aten
+DRAWN = json.loads((Path(__file__).parent / "drawn.json").read_text())
+
+
+@pytest.mark.parametrize("row", DRAWN["rows"], ids=str)
+def test_what_a_device_drew(row: list[Any]) -> None:
+    """Elements, bytes of each, whether memory was aligned, the generator's offset before and after, the mask around where turns of all threads meet."""
+    n, size, aligned, before, after, bits = row
+    threads, turn = threads_of(n, DRAWN["processors"], DRAWN["threads"]), DRAWN["processors"] * DRAWN["threads"]
+    places = np.array(sorted({i for k in (0, n, *(j * turn for j in range(1, 10))) for i in range(k - 24, k + 24) if 0 <= i < n}))
+    words = word_of(DRAWN["seed"], before, places, threads, vector_of(n, size) if aligned else 1)
+    mask = words.astype(np.float32) * np.float32(2**-32) + np.float32(2**-33) < (np.float64 if size == 8 else np.float32)(1 - DRAWN["p"])
+    assert "".join("01"[int(m)] for m in mask) == f"{int(bits, 16):b}"[1:]
+    assert advance_of(n, threads) == after - before
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_loops_draw_what_the_operation_says(name: str) -> None:
+    torch.manual_seed(0)
+    g = Graph()
+    DRAWS[name][0](g)
+    check(g, DRAWS[name][1])
+
+
+def targets(graph: fx.Graph) -> list[str]:
+    return [str(n.target) for n in graph.nodes if n.op == "call_function"]
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch, one_stream: None) -> list[int]:  # noqa: F811
+    """A device with four multiprocessors of 512 threads; [seed, offset] of its generator."""
+    now = [(1 << 64) - 7, 40]
+
+    class Generator:
+        get_offset = staticmethod(lambda: now[1])
+        set_offset = staticmethod(lambda value: now.__setitem__(1, value))
+        initial_seed = staticmethod(lambda: now[0])
+
+    monkeypatch.setattr(torch.cuda, "default_generators", (Generator(),), raising=False)
+    monkeypatch.setattr(devices, "capturing", lambda: False)
+    monkeypatch.setattr(draws, "multiprocessors", lambda device: (4, 512))
+    monkeypatch.setattr(draws, "agrees", lambda device: True)
+    return now
+
+
+def dropped(b: Building, x: fx.Node, known: bool = True, p: float = 0.25) -> fx.Node:
+    val = x.meta["val"]
+    both = b.call(aten.native_dropout.default, (val, val.with_(dtype=torch.bool)), x, p, *[True] * known)
+    both.kwargs = {} if known else {"train": True}
+    return b.call(operator.getitem, val, both, 0)
+
+
+def test_states_are_sent_before_each_run(generator: list[int]) -> None:
+    b = Building()
+    x, s = b.input("x", meta(50, 1000)), b.input("s", meta(device=CPU))
+    wide = b.call(prims.broadcast_in_dim, meta(50, 1000, device=CPU, strides=(0, 0)), s, (50, 1000), ())
+    y = dropped(b, b.call(prims.mul, meta(50, 1000), x, wide))
+    dropped(b, y)  # nobody reads it: it draws all the same
+    z = dropped(b, b.call(prims.add, meta(50, 1000), y, 1.0))
+    b.graph.output((z, s))
+    graph = draws.drawn_by_loops(b.graph, CUDA)
+    assert targets(b.graph).count("aten.native_dropout.default") == 3
+    device, host, rest, halves = split(graph)
+    threads = 2048
+    assert halves.draws == (advance_of(50_000, threads),) * 3 == (28,) * 3
+    assert host is not None and targets(host) == []
+    assert targets(rest).count("magneto.dropout.default") == 2 and "draw_state" not in " ".join(targets(rest))
+    assert [n.args[2:] for n in rest.nodes if n.target is DROPOUT] == [(0.25, threads, 4)] * 2
+    assert [n.op for n in rest.nodes][:6] == ["placeholder"] * 6  # both inputs, the number that is sent, three states
+    seen: list[list[Any]] = []
+
+    def run(*given: torch.Tensor) -> Sequence[torch.Tensor]:
+        seen.append([t.tolist() for t in given[2:]])
+        return (given[0],)
+
+    joined = Joined(lambda x, s: (s, s), run, halves, CPU, False, lambda *inputs: ["plain"])
+    for _ in range(2):
+        joined(torch.zeros(50, 1000), torch.tensor(2.5))
+    assert (
+        seen[0] == [2.5, [-7, 40], [-7, 68], [-7, 96]] and seen[1][1:] == [[-7, 124], [-7, 152], [-7, 180]] and generator[1] == 40 + 6 * 28
+    )
+
+
+def test_a_program_that_captures_runs_operation_by_operation(generator: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Building()
+    b.graph.output((dropped(b, b.call(prims.mul, meta(8), b.input("x", meta(8)), 2.0)),))
+    halves = split(draws.drawn_by_loops(b.graph, CUDA))[-1]
+    joined = Joined(None, lambda *given: (given[0],), halves, CPU, False, lambda *inputs: ["plain"])
+    assert joined(torch.ones(8))[0].tolist() == [1.0] * 8 and generator[1] == 44
+    monkeypatch.setattr(devices, "capturing", lambda: True)
+    assert joined(torch.ones(8)) == ["plain"] and generator[1] == 44
+
+
+def among(b: Building, other: str) -> fx.Node:
+    """Something beside a dropout for which the library keeps all draws."""
+    x = b.input("x", meta(64))
+    match other:
+        case "a draw of another kind":
+            return b.call(aten.rand.default, meta(64), [64])
+        case "memory that begins anywhere":
+            return dropped(b, x, False)
+        case "nothing stays":
+            return dropped(b, x, True, 1.0)
+        case "attention with dropout":
+            return b.call(aten._scaled_dot_product_attention_math.default, meta(64), x, x, x, None, 0.5)
+        case "an operation of others":
+            return b.call(torch.ops.magneto.scaled_add.default, meta(64), x, x, x)
+        case _:
+            return b.call(torch.add, meta(64), x, x)
+
+
+KINDS = (
+    "a draw of another kind",
+    "memory that begins anywhere",
+    "nothing stays",
+    "attention with dropout",
+    "an operation of others",
+    "a function",
+)
+
+
+@pytest.mark.parametrize("other", KINDS)
+def test_all_draws_of_a_graph_are_ours_or_the_librarys(generator: list[int], other: str) -> None:
+    import magneto.graph.scaled  # noqa: F401 - defines the operation
+
+    b = Building()
+    b.graph.output((among(b, other), dropped(b, b.input("y", meta(64)))))
+    assert draws.drawn_by_loops(b.graph, CUDA) is b.graph
+
+
+def test_draws_of_the_cpu_are_another_generators(generator: list[int]) -> None:
+    b = Building()
+    b.graph.output((b.call(aten.rand.default, meta(64, device=CPU), [64]), dropped(b, b.input("y", meta(64)))))
+    assert "magneto.dropout.default" in targets(draws.drawn_by_loops(b.graph, CUDA))
+
+
+def test_another_order_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "_checked", {})
+    monkeypatch.setattr(draws, "capturing", lambda: False)
+    asked: list[torch.device] = []
+    monkeypatch.setattr(draws, "_compared", lambda device: asked.append(device) or False)
+    with pytest.warns(UserWarning, match="another order than expected"):
+        assert not draws.agrees(CUDA)
+    assert not draws.agrees(CUDA) and asked == [CUDA]
+    monkeypatch.setattr(draws, "_checked", {})
+    monkeypatch.setattr(draws, "capturing", lambda: True)
+    assert not draws.agrees(CUDA) and asked == [CUDA] and not draws._checked  # looked at another time

@@ -122,3 +122,42 @@ def test_a_part_that_is_kept_is_copied_while_the_whole_is_there() -> None:
     g.output(z, g.mul(part, 1.0))
     steps = schedule(lower_graph(g.fx, on_gpu=True), training=True).steps
     assert [isinstance(step, FusedKernel) for step in steps] == [False, True, False]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_parts_of_an_input_are_joined(bias: bool) -> None:
+    torch.manual_seed(0)
+    g = Graph()
+    x, h, b = g.input(torch.randn(64, 20, 8)), g.input(torch.zeros(64, 24)), g.input(torch.randn(24))
+    w = g.transpose(g.input(torch.randn(24, 8)), (1, 0))
+    v = g.input(torch.randn(24, 24) / 5)
+    for t in range(20):
+        part = g.reshape(g.slice(x, (0, t, 0), (64, t + 1, 8), (1, 1, 1)), (64, 8))
+        product = g.call(aten.addmm.default, b, part, w) if bias else g.call(aten.mm.default, part, w)
+        h = g.tanh(g.add(product, g.call(aten.mm.default, h, v)))
+    g.output(h)
+    graph = join_products(g.fx)
+    # eight at a time: two groups of eight and one of four; the first state is an input too
+    assert (
+        products(graph)
+        == Counter({"aten.cat.default": 3, "aten.addmm.default": 3 * bias, "aten.mm.default": 20 + 3 * (not bias)}) - Counter()
+    )
+    agrees(g, graph)
+
+
+def test_what_others_read_or_is_large_is_not_joined() -> None:
+    torch.manual_seed(0)
+    g = Graph()
+    x, w, b = g.input(torch.randn(6, 64, 8)), g.input(torch.randn(8, 24)), g.input(torch.randn(64, 24))
+    wide = g.input(torch.randn(6, 256, 8))
+    found = []
+    for t in range(6):
+        part = g.reshape(g.slice(x, (t, 0, 0), (t + 1, 64, 8), (1, 1, 1)), (64, 8))
+        large = g.reshape(g.slice(wide, (t, 0, 0), (t + 1, 256, 8), (1, 1, 1)), (256, 8))
+        found += [
+            g.call(aten.mm.default, part, w),
+            g.tanh(g.call(aten.addmm.default, b, part, w)),
+            g.tanh(g.call(aten.mm.default, large, w)),
+        ]
+    g.output(*found)
+    assert join_products(g.fx) is g.fx

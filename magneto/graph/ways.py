@@ -2,6 +2,7 @@
 
 `max_pool1d` without a gradient has a kernel of its own, which answers contiguously; under a mode it is `max_pool2d_with_indices` of one row more.
 `one_hot` on the CPU looks at the classes to raise: that is an operation without a result, which stays (`opinfo.stays`); the rest is arithmetic.
+`embedding_bag` of bags of one size on a GPU is a lookup and a sum: loops, which compute sums and gradients in one walk each (its own kernels reach 40% of what memory gives).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from magneto.base.flags import config
 from magneto.graph.layout import contiguous_strides
 
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -51,6 +53,43 @@ def _one_hot(*args: Any, **kwargs: Any) -> Any:
     return (x.unsqueeze(-1) == torch.arange(max(count, 0), device=x.device)).long()
 
 
+BAGS_ON = "cuda"  # where bags are taken apart
+
+
+def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
+    names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights")
+    given: dict[str, Any] = {"mode": "mean", **dict(zip(names, args, strict=False)), **kwargs}
+    found: list[Any] = [given.get(name) for name in ("input", "weight", "mode", "per_sample_weights")]
+    indices, weight, mode, samples = found
+    others = ("offsets", "max_norm", "scale_grad_by_freq", "sparse", "include_last_offset", "padding_idx")
+    if (
+        len(args) > len(names)
+        or any(given.get(name) is not None and given[name] is not False for name in others)
+        or (samples is not None and (mode != "sum" or not isinstance(samples, torch.Tensor)))
+        or not _takes_apart(indices, weight, samples)
+        or mode not in ("sum", "mean")
+    ):
+        return torch.nn.functional.embedding_bag(*args, **kwargs)
+    rows = torch.nn.functional.embedding(indices, weight)
+    if samples is not None:
+        rows = rows * samples.unsqueeze(-1)
+    return rows.sum(1) if mode == "sum" else rows.mean(1)
+
+
+def _takes_apart(indices: Any, weight: Any, samples: Any) -> bool:
+    """Bags of one size in float32 or float64: sums of halves would round products, and the gradient's rows would be written out."""
+    if not isinstance(indices, torch.Tensor) or not isinstance(weight, torch.Tensor):
+        return False
+    if weight.device.type != BAGS_ON or indices.device != weight.device or torch.are_deterministic_algorithms_enabled():
+        return False
+    if samples is not None and (samples.shape != indices.shape or samples.dtype is not weight.dtype or samples.device != weight.device):
+        return False
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in (indices, weight, samples) if t is not None):
+        return False
+    whole = indices.dtype in (torch.int32, torch.int64) and weight.dtype in (torch.float32, torch.float64)
+    return whole and indices.ndim == 2 and weight.ndim == 2 and indices.numel() > 0 and config.numerics == "fast"
+
+
 def _contiguous_unless_recorded(call: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
@@ -69,6 +108,7 @@ WAYS: dict[Callable[..., Any], Callable[..., Any]] = {
     for call in (torch.max_pool1d, torch.nn.functional.max_pool1d, torch.ops.aten.max_pool1d.default)
 }
 WAYS.update(dict.fromkeys((torch.nn.functional.one_hot, torch.ops.aten.one_hot.default), _one_hot))
+WAYS[torch.nn.functional.embedding_bag] = _embedding_bag
 BY_ID = {id(call): way for call, way in WAYS.items()}
 
 __all__ = ["BY_ID", "WAYS"]

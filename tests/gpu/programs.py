@@ -79,6 +79,24 @@ def log_softmax_of_vocabularies() -> Any:
     return lambda x: (F.log_softmax(x.float(), -1), torch.logsumexp(x.float(), -1)), (randn(128, 128256, dtype=torch.bfloat16),)
 
 
+@program(1e-5, train=True)
+def bags_of_one_size() -> Any:
+    """Taken apart: a lookup and a sum, weighted and not; gradients are added in no order."""
+
+    def run(w: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> Any:
+        return F.embedding_bag(i, w, mode="sum"), F.embedding_bag(i, w), F.embedding_bag(i, w, mode="sum", per_sample_weights=s)
+
+    return run, (randn(500, 48, grad=True), torch.randint(0, 500, (300, 20)).to(DEVICE), randn(300, 20, grad=True))
+
+
+@program(1e-5, train=True)
+def bags_of_any_size() -> Any:
+    def run(w: torch.Tensor, i: torch.Tensor, o: torch.Tensor) -> Any:
+        return F.embedding_bag(i, w, o, mode="sum"), F.embedding_bag(i, w, o) * 2
+
+    return run, (randn(500, 48, grad=True), torch.randint(0, 500, (300,)).to(DEVICE), torch.tensor([0, 4, 4, 90, 300]).to(DEVICE))
+
+
 @program(1e-4, train=True)
 def norms() -> Any:
     model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 30), nn.Softplus())

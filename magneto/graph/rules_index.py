@@ -14,9 +14,10 @@ from magneto.graph.layout import (
     broadcast_shapes,
     channels_last_strides,
     contiguous_strides,
+    expanded_strides,
     iterator_strides,
     preserved_strides,
-    suggested_strides,
+    view_strides,
     wrap_dim,
     wrap_dims,
 )
@@ -216,10 +217,9 @@ def _index(meta: TensorMeta, indices: Sequence[TensorMeta | None]) -> TensorMeta
     operands = [(result, own)]
     for m in indices:
         if m is not None:
-            lead = (1,) * (len(shape) - len(m.shape))
-            padded = (1,) * len(before) + lead + m.shape + (1,) * len(after)
-            strides = (0,) * len(before) + (0,) * len(lead) + m.strides + (0,) * len(after)
-            operands.append((padded, strides))
+            padded = (1,) * len(before) + shape + (1,) * len(after)
+            strides = view_strides(shape, expanded_strides(shape, m.shape, m.strides), padded)
+            operands.append((padded, strides or contiguous_strides(padded)))
     return TensorMeta(result, iterator_strides(result, operands, general=True), meta.dtype, meta.device)
 
 
@@ -236,8 +236,16 @@ def _roll(meta: TensorMeta, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
         wrap_dim(dim, len(meta.shape))
     if (dims and len(dims) != len(shifts)) or (not dims and len(shifts) != 1):
         raise RuleError("shifts and dims of roll")
-    strides = suggested_strides(meta.shape, bool(dims) and meta.is_channels_last())
-    return TensorMeta(meta.shape, strides, meta.dtype, meta.device)
+    if not meta.numel:
+        return TensorMeta(meta.shape, preserved_strides(meta.shape, meta.strides), meta.dtype, meta.device)
+    rolled = meta if dims else _fresh(meta)
+    for shift, dim in zip(shifts, dims, strict=False):  # one after the other: cat of the two pieces, of which the second may be empty
+        size = meta.shape[dim]
+        start = (size - shift) % size
+        rolled = _cat(
+            [rolled.with_(shape=(*meta.shape[: dim % len(meta.shape)], n, *meta.shape[dim:][1:])) for n in (size - start, start)], dim
+        )
+    return rolled.with_(requires_grad=False, storage_offset=0)
 
 
 @rule("flip.default")

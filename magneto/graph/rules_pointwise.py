@@ -144,6 +144,8 @@ def _add(left: Any, right: Any, alpha: Any = 1) -> TensorMeta:
 
 @rule("angle")
 def _angle(value: TensorMeta) -> TensorMeta:
+    if category(value.dtype) == COMPLEX:  # copied out of a complex result
+        return TensorMeta.contiguous(value.shape, real_dtype(value.dtype), value.device)
     return elementwise((value,), float_type(real_dtype(value.dtype)))
 
 

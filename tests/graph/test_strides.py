@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,11 @@ DTYPES = (torch.int64, torch.float32, torch.bfloat16)
 
 
 def described(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(TensorMeta.of(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+    """Tensors as their descriptions, also in lists."""
+    return tuple(
+        TensorMeta.of(arg) if isinstance(arg, torch.Tensor) else list(described(tuple(arg))) if isinstance(arg, list) else arg
+        for arg in args
+    )
 
 
 @pytest.mark.parametrize("op", OPERATORS, ids=str)
@@ -70,3 +75,34 @@ def test_convolutions(dims: int, transposed: bool, dtype: torch.dtype) -> None:
         if [meta.strides for meta in metas] != expected:
             wrong.append(f"groups {groups}, {x_last}, {w_last}: {[meta.strides for meta in metas]} for {expected}")
     assert not wrong
+
+
+def laid_out(shape: list[int], rng: random.Random) -> torch.Tensor:
+    """A tensor whose dimensions lie in any order, some with gaps, some repeated."""
+    order = rng.sample(range(len(shape)), len(shape))
+    base = torch.ones([shape[d] * rng.choice((1, 1, 1, 2)) for d in order])
+    x = base.permute([order.index(d) for d in range(len(shape))])[tuple(slice(n) for n in shape)]
+    return x[:1].expand(shape) if rng.random() < 0.1 else x
+
+
+def test_sizes_of_one() -> None:
+    """Dimensions of one element have strides too, and ATen's kernels look at them in ways of their own."""
+    rng, wrong = random.Random(0), []
+    for _ in range(1500):
+        x = laid_out([rng.choice((1, 1, 2, 3, 4)) for _ in range(rng.choice((2, 4, 4, 5)))], rng)
+        dims = [rng.randrange(-x.dim(), x.dim()) for _ in range(rng.randint(0, 3))]
+        index = [rng.choice((None, torch.zeros(rng.choice(((1,), (3,), (2, 1), (2, 3), ())), dtype=torch.int64))) for _ in x.shape]
+        parameter = torch.ones(x.shape[1])
+        calls: list[tuple[Any, tuple[Any, ...]]] = [
+            (aten.roll.default, (x, [rng.randint(-5, 5) for _ in dims] or [3], dims)),
+            (aten.angle.default, (torch.complex(x, x),)),
+            (aten._native_batch_norm_legit.no_stats, (x, parameter, parameter, True, 0.1, 1e-5)),
+            (aten.index.Tensor, (x, [*index[:-1], torch.zeros(2, 1, dtype=torch.int64)])),
+        ]
+        for op, args in calls:
+            expected, found = op(*args), propagate(op, described(args), {})
+            expected, found = (expected[0], found[0]) if isinstance(expected, tuple) else (expected, found)
+            steps = [(a, b) for a, b, n in zip(found.strides, expected.stride(), expected.shape, strict=True) if n > 1]
+            if any(a != b for a, b in steps):
+                wrong.append(f"{op} {tuple(x.shape)} {x.stride()}: {found.strides} for {expected.stride()}")
+    assert not wrong, wrong[:5]

@@ -45,9 +45,17 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
     ),
     ("float", 2, "div true_divide atan2 xlogy copysign special_xlog1py special_zeta igamma igammac logaddexp logaddexp2"),
     ("bool", 2, "eq ne lt le gt ge logical_and logical_or logical_xor"),
-    ("promote", 3, "addcmul clamp lerp clip log_sigmoid_backward"),
+    ("promote", 3, "addcmul clamp lerp clip"),
     ("float", 3, "addcdiv"),
 )
+
+
+@rule("log_sigmoid_backward.default")
+def _log_sigmoid_backward(grad: TensorMeta, value: TensorMeta, buffer: TensorMeta) -> TensorMeta:
+    """Made like the gradient; the buffer is empty where the kernel has no use for it."""
+    if grad.shape != value.shape:
+        raise RuleError("log_sigmoid gradient")
+    return TensorMeta(grad.shape, preserved_strides(grad.shape, grad.strides), result_type((grad, value)), grad.device)
 
 
 @rule("heaviside.default")

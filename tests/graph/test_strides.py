@@ -96,6 +96,7 @@ def test_sizes_of_one() -> None:
         calls: list[tuple[Any, tuple[Any, ...]]] = [
             (aten.roll.default, (x, [rng.randint(-5, 5) for _ in dims] or [3], dims)),
             (aten.angle.default, (torch.complex(x, x),)),
+            (aten.log_sigmoid_backward.default, (x.bfloat16()[:1].expand_as(x), x.bfloat16(), torch.ones_like(x).bfloat16())),
             (aten._native_batch_norm_legit.no_stats, (x, parameter, parameter, True, 0.1, 1e-5)),
             (aten.index.Tensor, (x, [*index[:-1], torch.zeros(2, 1, dtype=torch.int64)])),
         ]

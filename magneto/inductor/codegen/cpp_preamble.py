@@ -23,6 +23,14 @@ typedef signed char i8; typedef short i16; typedef int i32; typedef long long i6
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
 typedef float f32; typedef double f64;
 #define MG_INLINE static inline __attribute__((always_inline))
+/* gcc makes a truncation of (f32)(i32)x, which keeps -0.0, NaN and what no integer holds */
+#if defined(__clang__)
+#define MG_INTEGER(x) (x)
+#elif __GNUC__ >= 12
+#define MG_INTEGER(x) __builtin_assoc_barrier(x)
+#else
+#define MG_INTEGER(x) ({ __typeof__(x) mg_n = (x); __asm__("" : "+r"(mg_n)); mg_n; })
+#endif
 #define MG_INF __builtin_inff()
 #define MG_NAN __builtin_nanf("")
 int omp_get_max_threads(void); int omp_get_thread_num(void);

@@ -75,6 +75,8 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"(u8)(i64)({text})"
     if target in (torch.int8, torch.int16) and is_float(source):
         return f"({COMPUTE[target]})(i32)({text})"
+    if is_float(source) and not is_float(target):
+        return f"MG_INTEGER(({compute_type(target)})({text}))"
     return f"({compute_type(target)})({text})"
 
 

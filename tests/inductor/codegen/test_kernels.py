@@ -226,6 +226,19 @@ def test_long_sums_are_as_good_as_eagers() -> None:
             assert error <= 2 * eager + 2e-7 * exact.abs().max().item(), (x.shape, dims, error, eager)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_through_integers_and_back(dtype: torch.dtype) -> None:
+    """No truncation of the float: integers have neither -0.0 nor NaN, and they end."""
+    x = torch.tensor([-0.3, 0.3, -0.0, -1.5, math.nan, math.inf, -math.inf, 3e9, -3e9, 1e19]).to(dtype).repeat(4)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.int().to(x.dtype), x.long().to(x.dtype), x.short().to(x.dtype), (x * 1).int().double()
+
+    for got, expected in zip(magneto.compile(fn)(x), fn(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        assert torch.equal(got.signbit(), expected.signbit())
+
+
 def test_mean_beside_the_variance_of_infinities() -> None:
     x = torch.randn(6, 9)
     x[0, 0], x[1, 3], x[2], x[3, 4] = math.inf, -math.inf, math.inf, math.nan

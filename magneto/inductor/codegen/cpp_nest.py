@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, reach, walk_values
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import Dim, FusedKernel
 from magneto.symbolic import ZERO, Add, Expr, Sym
@@ -180,7 +180,7 @@ def _main_index(kernel: FusedKernel) -> Expr:
     if not kernel.cols and stores:
         return max(stores, key=lambda m: len(m.store.free)).store
     best = [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
-    return max(best, key=lambda e: len([s for s in e.free if not isinstance(s, Indirect)]), default=ZERO)
+    return max(best, key=lambda e: len(reach(e)), default=ZERO)
 
 
 def _vector_row(kernel: FusedKernel) -> Dim | None:

@@ -15,6 +15,7 @@ from math import prod
 
 from magneto.inductor.codegen.cpp_nest import contiguous_row, normal_form, other_contiguous
 from magneto.inductor.codegen.triton_dims import cut_dims
+from magneto.inductor.loops.ir import reach
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
 from magneto.symbolic import Expr, add, mul
 
@@ -141,7 +142,7 @@ def _memory(kernel: FusedKernel) -> Iterator[tuple[str, Expr, int]]:
     computed = kernel.computed
     for member in kernel.members:
         for load in member_loads(member.body):
-            if load.buffer not in computed and every <= load.index.free:
+            if load.buffer not in computed and every <= reach(load.index):
                 yield load.buffer, load.index, load.dtype.itemsize
         if member.name in kernel.stored and every <= member.store.free:
             yield member.name, member.store, member.buffer.dtype.itemsize

@@ -563,6 +563,13 @@ def loads(body: Value) -> list[Load]:
     return found
 
 
+def reach(index: Expr) -> frozenset[Sym]:
+    """The symbols on which a place depends, those of its computed indices included."""
+    computed = [v for s in index.free if isinstance(s, Indirect) for v in walk_values(s.value)]
+    places = (index, *(v.index if isinstance(v, Load) else v.expr for v in computed if isinstance(v, Load | IndexValue)))
+    return frozenset(s for place in places for s in place.free if not isinstance(s, Indirect))
+
+
 def reads(node: Node) -> tuple[str, ...]:
     """Names of the buffers a node reads, in order of first use, each once."""
     if isinstance(node, LibraryCall):

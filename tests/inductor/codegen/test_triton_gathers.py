@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,21 @@ def test_few_elements_that_are_computed_at_computed_places(monkeypatch: pytest.M
     g.output(g.sum(g.call(aten.embedding.default, g.input(torch.randn(50, 16)), index), (1,)))
     plan, kernels = planned(g, monkeypatch)
     assert len(kernels) == 1 and kernels[0].body.count("tl.load(") == 8
+
+
+@pytest.mark.parametrize("reduced", [1, 2])
+def test_looked_up_vectors_are_read_along_their_elements(reduced: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not along the indices, which are contiguous as well, but fewer."""
+    g = Graph()
+    index = g.input(torch.randint(0, 50, (300, 64)))
+    g.output(g.sum(g.call(aten.embedding.default, g.input(torch.randn(50, 128)), index), (reduced,)))
+    _, (kernel,) = planned(g, monkeypatch)
+    assert re.search(rf"tl\.load\(p1 \+ \(i\d+ \* 128 \+ {'x' if reduced == 1 else 'r'}\)", kernel.body), kernel.body
+    blocks = dict(kernel.constants)
+    if reduced == 1:  # a bag for each program, whose indices are read once for a block of elements
+        assert kernel.grid == (2, 300) and blocks == {"XBLOCK": 64, "RBLOCK": 64} and "(z * 64 + r)" in kernel.body
+    else:
+        assert blocks["RBLOCK"] == 128
 
 
 # ---- recordings ----------------------------------------------------------------------------------------------------------

@@ -111,3 +111,12 @@ def _bags(g: Graph) -> Iterator[Any]:
         index = column(g, lists, k, (12, 20, 4))
         yield g.sum(g.call(aten.embedding.default, table, index), (1,))
         yield g.call(aten.embedding_dense_backward.default, grad, index, 50, -1, False)
+
+
+@case("sums of many looked up vectors", 2e-5)
+def _long_bags(g: Graph) -> Iterator[Any]:
+    for bags, of, width in ((12, 40, 64), (9, 100, 36), (3, 11, 5)):
+        table, index = g.input(torch.randn(50, width)), g.input(torch.randint(0, 50, (bags, of)))
+        rows = g.call(aten.embedding.default, table, index)
+        samples = g.broadcast_in_dim(g.input(torch.randn(bags, of)), (bags, of, width), (0, 1))
+        yield from (g.sum(rows, (1,)), g.sum(g.mul(rows, samples), (1,)), g.amax(rows, (1,)), g.sum(rows, (2,)), g.sum(rows, (0, 1)))

@@ -39,7 +39,7 @@ from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
 from magneto.inductor.schedule.alike import likeness
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, TableKernel
 from magneto.inductor.schedule.memory import peak_bytes, plan_memory
 from magneto.inductor.schedule.prepared import keep_results
 from magneto.inductor.schedule.schedule import Schedule, schedule
@@ -296,7 +296,6 @@ def _texts(plan: Schedule, name: str) -> dict[Kernel, KernelText]:
 def _text_of(step: Kernel) -> str:
     if isinstance(step, FusedKernel):
         return kernel_text(step)
-    assert isinstance(step, TableKernel | OrderedKernel), "no other is made for the CPU"
     return table_text(step) if isinstance(step, TableKernel) else ordered_text(step)
 
 

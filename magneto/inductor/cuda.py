@@ -22,7 +22,6 @@ from magneto.inductor.codegen.parted import parted
 from magneto.inductor.codegen.plan import PlanCode, show_plan
 from magneto.inductor.codegen.triton import TritonKernel, reaches_far, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
-from magneto.inductor.codegen.triton_share import triton_shared
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table
 from magneto.inductor.describe import describe
 from magneto.inductor.devices import Back, Halves, Joined, Sent, device_of, split
@@ -41,7 +40,7 @@ from magneto.inductor.runtime.tuning import tuned
 from magneto.inductor.schedule.alike import likeness
 from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.inplace import write_inputs
-from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, SharedRows, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel
@@ -49,7 +48,6 @@ from magneto.inductor.schedule.repeat import repeated
 from magneto.inductor.schedule.results import results_last
 from magneto.inductor.schedule.scatter import with_scatters
 from magneto.inductor.schedule.schedule import Schedule, schedule
-from magneto.inductor.schedule.share import share_rows
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
 from magneto.inductor.schedule.unroll import unrolled
@@ -206,7 +204,7 @@ def _planned(
         program = split_reductions(online_sums(_on_device(lower_graph(graph, on_gpu=True), device)))
     with timer("schedule"):
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
-        plan = share_rows(join_columns(with_scatters(schedule(program, updates, True))))
+        plan = join_columns(with_scatters(schedule(program, updates, True)))
         plan = repeated(gather(write_inputs(unrolled(plan), written), WORTH_A_TABLE, False), WORTH_A_TABLE)
     if config.max_autotune and device.type == "cuda":
         with timer("tune"):
@@ -242,8 +240,6 @@ def _texts(plan: Schedule, begin: Callable[[Launched], None] | None) -> dict[Ker
 def _text_of(step: Kernel, plan: Schedule) -> Launched:
     if isinstance(step, ProductKernel):
         return triton_product(step, plan.buffers)
-    if isinstance(step, SharedRows):
-        return triton_shared(step, plan.buffers)
     assert not isinstance(step, OrderedKernel), "they have become pairs of kernels"
     return triton_table(step, plan.into) if isinstance(step, TableKernel) else triton_kernel(step, plan.buffers)
 

@@ -150,7 +150,7 @@ def _compared(device: torch.device) -> bool:
                 for n in _sizes(device, dtype):
                     threads, vector = threads_of(n, *multiprocessors(device)), vector_of(n, dtype.itemsize)
                     ((seed, offset),) = states(device, (0,)).tolist()
-                    x = torch.linspace(-3, 3, n, device=device, dtype=dtype)
+                    x = torch.linspace(-3, 3, n, device=device).to(dtype)
                     y, mask = torch.native_dropout(x, p, True)
                     good = good and generator.get_offset() == offset + advance_of(n, threads)  # type: ignore[attr-defined]
                     steps = {0, n, *(k * threads * vector for k in range(4)), *(k * threads for k in range(9))}

@@ -66,7 +66,7 @@ def softmax_long_rows() -> Any:
 
 
 @program(1e-5, train=True)
-def softmax_of_rows_that_programs_share() -> Any:
+def softmax_of_longer_rows() -> Any:
     """Twice, so that it is recorded; a row of nothing but -inf, and one with NaN."""
     x = randn(64, 131072)
     x[3], x[5, 70000] = -float("inf"), float("nan")
@@ -75,7 +75,7 @@ def softmax_of_rows_that_programs_share() -> Any:
 
 @program(1e-5)
 def log_softmax_of_vocabularies() -> Any:
-    """16-bit rows that programs share; numbers of rows leave."""
+    """16-bit rows in parts; numbers of rows leave."""
     return lambda x: (F.log_softmax(x.float(), -1), torch.logsumexp(x.float(), -1)), (randn(128, 128256, dtype=torch.bfloat16),)
 
 

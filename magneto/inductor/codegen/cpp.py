@@ -25,7 +25,7 @@ from magneto.inductor.codegen.cpp_split import write_split
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, from_memory, memory_type, to_memory
 from magneto.inductor.loops.ir import Indirect, Load, Op, Value, walk_values
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, OrderedKernel, SharedRows, member_loads
+from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, OrderedKernel, member_loads
 from magneto.symbolic import Expr, Sym, to_c
 
 ROWS_BLOCK = 16  # rows added up in single precision across rows
@@ -45,7 +45,7 @@ class _Pass:
         return bool(self.folds or self.stores or self.keeps or self.downs)
 
 
-def parameters(kernel: FusedKernel | OrderedKernel | SharedRows) -> tuple[str, ...]:
+def parameters(kernel: FusedKernel | OrderedKernel) -> tuple[str, ...]:
     """Buffers in the order of the kernel's pointers: read ones, then stored ones."""
     reads = kernel.reads()
     return (*reads, *(name for name in kernel.stored if name not in reads))

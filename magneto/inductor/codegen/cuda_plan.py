@@ -16,7 +16,7 @@ from magneto.inductor.codegen.plan import Builder, PlanCode, plan_code
 from magneto.inductor.codegen.triton_table import columns_of
 from magneto.inductor.loops.ir import Buffer
 from magneto.inductor.runtime.claim import claim
-from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, SharedRows, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import Memory
 from magneto.inductor.schedule.schedule import Schedule
 
@@ -24,7 +24,7 @@ from magneto.inductor.schedule.schedule import Schedule
 class CudaBuilder(Builder):
     """A kernel is a LAUNCH until its launcher is known: ("LAUNCH", number of the kernel, registers)."""
 
-    def kernel(self, step: FusedKernel | OrderedKernel | SharedRows, address: Any) -> None:
+    def kernel(self, step: FusedKernel | OrderedKernel, address: Any) -> None:
         self.instructions.append(("LAUNCH", address, tuple(self.buffer(name) for name in parameters(step))))
 
     def table(self, step: TableKernel, address: Any) -> None:

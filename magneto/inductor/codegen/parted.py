@@ -62,6 +62,9 @@ def parted(code: PlanCode) -> Parted:
         for register in _read(i):
             needed(register)
     ends = [r for r in code.outputs if r in made]
+    before = [
+        ("FREE", tuple(r for r in i[1] if r not in taken)) if i[0] == "FREE" else i for i in before
+    ]  # memory of a view that is made again
     head = replace(code, instructions=tuple(before), outputs=(*(r for r in code.outputs if r not in made), *taken), tail=0)
     numbers = {r: code.n_inputs + k for k, r in enumerate(taken)}
     freed = [("FREE", tuple(r for r in i[1] if r in made)) if i[0] == "FREE" else i for i in rest]

@@ -20,7 +20,7 @@ from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_table import work_of
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf, iter_views
 from magneto.inductor.lower import linear
-from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, SharedRows, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import Memory
 from magneto.inductor.schedule.schedule import Schedule
 
@@ -204,7 +204,7 @@ class Builder:
         self.views = {view: register for view, register in self.views.items() if register in self.kept}
         self.preparing = False
 
-    def kernel(self, step: FusedKernel | OrderedKernel | SharedRows, address: Any) -> None:
+    def kernel(self, step: FusedKernel | OrderedKernel, address: Any) -> None:
         registers = tuple(self.buffer(name) for name in parameters(step))
         moved = sum(int(self.plan.buffers[name].nbytes) for name in parameters(step))  # type: ignore[arg-type,misc]
         self.instructions.append(("KERNEL", address, registers, moved >= RELEASE_GIL))
@@ -328,7 +328,7 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], Any
             build.allocate_rest()
         if position == plan.tail:
             build.tail = len(build.instructions)
-        if isinstance(step, FusedKernel | OrderedKernel | SharedRows):
+        if isinstance(step, FusedKernel | OrderedKernel):
             build.kernel(step, address_of(step))
         elif isinstance(step, TableKernel):
             build.table(step, address_of(step))

@@ -37,7 +37,6 @@ class TritonKernel:
     asserts: bool
     stages: int = 0  # loads under way in the loop of a product; 0: Triton's own choice
     described: tuple[Described, ...] = ()
-    registers: int = 0  # of a thread at most; 0: as many as it takes
 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:

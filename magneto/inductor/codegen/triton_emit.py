@@ -48,7 +48,6 @@ class Emitter:
     ) -> None:
         self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
         self.halves = halves
-        self.modifier = ""  # of loads
         self.inner = "r"  # the axis that a loop walks: what does not vary along it stands before the loop
         self.symbols: dict[Sym, Name] = {}
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
@@ -176,7 +175,7 @@ class Emitter:
         axes = place.axes | (under.axes if under is not None else NOTHING)
         mask = self.mask(axes, under)
         text = f"{pointer} + {self.spread(place, axes, 'tl.int64' if self.wide else 'tl.int32')}"
-        text = f"tl.load({text}{self.modifier})" if mask is None else f"tl.load({text}, mask={mask}, other=0{self.modifier})"
+        text = f"tl.load({text})" if mask is None else f"tl.load({text}, mask={mask}, other=0)"
         compute_type(load.dtype)
         if load.dtype in BYTES:
             return f"lib.from_{BYTES[load.dtype]}({text})", axes

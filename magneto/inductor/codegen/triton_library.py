@@ -143,21 +143,6 @@ if INTERPRETED:
     globals()["program"] = lambda: int(tl.program_id(0).handle.data.item())
 
 
-POLLS = tl.constexpr(1 if INTERPRETED else 20000)  # some milliseconds; the interpreter runs one program after the other
-
-
-@triton.jit
-def arrived(counter, parts):  # type: ignore[no-untyped-def]
-    """Counts this program, and waits until so many have been counted: their stores before can be read. The number there was in the end, smaller only if that took too long."""
-    tl.debug_barrier()
-    done = tl.atomic_add(counter, 1, sem="acq_rel") + 1
-    polls = 0
-    while (done < parts) & (polls < POLLS):
-        done = tl.atomic_add(counter, 0, sem="acquire")
-        polls += 1
-    return done
-
-
 @triton.jit
 def words(seed, offset, sequence, calls):  # type: ignore[no-untyped-def]
     """The four numbers of a call of Philox (loops/philox.py)."""

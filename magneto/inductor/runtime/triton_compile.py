@@ -45,7 +45,6 @@ class Job:
     warps: int
     stages: int
     described: tuple[tuple[str, tuple[int, int]], ...]
-    registers: int
     asserts: bool
     capability: tuple[int, int]
     aligned: bool
@@ -77,8 +76,6 @@ def binary_of(job: Job) -> Any:
     options = {"num_warps": job.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     if job.stages:
         options["num_stages"] = job.stages
-    if job.registers:
-        options["maxnreg"] = job.registers
     if job.asserts:
         options |= {"debug": True, "sanitize_overflow": False}
     major, minor = job.capability

@@ -59,7 +59,7 @@ def source_of(kernel: TritonKernel) -> str:
 def job_of(kernel: TritonKernel, capability: tuple[int, int], aligned: bool = True) -> Job:
     """What Triton is asked."""
     described = tuple([(kernel.pointers[pointer][1:], block) for pointer, *_, block in kernel.described])
-    rest = kernel.pointers, kernel.constants, kernel.warps, kernel.stages, described, kernel.registers, kernel.asserts
+    rest = kernel.pointers, kernel.constants, kernel.warps, kernel.stages, described, kernel.asserts
     return Job(source_of(kernel), *rest, capability, aligned)
 
 

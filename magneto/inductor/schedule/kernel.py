@@ -14,7 +14,7 @@ Welford reductions arrive here as sum, mean and sum of squared deviations: two p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -166,47 +166,8 @@ class OrderedKernel:
         return self.node.origins
 
 
-@dataclass(frozen=True, slots=True)
-class SharedRows:
-    """Rows in equal parts, one for each of several programs (share.py). `parts`: reduces them, over rows, of which the last dimension counts a row's parts, x elements; `whole`: over rows x parts, joins what it
-    gives; `result`: computes of that and of the elements, over the domain of `parts`. `counters`: zeros, by which programs tell how many parts of a row are done."""
-
-    parts: FusedKernel
-    whole: FusedKernel
-    result: FusedKernel
-    counters: str
-    stored: tuple[str, ...]
-    origins: tuple[Origin, ...] = field(default=(), compare=False)
-    why: str = field(default="", compare=False)
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return (*self.parts.members, *self.whole.members, *self.result.members)
-
-    @property
-    def body(self) -> FusedKernel:
-        """What each program computes of its part."""
-        stored = (*self.parts.stored, *self.result.stored)
-        return replace(self.parts, members=(*self.parts.members, *self.result.members), stored=stored)
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """What a row has one of, and is needed of it."""
-        needed = {*self.result.reads(), *self.stored}
-        return tuple(m.name for m in self.whole.members if m.name in needed)
-
-    def reads(self) -> tuple[str, ...]:
-        made = {*self.parts.computed, *self.whole.computed}
-        return (*(name for name in self.body.reads() if name not in made), self.counters)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """What changes: new memory, and the counters."""
-        return (*self.stored, self.counters)
-
-
-Kernel: TypeAlias = "FusedKernel | TableKernel | OrderedKernel | SharedRows"
-Step: TypeAlias = "FusedKernel | TableKernel | OrderedKernel | SharedRows | LibraryCall"
+Kernel: TypeAlias = "FusedKernel | TableKernel | OrderedKernel"
+Step: TypeAlias = "FusedKernel | TableKernel | OrderedKernel | LibraryCall"
 
 
 def member_loads(body: Value) -> list[Load]:

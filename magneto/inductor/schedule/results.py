@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from magneto.inductor.loops.ir import LibraryCall, ViewOf
-from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, SharedRows, Step
+from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, Step
 from magneto.inductor.schedule.schedule import Schedule
 
 BETWEEN = 1 << 23  # bytes of an intermediate whose kernel goes along with that of the result
@@ -56,7 +56,7 @@ def _read(step: Step) -> set[str]:
 
 def _moves(step: Step) -> bool:
     """A kernel of loops, or a product into memory of ours."""
-    if isinstance(step, FusedKernel | SharedRows):
+    if isinstance(step, FusedKernel):
         return not any(member.kind == SCATTER for member in step.members)
     return isinstance(step, LibraryCall) and step.out_op is not None and torch.Tag.nondeterministic_seeded not in step.op.tags
 

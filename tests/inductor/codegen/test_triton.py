@@ -18,16 +18,14 @@ import torch
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
-from magneto.inductor.codegen.triton_share import triton_shared
 from magneto.inductor.codegen.triton_table import TritonTable, triton_table, work_of
 from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.columns import join_columns
-from magneto.inductor.schedule.kernel import FusedKernel, SharedRows, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, TableKernel
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel, Tiles, joined, matches
 from magneto.inductor.schedule.schedule import schedule
-from magneto.inductor.schedule.share import share_rows
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
 from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, few_programs, heads
@@ -64,15 +62,14 @@ def kernels(build: Callable[[Graph], Any], rewritten: bool = False) -> list[Trit
     program = lower_graph(g.fx)
     with as_on_a_gpu():
         plan = schedule(split_reductions(online_sums(program)) if rewritten else program, training=True)
-    plan = share_rows(join_columns(plan)) if rewritten else plan
-    texts = {FusedKernel: triton_kernel, SharedRows: triton_shared}
-    return [texts[type(step)](step, plan.buffers) for step in plan.steps if type(step) in texts]
+    plan = join_columns(plan) if rewritten else plan
+    return [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
 
 
 COMPILED = (
     "pointwise torch.bfloat16 (3, 70)", "unary functions torch.float32", "binary functions torch.float32", "integers torch.int8", "bools",
     "searches torch.float32", "softmax and layer norm", "transposed operands", "looked up", "rows too long for one block",
-    "rows that programs share, in parts", "variances in parts of torch.float32", "variances in parts of torch.float64", "sums over rows of three tensors by heads, in parts",
+    "variances in parts of torch.float32", "variances in parts of torch.float64", "sums over rows of three tensors by heads, in parts",
     "drawn: residual and layer norm", "drawn: 9000 of torch.bfloat16", "drawn: 1003 of torch.float64",
 )  # fmt: skip
 
@@ -157,27 +154,6 @@ def test_long_rows_are_read_twice(shape: tuple[int, int]) -> None:
     assert [k.body.count("tl.load(") for k in (parts, combine, result)] == [1, 2, 3]
     assert [k.body.count("tl.store(") for k in (parts, combine, result)] == [2, 2, 1]
     assert not any("for offset" in k.body for k in (parts, combine, result))
-
-
-def test_programs_share_long_rows() -> None:
-    """Each element is read by one program that waits for the others' numbers; the second form is for who has waited too long."""
-    zeros, made = kernels(lambda g: softmax(g, (128, 262_144)), True)
-    *others, main = made.body.split("@triton.jit")
-    assert made.grid == (4096,) and made.registers and zeros.body.count("tl.load(") == 0
-    before, _, after = main.partition("    if lib.arrived(")
-    assert [before.count("tl.load("), after.count("tl.load("), after.count("tl.store(")] == [1, 1, 1]
-    assert [text.count("tl.load(") for text in others] == [1, 2] and others[1].count(".cg") == 2
-
-
-def test_rows_are_not_shared_where_others_read_the_parts() -> None:
-    """Nor where the second walk reads other memory, or less than is worth it."""
-
-    def other(g: Graph) -> None:
-        x, y = g.input(torch.randn(128, 262_144)), g.input(torch.randn(128, 262_144))
-        most = g.broadcast_in_dim(g.amax(x, (1,)), (128, 262_144), (0,))
-        g.output(g.sub(y, most), g.sum(g.exp(g.sub(x, most)), (1,)))
-
-    assert not any("arrived" in k.body for k in (*kernels(other, True), *kernels(lambda g: softmax(g, (20, 131_072)), True)))
 
 
 def test_rows_of_several_tensors_are_contiguous_memory() -> None:

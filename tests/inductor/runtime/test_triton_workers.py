@@ -31,7 +31,7 @@ BODY = "def kernel(p0, p1, XBLOCK: tl.constexpr):\n    x = tl.program_id(0) * XB
 
 
 def job(expression: str, aligned: bool = True) -> Job:
-    return Job(HEAD + BODY.format(expression), ("*fp32", "*fp32"), (("XBLOCK", 256),), 4, 0, (), 0, False, (9, 0), aligned)
+    return Job(HEAD + BODY.format(expression), ("*fp32", "*fp32"), (("XBLOCK", 256),), 4, 0, (), False, (9, 0), aligned)
 
 
 JOBS = [job(f"lib.maximum(tl.load(p0 + x), {k}.0)", k != 2) for k in range(4)]
@@ -131,7 +131,8 @@ def test_a_forked_process_has_its_own(workers: Workers) -> None:
     assert submit(JOBS[1]).result() == compiled(JOBS[1])
 
 
-def test_idle_servers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_servers_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     triton_workers.end()
     monkeypatch.setattr(
         triton_workers,

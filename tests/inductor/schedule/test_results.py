@@ -6,6 +6,7 @@ import torch
 
 from magneto.inductor import cuda
 from magneto.inductor.codegen.parted import parted
+from magneto.inductor.codegen.plan import PlanCode
 from magneto.inductor.cuda import DevicePlan
 from tests.inductor.lower.prim_graphs import Graph
 
@@ -76,3 +77,14 @@ def test_few_launches_before_it_are_no_recording() -> None:
     h, _ = chain(g, 2)
     g.output(h)
     assert not planned(g, 1).code.tail
+
+
+def test_memory_of_views_that_are_made_again_lives_to_the_end() -> None:
+    """The whole plan frees a buffer as soon as only its view is read."""
+    shape = torch.empty_strided, ((4,), (1,)), {}, False
+    code = PlanCode((("ALLOC", 1, *shape), ("LAUNCH", 0, (0, 1)), ("VIEW", 2, 1, (2,), (1,), 0), ("FREE", (1,)), ("LAUNCH", 0, (0, 0)),
+                     ("ALLOC", 3, *shape), ("LAUNCH", 1, (2, 3)), ("FREE", (2,))), 4, 1, (3,), 0, tail=5)  # fmt: skip
+    two = parted(code)
+    assert two.head.outputs == (1,)
+    assert ("FREE", (1,)) not in two.head.instructions
+    assert two.tail.instructions[0][:3] == ("VIEW", 2, 1)

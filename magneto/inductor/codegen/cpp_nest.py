@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, reach, walk_values
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values, weight
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import Dim, FusedKernel
+from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel
 from magneto.symbolic import ZERO, Add, Expr, Sym
 
 PARALLEL = 16384  # elements: below, starting threads costs more than it gains
@@ -175,12 +175,13 @@ def _ordered(kernel: FusedKernel) -> FusedKernel:
 
 
 def _main_index(kernel: FusedKernel) -> Expr:
-    """Of a pointwise kernel the first store, of others the load over most dimensions."""
+    """Of a pointwise kernel the first store, of others the load (or the place that is added to) over most dimensions."""
     stores = [m for m in kernel.members if m.name in kernel.stored]
     if not kernel.cols and stores:
         return max(stores, key=lambda m: len(m.store.free)).store
-    best = [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
-    return max(best, key=lambda e: len(reach(e)), default=ZERO)
+    best = [v.expr for m in kernel.members if m.kind == SCATTER for v in m.body.children()[:1] if isinstance(v, IndexValue)]
+    best += [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
+    return max(best, key=weight, default=ZERO)
 
 
 def _vector_row(kernel: FusedKernel) -> Dim | None:

@@ -51,7 +51,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
-from magneto.symbolic.nodes import ZERO, Expr, IntLike, Sym, add, mul, to_expr
+from magneto.symbolic.nodes import ZERO, Add, Expr, IntLike, Sym, add, mul, to_expr
 
 Size: TypeAlias = "int | Expr"
 Scalar: TypeAlias = "bool | int | float | complex"
@@ -568,6 +568,14 @@ def reach(index: Expr) -> frozenset[Sym]:
     computed = [v for s in index.free if isinstance(s, Indirect) for v in walk_values(s.value)]
     places = (index, *(v.index if isinstance(v, Load) else v.expr for v in computed if isinstance(v, Load | IndexValue)))
     return frozenset(s for place in places for s in place.free if not isinstance(s, Indirect))
+
+
+def weight(index: Expr) -> int:
+    """How much it counts in which order memory at this place is walked: the symbols on which it depends; those of its computed indices where neighbours along another lie side by side."""
+    direct = [s for s in index.free if not isinstance(s, Indirect)]
+    terms = index.terms if isinstance(index, Add) else ((index, 1),)
+    along = any(step == 1 and not any(isinstance(s, Indirect) for s in term.free) for term, step in terms)
+    return len(reach(index) if along else direct)
 
 
 def reads(node: Node) -> tuple[str, ...]:

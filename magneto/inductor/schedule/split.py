@@ -28,9 +28,9 @@ from magneto.inductor.loops.ir import (
     index_symbol,
     index_symbols,
     loads,
-    reach,
     reduce_symbol,
     reduce_symbols,
+    weight,
 )
 from magneto.inductor.schedule.columns import COLUMNS, rows_beside
 from magneto.inductor.schedule.domain import chain, divided
@@ -149,8 +149,8 @@ def across(node: Reduction) -> bool:
     last = [s for s in reduce_symbols(node.reduce_ranges) if isinstance(s, Sym)]
     rows = [s for s in index_symbols(node.ranges) if isinstance(s, Sym)]
     indices = [load.index for load in loads(node.body)]
-    most = max((len(reach(index)) for index in indices), default=0)
-    indices = [index for index in indices if len(reach(index)) == most]  # what is walked as a whole, not the numbers of a row
+    most = max(map(weight, indices), default=0)
+    indices = [index for index in indices if weight(index) == most]  # what is walked as a whole, not the numbers of a row
     along = any(_contiguous(index, s) for index in indices for s in last)
     return not along and any(_contiguous(index, s) for index in indices for s in rows)
 

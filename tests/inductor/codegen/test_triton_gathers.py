@@ -174,6 +174,28 @@ def test_looked_up_vectors_are_read_along_their_elements(reduced: int, monkeypat
         assert blocks["RBLOCK"] == 128
 
 
+def test_looked_up_columns_are_read_along_the_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = Graph()
+    index = g.input(torch.randint(0, 50, (300, 64)))
+    found = g.call(aten.index.Tensor, g.input(torch.randn(128, 50)), [None, index])
+    g.output(g.sum(found, (0,)))
+    _, (kernel,) = planned(g, monkeypatch)
+    assert re.search(r"tl\.load\(p\d \+ x\b", kernel.body) and re.search(r"\(i\d+ \+ r \* 50\)|\(r \* 50 \+ i\d+\)", kernel.body), (
+        kernel.body
+    )
+
+
+def test_vectors_are_added_along_their_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of bags, which is one vector for all that a bag has looked up."""
+    g = Graph()
+    grad = wide(g, g.input(torch.randn(300, 36)), (300, 64, 36))
+    g.output(g.call(aten.embedding_dense_backward.default, grad, g.input(torch.randint(0, 2000, (300, 64))), 2000, -1, False))
+    _, kernels = planned(g, monkeypatch)
+    (body,) = (k.body for k in kernels if "atomic_add" in k.body)
+    place = re.search(r"atomic_add\(p\d \+ \(i\d+ \* 36 \+ (\w+)\)", body)
+    assert place and (place[1] == "x" or f"{place[1]} = x % 36\n" in body), body
+
+
 # ---- recordings ----------------------------------------------------------------------------------------------------------
 
 

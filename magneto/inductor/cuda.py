@@ -105,7 +105,7 @@ def compile_on_cuda(
     NoKernels."""
     if reason := why_not(device := device_of(graph)):
         raise NoKernels(reason)
-    device, before, graph, halves = split(drawn_by_loops(graph, device), written)
+    device, before, graph, halves = split(drawn_by_loops(graph, device) if config.draw_in_kernels else graph, written)
     pairs = halves.written(written)
     triton_workers.start()
     plan = _planned(graph, name, pairs, device, _results(halves, replay) or 0, lambda kernel: begin(kernel, device))

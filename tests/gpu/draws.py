@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import magneto
 from magneto.base import events
+from magneto.base.flags import config
 from magneto.inductor import draws
 
 DEVICE = "cuda"
@@ -20,7 +21,7 @@ STATE = torch.cuda.get_rng_state
 
 
 def check(fn: Callable[[], None]) -> Callable[[], None]:
-    DRAWS[f"draws: {fn.__name__}"] = fn
+    DRAWS[f"draws: {fn.__name__}"] = config.patch(draw_in_kernels=True)(fn)
     return fn
 
 

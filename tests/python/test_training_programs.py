@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -1283,13 +1284,22 @@ autocast_training transformer_layer variational gradients_of_inputs convolutiona
 CASES = [(name, backend) for name in PROGRAMS for backend in ("eager", "aot_eager")] + [(name, "inductor") for name in COMPILED]
 
 
+@cache
+def products_have_one_result() -> bool:
+    """Not so on AMD: the library's product of the same numbers has other last bits for a transposed operand, and for a result that begins elsewhere."""
+    torch.manual_seed(0)
+    a, b = torch.randn(15, 18), torch.randn(18, 6)
+    moved = torch.mm(a, b, out=torch.empty(15 * 6 + 1)[1:].view(15, 6))
+    return torch.equal(a @ b, a @ b.t().contiguous().t()) and torch.equal(a @ b, moved)
+
+
 @pytest.mark.filterwarnings("ignore::magneto.base.errors.MagnetoWarning")
 @pytest.mark.parametrize(("name", "backend"), CASES)
 def test_program(name: str, backend: str) -> None:
     p = PROGRAMS[name]
     expected, found = (run(p.make, chosen, p.calls, p.shape) for chosen in (None, backend))
     for one, two in zip(expected, found, strict=True):
-        _compare(one, two, p.tolerance if backend == "inductor" else 0)
+        _compare(one, two, p.tolerance if backend == "inductor" else 0 if products_have_one_result() else 1e-6)
     stats = magneto.stats()
     if p.breaks >= 0:
         assert stats["breaks"] == p.breaks, stats["break_reasons"]

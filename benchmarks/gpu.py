@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu [--out benchmarks/results/gpu.json] [--budget seconds] [--contenders ...] [names...]`. Each row runs all contenders in turn; of models a time is that
 of one call between two events with the device idle before, so that the host's part shows; of kernels the mean of ten calls. Results are merged into the file row by row. `--host`: host time per call.
-`--processes rows`: first calls in processes of their own, cold and with what the first has kept. Models (benchmarks/gpu_models.py) are whole calls, kernels report the share of the copy
+`--processes rows`: first calls in processes of their own, cold and with what the first has kept. `--memory rows`: memory of processes of their own, several at a time. Models (benchmarks/gpu_models.py) are whole calls, kernels report the share of the copy
 bandwidth measured in the same run.
 """
 
@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -418,6 +418,62 @@ def warm_caches(names: Sequence[str], contenders: Sequence[str], jobs: int) -> N
         list(pool.map(one, work))
 
 
+def memory_of(name: str, who: str) -> dict[str, float]:
+    """MiB of this process, weights and inputs included: what these take, the most that five calls from the first on allocate and reserve, and the most that a call does behind those."""
+    torch.manual_seed(0)
+    make, _, _ = maker(name)
+    call = make(CONTENDERS[who])  # of a step: made with its parameters
+    found = {}
+
+    def begin() -> None:
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def end(when: str) -> None:
+        torch.cuda.synchronize()
+        found[f"{when}_allocated"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+        found[f"{when}_reserved"] = round(torch.cuda.max_memory_reserved() / 2**20, 1)
+
+    begin()
+    found["given"] = round(torch.cuda.memory_allocated() / 2**20, 1)
+    for _ in range(5):
+        call()
+    end("whole")
+    begin()
+    call()
+    end("steady")
+    return found
+
+
+def memory(names: Sequence[str], contenders: Sequence[str], jobs: int, rows: dict[str, Any], keep: Callable[[], None], end: float) -> None:
+    """Each row and contender in a process of its own, so that no slack of others serves it, with the caches of this process' environment. None is begun after `end`."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", "--memory-of"]
+
+    def one(name: str, who: str) -> dict[str, float] | str:
+        if time.perf_counter() > end:
+            return "no time"
+        try:
+            done = subprocess.run([*command, name, who], capture_output=True, text=True, timeout=300, check=False)
+        except subprocess.TimeoutExpired:
+            return "no end within 300 s"
+        lines = done.stdout.strip().splitlines()
+        return dict(json.loads(lines[-1])) if done.returncode == 0 and lines else done.stderr[-300:]
+
+    with ThreadPoolExecutor(jobs) as pool:
+        asked = {pool.submit(one, name, who): (name, who) for name in names for who in contenders}
+        for done in as_completed(asked):
+            name, who = asked[done]
+            found = done.result()
+            print("memory:", name, who, found, flush=True)
+            kept = rows.setdefault(name, {}).setdefault("memory_mib", {})
+            kept.pop(who, None)
+            if isinstance(found, dict):
+                kept[who] = found
+            keep()
+
+
 # ---- the run -------------------------------------------------------------------------------------------------------------
 
 
@@ -463,6 +519,15 @@ def summary(rows: Mapping[str, Any]) -> dict[str, Any]:
                     "geometric_mean": round(statistics.geometric_mean(ratios), 3),
                     "most": round(max(ratios), 3),
                 }
+        for against in ("torch.compile", "torch.compile reduce-overhead"):
+            both = [m for n in names if "magneto" in (m := rows.get(n, {}).get("memory_mib", {})) and against in m]
+            for what in ("steady_reserved", "whole_reserved", "steady_allocated", "whole_allocated") if both else ():
+                ratios = [m["magneto"][what] / m[against][what] for m in both]
+                found[f"{kind}: process memory, {what} of {against}'s"] = {
+                    "geometric_mean": round(statistics.geometric_mean(ratios), 3),
+                    "most": round(max(ratios), 3),
+                    "rows": len(ratios),
+                }
     return found
 
 
@@ -474,17 +539,30 @@ def main() -> int:
     parser.add_argument("--host", action="store_true", help="host time per call")
     parser.add_argument("--processes", default="", help="comma-separated rows: the first call in a fresh and in a second process")
     parser.add_argument("--warm", type=int, default=0, help="compile the rows by so many processes first")
+    parser.add_argument("--memory", default="", help="comma-separated rows or groups: memory of a process of its own for each contender")
+    parser.add_argument("--jobs", type=int, default=8, help="processes at a time (--memory)")
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", help="rows, or kernels, suite, steps; none: all")
     options = parser.parse_args()
     if options.first_call:
         first_call(*options.names)
         return 0
+    if options.memory_of:
+        print(json.dumps(memory_of(*options.names)))
+        return 0
     contenders = {who: CONTENDERS[who] for who in options.contenders.split(",")}
     groups = {"kernels": list(ROWS), "suite": SUITE, "steps": list(STEPS), "models": list(MODELS)}
-    names = [name for given in (options.names or ["kernels", "models", "steps"]) for name in groups.get(given, [given]) if name != "none"]
+
+    def members(given: Sequence[str]) -> list[str]:
+        return [name for group in given for name in groups.get(group, [group]) if name not in ("", "none")]
+
+    names = members(options.names or ["kernels", "models", "steps"])
     started = time.perf_counter()
     result = _before(Path(options.out))
+    if asked := members(options.memory.split(",")):
+        memory(asked, list(contenders), options.jobs, result["rows"], lambda: _keep(options.out, result), started + options.budget)
+        print(f"memory of {len(asked)} rows after {time.perf_counter() - started:.0f} s", flush=True)
     if options.warm:
         warm_caches(names, list(contenders), options.warm)
         print(f"caches are warm after {time.perf_counter() - started:.0f} s", flush=True)
@@ -508,8 +586,9 @@ def _row(name: str, contenders: Mapping[str, Callable[[Any], Any]], rows: dict[s
     import magneto
 
     begun = time.perf_counter()
+    kept = {key: value for key, value in rows.get(name, {}).items() if key == "memory_mib"}  # measured by processes of their own
     try:
-        rows[name] = measure(name, contenders)
+        rows[name] = {**measure(name, contenders), **kept}
         row = rows[name]
         print(
             name,
@@ -522,7 +601,7 @@ def _row(name: str, contenders: Mapping[str, Callable[[Any], Any]], rows: dict[s
             flush=True,
         )
     except Exception:
-        rows[name] = {"error": traceback.format_exc()[-600:]}
+        rows[name] = {"error": traceback.format_exc()[-600:], **kept}
         print(name, rows[name]["error"], flush=True)
     rows[name]["took_s"] = round(time.perf_counter() - begun, 1)
     torch.compiler.reset()

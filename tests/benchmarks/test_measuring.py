@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import measure, overhead, run
+from benchmarks import gpu, measure, overhead, run
 from benchmarks.models import CASES, build, largest_error, tensors_of, to_float64
 
 NAN, INF = math.nan, math.inf
@@ -146,3 +148,74 @@ def test_models_of_our_own_run_in_their_type(name: str) -> None:
     with torch.no_grad():
         (out,) = tensors_of(model(*args, **kwargs))
     assert out.isfinite().all() and out.dtype is (torch.bfloat16 if "bfloat16" in name else torch.float32)
+
+
+class Allocator:
+    """A stand-in for the device's: `log` is what is asked of it; a call of the contender takes memory for good, and some while it runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.held, self.most = 10 << 20, 99 << 20
+        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name, lambda: None))
+        for name, value in {"memory_allocated": 1, "max_memory_allocated": 1, "max_memory_reserved": 2}.items():
+            monkeypatch.setattr(torch.cuda, name, lambda name=name, value=value: value * (self.most if "max" in name else self.held))
+
+    def empty_cache(self) -> None:
+        self.log.append("empty")
+
+    def reset_peak_memory_stats(self) -> None:
+        self.log.append("reset")
+        self.most = self.held
+
+    def call(self, kept: int, meanwhile: int) -> None:
+        self.log.append("call")
+        self.most = max(self.most, self.held + ((kept + meanwhile) << 20))
+        self.held += kept << 20
+
+
+def test_memory_of_a_process_is_the_whole_and_a_later_call(monkeypatch):
+    allocator, growth = Allocator(monkeypatch), iter([(7, 30), (0, 5), (0, 5), (0, 5), (0, 5), (0, 4)])
+    monkeypatch.setattr(gpu, "maker", lambda name: ((lambda wrap: lambda: allocator.call(*next(growth))), False, 0))
+    assert gpu.memory_of("a row", "eager") == {
+        "given": 10.0,
+        "whole_allocated": 47.0,
+        "whole_reserved": 94.0,
+        "steady_allocated": 21.0,
+        "steady_reserved": 42.0,
+    }
+    assert allocator.log == ["empty", "reset", *["call"] * 5, "empty", "reset", "call"]
+
+
+def test_memory_goes_into_the_rows_and_stays(monkeypatch, capsys):
+    sizes = {"magneto": 30.0, "torch.compile": 20.0, "torch.compile reduce-overhead": 60.0}
+
+    def run(command, **options):
+        name, who = command[-2:]
+        if name == "gpt2":
+            return subprocess.CompletedProcess(command, 1, "", "no luck")
+        found = {f"{when}_{what}": sizes[who] for when in ("whole", "steady") for what in ("allocated", "reserved")}
+        return subprocess.CompletedProcess(command, 0, f"said before\n{json.dumps(found)}\n", "")
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    rows: dict[str, Any] = {"bert_base": {"ms": {"magneto": 1.0}}, "gpt2": {"memory_mib": {"magneto": {"steady_reserved": 1.0}}}}
+    kept: list[int] = []
+    gpu.memory(["bert_base", "dlrm", "gpt2"], list(sizes), 3, rows, lambda: kept.append(1), math.inf)
+    assert len(kept) == 9 and "no luck" in capsys.readouterr().out
+    assert rows["bert_base"]["ms"] == {"magneto": 1.0} and rows["gpt2"]["memory_mib"] == {}  # nothing old stands for what failed
+    assert rows["dlrm"]["memory_mib"]["magneto"]["whole_reserved"] == 30.0
+    found = gpu.summary(rows)
+    assert found["inference: process memory, steady_reserved of torch.compile's"] == {"geometric_mean": 1.5, "most": 1.5, "rows": 2}
+    assert found["all: process memory, whole_reserved of torch.compile reduce-overhead's"]["geometric_mean"] == 0.5
+    assert not any(name.startswith("training: process memory") for name in found)
+    monkeypatch.setattr(gpu, "measure", lambda name, contenders: {"ms": {}, "first_call_s": {}, "held_mib": {}, "errors": {}})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    gpu._row("dlrm", {}, rows)
+    assert rows["dlrm"]["memory_mib"]["magneto"]["whole_reserved"] == 30.0 and rows["dlrm"]["ms"] == {}
+
+
+def test_no_process_is_begun_behind_the_end(monkeypatch):
+    monkeypatch.setattr(gpu.subprocess, "run", lambda *args, **options: pytest.fail("begun"))
+    rows: dict[str, Any] = {}
+    gpu.memory(["dlrm"], ["eager"], 1, rows, lambda: None, -math.inf)
+    assert rows == {"dlrm": {"memory_mib": {}}}

@@ -454,6 +454,17 @@ def _product_of_a_view(g: Graph) -> None:
     g.output(g.mul(g.tanh(wide), g.broadcast_in_dim(g.input(torch.randn(4, 128).half()), (4, 20, 128), (0, 2))))
 
 
+@product("products whose loops are alike", 32, 32, 32, 4, 3)
+def _products_of_like_loops(g: Graph) -> None:
+    """Terms, and which factor lies turned, are all that differs; the same loops stand alone too."""
+    made = [torch.randn(64, 72).half()]
+    for terms, turned in ((64, False), (64, True), (96, False), (64, False)):
+        w = (torch.randn(terms, 72) * 0.2).half()
+        y = g.call(torch.ops.aten.mm.default, g.input(torch.randn(64, terms).half()), g.input(w.t().contiguous().t() if turned else w))
+        made.append(y)
+    g.output(*(g.tanh(y if k else g.input(y)) for k, y in enumerate(made)))
+
+
 def _batched(g: Graph) -> None:
     """The second factors lie turned and apart, the bias is spread over rows, the result is read with heads and a batch of its own."""
     a, b = torch.randn(6, 80, 72).half(), (torch.randn(6, 90, 80) * 0.2).half()[:, :, :72].mT

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
-from magneto.inductor.codegen.triton_ops import BARE, op_text
+from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, literal, number
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
@@ -123,7 +123,8 @@ class Emitter:
             name = self.emit(of, under)
             return f"lib.one_plus_erf_of_half({name.text})", name.axes
         consts = [isinstance(a, Const) for a in value.args]
-        bare = value.name in BARE and not all(consts) and value.args[0].dtype is not torch.bool
+        kind = value.args[0].dtype if value.args else value.dtype
+        bare = value.name in BARE and not all(consts) and kind is not torch.bool and not (kind is torch.float64 and value.name in COMPARISONS)
         names = [self.emit(a, under) if not (bare and c) else None for a, c in zip(value.args, consts, strict=True)]
         texts = [n.text if n is not None else f"({number(a.value, a.dtype)})" for n, a in zip(names, value.args, strict=True)]  # type: ignore[attr-defined]
         axes = frozenset(a for n in names if n is not None for a in n.axes)

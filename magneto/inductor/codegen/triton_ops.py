@@ -123,7 +123,8 @@ OPS: dict[str, Emit] = {
 }
 
 BARE = frozenset("add sub mul eq ne lt le gt ge".split())
-"""Operators that give a bare number the type of the tensor beside it."""
+"""Operators that give a bare number the type of the tensor beside it (comparisons make it a float32 first)."""
+COMPARISONS = frozenset("eq ne lt le gt ge".split())
 
 
 OF_HALVES: dict[str, Emit] = {"exp": _lib("exp_of_half"), "erf": _lib("erf_of_half")}

@@ -329,15 +329,15 @@ def _plain(made: Made) -> tuple[Any, ...]:
         made.halves.places,
         made.halves.rest,
         tuple(map(_fields, made.halves.back)),
-        made.halves.draws,
+        (made.halves.draws, made.halves.aligned),
     )
     return made.device, plan, halves, dict(made.pairs), made.recordable, None if made.host is None else _fields(made.host)
 
 
 def _of_plain(data: tuple[Any, ...]) -> Made:
-    device, (code, kernels, *plan), (sent, places, rest, back, draws), pairs, may, host = data
+    device, (code, kernels, *plan), (sent, places, rest, back, drawn), pairs, may, host = data
     found = tuple(TritonTable(TritonKernel(*k[0]), *k[1:]) if len(k) > 1 else TritonKernel(*k[0]) for k in kernels)
-    halves = Halves(tuple(Sent(*s) for s in sent), places, rest, tuple(Back(*b) for b in back), draws)
+    halves = Halves(tuple(Sent(*s) for s in sent), places, rest, tuple(Back(*b) for b in back), *drawn)
     return Made(device, DevicePlan(code, found, *plan), halves, pairs, may, None if host is None else Finished(*host))
 
 

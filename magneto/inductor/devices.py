@@ -21,7 +21,7 @@ from torch import fx
 from magneto import _C
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import stays
-from magneto.inductor.draws import states, states_of
+from magneto.inductor.draws import aligned, states, states_of
 from magneto.inductor.lower.context import CannotLower, is_dense
 from magneto.inductor.lower.graph import PRIM_ROWS, prim_name
 from magneto.inductor.runtime.record import capturing
@@ -56,13 +56,15 @@ class Back:
 @dataclass(frozen=True, slots=True)
 class Halves:
     """How two halves make a whole. The host takes the whole graph's inputs and returns the `sent` values, then its outputs; the device takes the inputs, the sent values and the states of draws. `places`:
-    per output of the whole (of the host?, position there); None: it is no node but the value in `rest`. `draws`: by how much each moves the generator on."""
+    per output of the whole (of the host?, position there); None: it is no node but the value in `rest`. `draws`: by how much each moves the generator on; `aligned`: the inputs for which
+    that holds only where they begin at a multiple of 16 bytes."""
 
     sent: tuple[Sent, ...]
     places: tuple[tuple[bool, int] | None, ...]
     rest: tuple[Any, ...]
     back: tuple[Back, ...] = ()
     draws: tuple[int, ...] = ()
+    aligned: tuple[int, ...] = ()
 
     @property
     def small(self) -> tuple[int, ...]:
@@ -118,7 +120,7 @@ def split(graph: fx.Graph, written: Mapping[int, int] | None = None) -> tuple[to
     extra.update((n, n.meta["val"]) for n in drawn)
     draws = tuple(int(n.args[0]) for n in drawn)  # type: ignore[arg-type]
     part = _part(graph, of_device, extra, [n for n in effects if n not in hosted])
-    return device, host, part, Halves(kinds, tuple(places), rest, back, draws)
+    return device, host, part, Halves(kinds, tuple(places), rest, back, draws, aligned(graph))
 
 
 def _back(
@@ -226,7 +228,7 @@ class Joined:
     """Both halves as one callable. The host's small values are copied to a place of ours at once (they lie in memory that its next call writes). What is sent of them goes over in one
     copy, to the same memory in each call: it is read by what was launched before the next call writes it. `lasting`: results may lie in that memory, so that every call has its own.
     The host's results that are new numbers of inputs are written behind everything that may raise. `plain`: the whole graph operation by operation, for programs that capture a stream themselves: what
-    the library draws is new in each replay then, and the generator is not to be read."""
+    the library draws is new in each replay then, and the generator is not to be read; and for inputs of which the library draws other numbers, because they begin elsewhere."""
 
     def __init__(
         self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device, lasting: bool, plain: Compiled | None = None
@@ -234,6 +236,7 @@ class Joined:
         self.host, self.device, self.where, self.lasting, self.plain = host, device, where, lasting, plain
         self.sent, self.small, self.back = halves.sent, halves.small, {b.output: b.input for b in halves.back}
         self.outputs = tuple(zip(range(len(halves.places)), halves.places, halves.rest, strict=True))
+        self.aligned = halves.aligned
         self.draws, drawn = halves.draws, [len(halves.draws) * STATE] * bool(halves.draws)
         sizes = [self.sent[k].nbytes for k in self.small] + drawn + [b.nbytes for b in halves.back]
         self.starts = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
@@ -249,7 +252,7 @@ class Joined:
         self.lock = threading.RLock()
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        if self.plain is not None and capturing():
+        if self.plain is not None and (capturing() or any(inputs[k].data_ptr() % ALIGNMENT for k in self.aligned)):
             return self.plain(*inputs)
         with self.lock:
             made = tuple(self.host(*inputs)) if self.host is not None else ()

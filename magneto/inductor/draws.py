@@ -38,6 +38,12 @@ def states_of(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target is draw_state]
 
 
+def aligned(graph: fx.Graph) -> tuple[int, ...]:
+    """The inputs that must begin at a multiple of 16 bytes: their dropout is drawn as the library would for such memory."""
+    drawn = {node.args[0] for node in graph.nodes if node.target is DROPOUT}
+    return tuple(k for k, node in enumerate(n for n in graph.nodes if n.op == "placeholder") if node in drawn)
+
+
 def drawn_by_loops(graph: fx.Graph, device: torch.device) -> fx.Graph:
     """The graph with its draws made by loops; the graph itself where the library makes them."""
     found = [n for n in graph.nodes if n.op == "call_function" and _draws(n)]
@@ -74,10 +80,10 @@ def _on_cpu(node: fx.Node) -> bool:
 
 
 def _is_ours(node: fx.Node) -> bool:
-    """A dropout of aligned memory: the trace gives `train` by keyword where it does not know that."""
-    if node.target is not torch.ops.aten.native_dropout.default or len(node.args) != 3 or node.args[2] is not True:
+    """A dropout of aligned memory: the trace gives `train` by keyword where it does not know that. Of inputs it is looked at in each call (`aligned`)."""
+    x, p, train = (*node.args, *node.kwargs.values(), None)[:3] if node.target is torch.ops.aten.native_dropout.default else (None,) * 3
+    if train is not True or not (len(node.args) == 3 or (isinstance(x, fx.Node) and x.op == "placeholder")):
         return False
-    x, p = node.args[0], node.args[1]
     meta: Any = x.meta["val"]  # type: ignore[union-attr]
     return (
         isinstance(p, float)
@@ -170,4 +176,4 @@ def _sizes(device: torch.device, dtype: torch.dtype) -> list[int]:
     return [1, 1003, 1002, 1008, many, many + 4, many + 2, many + 1]
 
 
-__all__ = ["agrees", "draw_state", "drawn_by_loops", "multiprocessors", "states", "states_of"]
+__all__ = ["agrees", "aligned", "draw_state", "drawn_by_loops", "multiprocessors", "states", "states_of"]

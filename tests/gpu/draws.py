@@ -95,8 +95,11 @@ class Block(nn.Module):
 def trained(wrap: Callable[[Any], Any], keep: bool, steps: int = 10) -> list[torch.Tensor]:
     torch.manual_seed(5)
     model = nn.Sequential(*[Block() for _ in range(3)]).to(DEVICE)
-    run, found = wrap(model), []
-    step = (lambda x: checkpoint(run, x, use_reentrant=False)) if keep else run  # type: ignore[no-any-return]
+
+    def kept(x: torch.Tensor) -> Any:
+        return checkpoint(model, x, use_reentrant=False)
+
+    step, found = wrap(kept if keep else model), []
     optimiser = torch.optim.SGD(model.parameters(), 0.05)
     for n in range(steps):
         x = torch.randn(32, 64, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(n))
@@ -161,6 +164,17 @@ def memory_that_begins_anywhere() -> None:
 
     for x in (torch.randn(1025, device=DEVICE)[1:], torch.randn(1024, device=DEVICE)):
         assert not any("lib.uniform" in text for text in run_both(lambda: fn, [x]))
+
+
+@check
+def inputs_are_looked_at_in_each_call() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [F.dropout(x, 0.3) + y, F.dropout(y, 0.2)]
+
+    for dtype in (torch.float32, torch.bfloat16):
+        memory = torch.randn(4104, device=DEVICE, dtype=dtype)
+        for x, y in ((memory[:4096], memory[8:]), (memory[1:4097], memory[8:]), (memory[8:], memory[2:4098])):
+            run_both(lambda: fn, [x, y])
 
 
 @check

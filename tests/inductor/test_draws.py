@@ -115,6 +115,19 @@ def test_a_program_that_captures_runs_operation_by_operation(generator: list[int
     assert joined(torch.ones(8)) == ["plain"] and generator[1] == 44
 
 
+def test_an_input_that_begins_elsewhere_is_the_librarys(generator: list[int]) -> None:
+    b = Building()
+    b.input("s", meta(8))
+    b.graph.output((dropped(b, b.input("x", meta(8)), False),))
+    halves = split(draws.drawn_by_loops(b.graph, CUDA))[-1]
+    assert halves.aligned == (1,) and halves.draws == (4,)
+    joined = Joined(None, lambda *given: (given[0],), halves, CPU, False, lambda *inputs: ["plain"])
+    memory = torch.ones(12)
+    assert memory.data_ptr() % 16 == 0
+    assert joined(memory[1:9], memory[4:])[0].tolist() == [1.0] * 8 and generator[1] == 44
+    assert joined(memory[4:], memory[1:9]) == ["plain"] and generator[1] == 44
+
+
 def among(b: Building, other: str) -> fx.Node:
     """Something beside a dropout for which the library keeps all draws."""
     x = b.input("x", meta(64))
@@ -122,7 +135,7 @@ def among(b: Building, other: str) -> fx.Node:
         case "a draw of another kind":
             return b.call(aten.rand.default, meta(64), [64])
         case "memory that begins anywhere":
-            return dropped(b, x, False)
+            return dropped(b, b.call(prims.mul, meta(64), x, 2.0), False)
         case "nothing stays":
             return dropped(b, x, True, 1.0)
         case "attention with dropout":

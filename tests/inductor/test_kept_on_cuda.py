@@ -30,7 +30,7 @@ def test_comes_back_the_same(name: str, hosted: bool, tmp_path: Path) -> None:
         beside.output(beside.add(beside.input(torch.tensor(1.0)), 1.0))
         _, host = _host_half(beside.fx, "host")
     sent = Sent((2, 3), (3, 1), torch.float64, True)
-    halves = Halves((sent,), ((False, 0), None, (True, 1)), (None, 2.5, None), (Back(2, 1, 1, 4),))
+    halves = Halves((sent,), ((False, 0), None, (True, 1)), (None, 2.5, None), (Back(2, 1, 1, 4),), (28, 4), (1,))
     made = Made(torch.device("cuda", 0), _planned(g.fx, "graph", {}, CPU), halves, {0: 1}, True, host)
     with config.patch(cache_dir=str(tmp_path)):
         keep_data("a key", _plain(made))

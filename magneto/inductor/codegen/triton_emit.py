@@ -124,7 +124,9 @@ class Emitter:
             return f"lib.one_plus_erf_of_half({name.text})", name.axes
         consts = [isinstance(a, Const) for a in value.args]
         kind = value.args[0].dtype if value.args else value.dtype
-        bare = value.name in BARE and not all(consts) and kind is not torch.bool and not (kind is torch.float64 and value.name in COMPARISONS)
+        bare = (
+            value.name in BARE and not all(consts) and kind is not torch.bool and not (kind is torch.float64 and value.name in COMPARISONS)
+        )
         names = [self.emit(a, under) if not (bare and c) else None for a, c in zip(value.args, consts, strict=True)]
         texts = [n.text if n is not None else f"({number(a.value, a.dtype)})" for n, a in zip(names, value.args, strict=True)]  # type: ignore[attr-defined]
         axes = frozenset(a for n in names if n is not None for a in n.axes)

@@ -105,7 +105,10 @@ for _dtype in [*FLOATS, torch.int64, torch.int8, torch.uint8, torch.bool]:
 def _compared(g: Graph) -> None:
     """Numbers between those of narrower types."""
     single = torch.tensor([0.9, 0.1, 1 / 3, 16777216.0]).double()
-    x, i = g.input(torch.cat([single, torch.tensor([0.9, 0.1, 1 / 3, 16777217.0]).double()])), g.input(torch.tensor([2**40, 2**40 + 1, -(2**40)]))
+    x, i = (
+        g.input(torch.cat([single, torch.tensor([0.9, 0.1, 1 / 3, 16777217.0]).double()])),
+        g.input(torch.tensor([2**40, 2**40 + 1, -(2**40)])),
+    )
     found = [getattr(g, name)(x, n) for name in ("lt", "le", "gt", "ge", "eq", "ne") for n in (0.9, 0.1, 1 / 3, 16777217.0)]
     g.output(*found, *[getattr(g, name)(i, 2**40) for name in ("lt", "le", "gt", "ge", "eq", "ne")])
 

@@ -79,6 +79,8 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         collector, signature = describe(gm, tracing, tensors, value)
         signature = replace(signature, training=True, effects=True, spent=spent, leaves=made)
         differentiable = tuple(sorted(collector.carriers))
+        if differentiable and not leaves:
+            raise Refusal("a result requires grad though no input does")
         mode = tracing.mode
         results = tuple(collector.results)
         frees = _has_saved([carrier.grad_fn for carrier in collector.carriers.values()])

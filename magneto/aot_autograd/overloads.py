@@ -15,7 +15,7 @@ has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 PURE, VIEW, WRITE, METADATA, COMPOSITE, REFUSED = "pure", "view", "write", "metadata", "composite", "refused"
 
 # Aliasing in fact, though the schema does not say so.
-UNDECLARED_VIEWS = frozenset({"aten._unsafe_view.default"})
+UNDECLARED_VIEWS = frozenset({"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"})
 
 # Tags of operations for which tracing cannot stand in: the result, or its shape, needs numbers.
 NEEDS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

@@ -174,11 +174,12 @@ def normalised(op: Any, args: tuple[Any, ...], result_index: int | None, parent:
     if op is aten.unbind.int:
         dim = (args[0] if args else 0) % n
         return ViewStep(aten.select.int, (dim, result_index), (op, args, result_index))
-    if op is aten.split.Tensor or op is aten.split_with_sizes.default:
+    unsafe = op is aten.unsafe_split.Tensor or op is aten.unsafe_split_with_sizes.default  # each result is, for autograd, no view
+    if unsafe or op is aten.split.Tensor or op is aten.split_with_sizes.default:
         sizes = args[0]
         dim = (args[1] if len(args) > 1 else 0) % n
         start = result_index * sizes if isinstance(sizes, int) else sum(sizes[:result_index])
-        return ViewStep(aten.slice.Tensor, (dim, start, start + result.shape[dim]), (op, args, result_index))
+        return ViewStep(aten.slice.Tensor, (dim, start, start + result.shape[dim]), None if unsafe else (op, args, result_index))
     raise Refusal(f"a view operation with several results, {op}")
 
 

@@ -299,3 +299,37 @@ def test_equal_results_are_apart() -> None:
             for one, other in zip(found, fn(x), strict=True):
                 assert torch.equal(one, other)
             assert len({result.untyped_storage().data_ptr() for result in found}) == len(found)
+
+
+def _pieces(x: torch.Tensor) -> Any:
+    first, second = x.unsafe_chunk(2, 1)
+    whole = x * 3
+    low, high = whole.unsafe_split_with_sizes((1, 3), 1)
+    first.add_(1)
+    second.reshape(-1)[:1].mul_(high[0, 0])
+    low.sigmoid_()
+    return first, second, whole, x.sum()
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_pieces_that_are_no_views_for_autograd_share_memory(backend: str) -> None:
+    """`unsafe_chunk`: the schema says nothing of the memory that its results share."""
+
+    def seen(call: Callable[..., Any]) -> Any:
+        x = torch.arange(12.0).view(3, 4)
+        results = call(x)
+        shared = [r.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for r in results]
+        return [t.tolist() for t in (x, *results)], shared
+
+    def trained(call: Callable[..., Any]) -> Any:
+        x = torch.arange(12.0).view(3, 4).requires_grad_()
+        total = sum(torch.unsafe_chunk(call(x), 2)).sum()
+        total.backward()
+        return x.grad
+
+    def gates(x: torch.Tensor) -> Any:
+        one, other = (x * 0.1).unsafe_split(2, 1)
+        return one.sigmoid_() * other.tanh_()
+
+    assert seen(magneto.optimize(backend)(_pieces)) == seen(_pieces)
+    torch.testing.assert_close(trained(magneto.optimize(backend)(gates)), trained(gates))

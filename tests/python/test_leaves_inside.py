@@ -215,3 +215,15 @@ def test_scaled_steps(name: str, backend: str) -> None:
     assert stats["breaks"] == 2 and stats["fallbacks"] == 0, stats[
         "break_reasons"
     ]  # of the first call, which makes the scale, and of all others
+
+
+@pytest.mark.filterwarnings("ignore:.*a result requires grad though no input does")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_what_only_a_leaf_inside_makes_differentiable_requires_grad(backend):
+    def scaled(x):
+        weight = torch.ones(3, requires_grad=True)
+        return (x * weight).sum(), x * 2
+
+    loss, plain = magneto.optimize(backend)(scaled)(torch.arange(3.0))
+    assert loss.requires_grad and not plain.requires_grad
+    loss.backward()

@@ -106,6 +106,10 @@ def _embedding_bag(
         raise RuleError("weights of embedding_bag")
     kind = torch.int64 if torch.int64 in (indices.dtype, offsets.dtype) else torch.int32
     bags, width = offsets.shape[0] - last, weight.shape[1]
+    if weight.device.type != "cpu":
+        shapes = (indices.shape, offsets.shape, (bags, width) if mode == 2 else (0,))
+        made_there = (TensorMeta.contiguous(shape, kind, weight.device) for shape in shapes)
+        return TensorMeta.contiguous((bags, width), weight.dtype, weight.device), *made_there
     sums = mode == 0 and weight.dtype is not torch.float64 and weight.strides[1] == 1 and padding < 0
     fast = sums and (samples is None or samples.strides[0] == 1)
 
@@ -120,7 +124,7 @@ def _embedding_bag(
 def _embedding_bag_forward_only(*args: Any) -> tuple[TensorMeta, ...]:
     """Sums have one size per offset."""
     made, places, sizes, largest = _embedding_bag(*args)
-    if len(args) < 5 or args[4] == 0:
+    if made.device.type == "cpu" and (len(args) < 5 or args[4] == 0):
         sizes = largest = TensorMeta.contiguous(args[2].shape, sizes.dtype, sizes.device)
     return made, places, sizes, largest
 

@@ -91,10 +91,28 @@ def bags_of_one_size() -> Any:
 
 @program(1e-5, train=True)
 def bags_of_any_size() -> Any:
-    def run(w: torch.Tensor, i: torch.Tensor, o: torch.Tensor) -> Any:
-        return F.embedding_bag(i, w, o, mode="sum"), F.embedding_bag(i, w, o) * 2
+    """Loops of ours walk the spans, and gradients are additions; maxima are the library's."""
 
-    return run, (randn(500, 48, grad=True), torch.randint(0, 500, (300,)).to(DEVICE), torch.tensor([0, 4, 4, 90, 300]).to(DEVICE))
+    def run(w: torch.Tensor, i: torch.Tensor, o: torch.Tensor, s: torch.Tensor) -> Any:
+        sums = F.embedding_bag(i, w, o, mode="sum"), F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s, padding_idx=7)
+        means = F.embedding_bag(i, w, o) * 2, F.embedding_bag(i, w, o, padding_idx=3, include_last_offset=True)
+        return *sums, *means, F.embedding_bag(i, w, o, mode="max")
+
+    offsets = torch.tensor([0, 4, 4, 90, 300]).to(DEVICE)
+    return run, (randn(500, 48, grad=True), torch.randint(0, 500, (300,)).to(DEVICE), offsets, randn(300, grad=True))
+
+
+@program(1e-5)
+def bags_without_gradients() -> Any:
+    """More than a grid has places along its second axis, of any width and type."""
+
+    def run(w: torch.Tensor, i: torch.Tensor, o: torch.Tensor) -> Any:
+        narrow = F.embedding_bag(i, w[:, :3], o, mode="sum"), F.embedding_bag(i, w[:, 5:6], o)
+        return *narrow, F.embedding_bag(i, w, o).tanh(), F.embedding_bag(i.int(), w.double(), o.int(), mode="sum")
+
+    offsets = torch.randint(0, 100_000, (70_000,)).sort().values
+    offsets[0] = 0
+    return run, (randn(500, 150), torch.randint(0, 500, (100_000,)).to(DEVICE), offsets.to(DEVICE))
 
 
 @program(1e-4, train=True)

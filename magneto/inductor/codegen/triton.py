@@ -18,6 +18,7 @@ from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value
+from magneto.inductor.loops.span import Span, span_of, symbols_of
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
 
@@ -124,7 +125,7 @@ class Writer:
         if name in self._loops():
             start, group = "offset + ", "offset // 4 + "
         elif name != "r":
-            program = [a.name for a in self.blocks.shared_out].index(name)
+            program = [a.name for a in self.blocks.shared_out].index(name) + (self.blocks.tall and bool(self.blocks.outer))
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
             start, group = f"{start}{size} + ", f"{start}({size} // 4) + "
         lines = [f"{name} = {start}tl.arange(0, {size}){position}"]
@@ -137,7 +138,7 @@ class Writer:
     def _outer_lines(self) -> list[str]:
         if not self.blocks.outer:
             return []
-        program = len(self.blocks.shared_out)
+        program = 0 if self.blocks.tall else len(self.blocks.shared_out)
         return [f"z = tl.program_id({program}){'.to(tl.int64)' if self.wide else ''}", *self._parts("z", self.blocks.outer)]
 
     def _parts(self, name: str, dims: tuple[Dim, ...]) -> list[str]:
@@ -178,27 +179,52 @@ class Writer:
         axis = self.blocks.axes[-1]
         for stage in range(max(self.stages.values()) + 1):
             here = [m for m in self.kernel.members if self.stages[m.name] == stage]
-            folds = [(m, self._fold(m)) for m in here if m.is_reduction]
-            stores = [m for m in here if m.full and not m.is_reduction and m.name in self.kernel.stored]
-            if folds or stores:
+            loops: dict[Span | None, list[Member]] = {}
+            for member in sorted(here, key=lambda m: not m.is_reduction):
+                if member.is_reduction:
+                    loops.setdefault(self._span(member), []).append(member)
+                elif member.full and member.name in self.kernel.stored:
+                    loops.setdefault(None, []).append(member)
+            for span, members in loops.items():
+                folds = [(m, self._fold(m)) for m in members if m.is_reduction]
                 for _, fold in folds:
                     fold.start()
+                head, last = self._walk(span)
                 self.emitter.scopes.append(Scope())
-                self._load_ahead([m for m, _ in folds] + stores)
+                self._load_ahead(members)
                 for member, fold in folds:
                     fold.step(self._value(member), self._flat(member))
-                for member in stores:
-                    self._store(member, self._value(member))
+                for member in members:
+                    if not member.is_reduction:
+                        self._store(member, self._value(member))
                 self._flush(True)
                 body = self.emitter.scopes.pop().lines
-                body = [*self._axis_lines(axis), *body]
-                self.emitter.scopes[0].lines += [f"for offset in range(0, {axis.size}, RBLOCK):", *indent(body)]
+                self.emitter.scopes[0].lines += [*head, *indent([*self._axis_lines(axis), *body, *last])]
                 for member, fold in folds:
                     self._folded(member, fold.end())
             for member in here:
                 if not member.full and not member.is_reduction and member.name in self.kernel.stored:
                     self._store(member, self._value(member))
         self._flush(False)
+
+    def _span(self, member: Member) -> Span | None:
+        """Where the row's elements lie, if the block has one such span."""
+        found = span_of(member.body)
+        return found[1] if found is not None and symbols_of(*found[1]) <= {d.sym for d in self.blocks.outer} else None
+
+    def _walk(self, span: Span | None) -> tuple[list[str], list[str]]:
+        """The head of the loop over `r`, and the last lines of its body."""
+        size = self.blocks.axes[-1].size
+        if span is None:
+            return [f"for offset in range(0, {size}, RBLOCK):"], []
+        first, end = (self.emitter.emit(value).text for value in span)
+        kind = ".to(tl.int64)" if self.wide else ".to(tl.int32)"
+        lines = [
+            f'tl.device_assert({first} <= {end}, "offsets that decrease")',
+            f"offset, end = tl.maximum({first}, 0){kind}, tl.minimum({end}, {size}){kind}",
+            "while offset < end:",
+        ]
+        return lines, ["offset += RBLOCK"]
 
     def _walk_rows(self) -> None:
         """One loop over rows, each of them whole, and sums of columns over all of its turns."""

@@ -2,6 +2,7 @@
 
 - pointwise: one axis `x` over all dimensions; two, `y` and `x`, where some memory is contiguous along another dimension than the results (transposition), and where
   rows and columns are told apart by division: then `x` is along the rows, and no element is divided for.
+- reduction of spans (bags of an embedding): a row's number, or few side by side, in a block, whose loop goes from the beginning of the span to its end.
 - reduction: `x` over the rows, `r` over what is reduced. *Persistent*: a block holds whole rows, which are read once. Otherwise loops walk `r`, once per stage.
 
 Sizes are known, so that the grid is, and masks are left out where blocks divide. The numbers are measured on an H200.
@@ -16,8 +17,9 @@ from math import prod
 from magneto.inductor.codegen.cpp_nest import contiguous_row, normal_form, other_contiguous
 from magneto.inductor.codegen.triton_dims import cut_dims
 from magneto.inductor.loops.ir import reach
+from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
-from magneto.symbolic import Expr, add, mul
+from magneto.symbolic import Expr, Sym, add, mul
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
@@ -34,6 +36,8 @@ NARROW_ROW = 16
 LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
 SHORT_ROW = 64  # elements: along shorter rows of a pointwise kernel there is no block
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
+SPAN_ROW = 128  # elements side by side that a block of spans has
+SPAN_HELD = 1024  # elements of looked up rows that are under way in one
 WANTED = 256  # blocks, about two for each multiprocessor of a large GPU
 
 
@@ -68,7 +72,7 @@ class Axis:
 class Blocks:
     """`axes` in the order of the blocks' dimensions. `looped`: the last one is walked in a loop. `outer`: dimensions of which a block has one index, a scalar.
     `stages`: the rows are walked in a loop, of which so many turns are under way at a time; each program has one index of `outer`, and sums up columns (columns.py).
-    `tall`: the grid counts the first axis fastest, of which there are more blocks than the others may have."""
+    `tall`: the grid counts the first axis (or `outer`) fastest, of which there are more blocks than the others may have."""
 
     kernel: FusedKernel
     axes: tuple[Axis, ...]
@@ -87,7 +91,9 @@ class Blocks:
     @property
     def grid(self) -> tuple[int, ...]:
         """Blocks along each axis that is shared out, the fastest first."""
-        return (*(a.blocks for a in self.shared_out), *((prod(d.size for d in self.outer),) if self.outer else ()))
+        outside = (prod(d.size for d in self.outer),) if self.outer else ()
+        shared = tuple(a.blocks for a in self.shared_out)
+        return (*outside, *shared) if self.tall else (*shared, *outside)
 
 
 def power_above(n: int) -> int:
@@ -99,6 +105,8 @@ def blocks_of(kernel: FusedKernel) -> Blocks:
     """The blocks of a kernel."""
     if not any(m.is_reduction for m in kernel.members):
         return _pointwise(normal_form(kernel))
+    if (spans := [found[1] for m in kernel.members if (found := span_of(m.body)) is not None]) and len(kernel.cols) == 1:
+        return _spans(kernel, symbols_of(*(value for span in spans for value in span)))
     kernel = normal_form(cut_dims(kernel))
     return _walked_rows(kernel) if any(m.kind == COLUMN for m in kernel.members) else _reduction(kernel)
 
@@ -194,6 +202,14 @@ def _reduction(kernel: FusedKernel) -> Blocks:
             wide *= 2
         return Blocks(kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, _warps(kernel, wide * whole))
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, 16)
+
+
+def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:
+    """`by`: the symbols that say which span it is."""
+    outer, side = (tuple(d for d in kernel.rows if (d.sym in by) is is_outer) for is_outer in (True, False))
+    x = Axis("x", side, min(power_above(prod(d.size for d in side)), SPAN_ROW))
+    r = Axis("r", kernel.cols, max(4, SPAN_HELD // x.block))
+    return Blocks(kernel, (x, r), True, 1, outer, tall=True)
 
 
 def _walked_rows(kernel: FusedKernel) -> Blocks:

@@ -129,6 +129,7 @@ class Lowering:
         self.packed: dict[Any, Any] = {}  # weights in the library's own layout (lower/linear.py)
         self.packed_bytes = 0
         self.only_loops = False  # are all consumers of the FX node being lowered loops?
+        self.wanted: set[Any] = set()  # of an operation with several results: the positions of those that somebody reads
         self.uses = 0  # of the FX node being lowered: consumers, counted through views
         self.names: set[str] = set()
         self.sizes: dict[str, Size] = {}  # of buffers, in bytes

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
-from magneto.inductor.lower import elementwise, indexing, operations, ordered, reductions, views
+from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, views
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, overlaps, same_layout
 from magneto.inductor.lower.library import emit_call
@@ -20,7 +20,7 @@ from magneto.symbolic import ZERO
 PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS}
 """One row per prim with a loop form: fn(lowering, meta value of the result, *args, **kwargs) -> box(es), or None: run as library call."""
 
-OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS, **ordered.OP_ROWS}
+OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS, **ordered.OP_ROWS, **bags.OP_ROWS}
 """ATen overloads that are not simply called: fn as in PRIM_ROWS."""
 
 
@@ -186,6 +186,7 @@ class _GraphLowering:
         """A row of OP_ROWS; None: the operation is simply called."""
         if not node.users or _has_unsupported(val, args):
             return None
+        self.low.wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
         result = OP_ROWS[target](self.low, val, *args, **kwargs)
         if isinstance(result, Box):
             self.low.settle(result, self.consumers.memory[node])

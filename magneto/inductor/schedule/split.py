@@ -32,6 +32,7 @@ from magneto.inductor.loops.ir import (
     reduce_symbols,
     weight,
 )
+from magneto.inductor.loops.span import span_of
 from magneto.inductor.schedule.columns import COLUMNS, rows_beside
 from magneto.inductor.schedule.domain import chain, divided
 from magneto.inductor.schedule.kernel import map_value
@@ -80,7 +81,7 @@ def split_reductions(program: Program) -> Program:
     beside = rows_beside(program, across)
 
     def made(node: Node) -> Iterator[Node]:
-        if not isinstance(node, Reduction):
+        if not isinstance(node, Reduction) or span_of(node.body) is not None:
             yield node
         elif node.name in beside and (cut := _columns(node, beside[node.name])) is not None:
             yield from halves(node, cut)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from magneto.prims.decompositions import (
     activations,
+    bags,
     factories,
     foreach,
     fused,
@@ -19,7 +20,22 @@ from magneto.prims.decompositions import (
 )
 from magneto.prims.decompositions.rows import LIBRARY, Row
 
-FAMILIES = (pointwise, activations, special, reductions, norms, views, rearranging, indexing, factories, losses, pooling, foreach, fused)
+FAMILIES = (
+    pointwise,
+    activations,
+    special,
+    reductions,
+    norms,
+    views,
+    rearranging,
+    indexing,
+    factories,
+    losses,
+    pooling,
+    bags,
+    foreach,
+    fused,
+)
 
 DECOMPOSITIONS: dict[str, Row] = {name: fn for family in FAMILIES for name, fn in family.ROWS.items()}
 

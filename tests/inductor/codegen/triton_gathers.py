@@ -120,3 +120,33 @@ def _long_bags(g: Graph) -> Iterator[Any]:
         rows = g.call(aten.embedding.default, table, index)
         samples = g.broadcast_in_dim(g.input(torch.randn(bags, of)), (bags, of, width), (0, 1))
         yield from (g.sum(rows, (1,)), g.sum(g.mul(rows, samples), (1,)), g.amax(rows, (1,)), g.sum(rows, (2,)), g.sum(rows, (0, 1)))
+
+
+def by_offsets(g: Graph, weight: Any, index: Any, offsets: Any, samples: Any = None, last: bool = False, padding: int = -1) -> Any:
+    call = g.call(aten._embedding_bag_forward_only.default, weight, index, offsets, False, 0, False, samples, last, padding)
+    return g.item(call, 0)
+
+
+@case("bags by offsets", 2e-5)
+def _by_offsets(g: Graph) -> Iterator[Any]:
+    """Empty ones, long ones, two at once, and what is computed of them."""
+    index, samples = g.input(torch.randint(0, 50, (300,))), g.input(torch.randn(300))
+    offsets, others = (g.input(torch.tensor(o)) for o in ([0, 4, 4, 90, 299], [0, 0, 200, 203, 300]))
+    for width in (64, 130, 5, 1):
+        weight = g.input(torch.randn(50, width))
+        yield by_offsets(g, weight, index, offsets)
+        yield by_offsets(g, weight, index, offsets, samples, padding=3)
+        yield by_offsets(g, weight, index, others, last=True)
+        yield g.mul(g.exp(by_offsets(g, g.mul(weight, 0.5), index, others)), 2.0)
+        yield g.add(by_offsets(g, weight, index, offsets), by_offsets(g, weight, index, others, samples))
+    few = g.input(torch.randint(0, 50, (6,)).int())
+    yield by_offsets(g, weight, few, g.input(torch.tensor([0, 2, 2, 5]).int()))
+    yield by_offsets(g, weight, few, g.input(torch.tensor([0]).int()))
+    yield by_offsets(g, g.input(torch.randn(64, 50, dtype=torch.float64).t()), index, offsets)
+
+
+@case("bags of bfloat16 by offsets", 2e-2)
+def _halves_by_offsets(g: Graph) -> Iterator[Any]:
+    index, offsets = g.input(torch.randint(0, 50, (9,)).int()), g.input(torch.tensor([0, 2, 3, 5]).int())
+    yield by_offsets(g, g.input(torch.randn(50, 64).bfloat16()), index, offsets)
+    yield by_offsets(g, g.input(torch.randn(50, 64).half()), index, offsets, g.input(torch.randn(9).half()))

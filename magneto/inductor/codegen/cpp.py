@@ -80,6 +80,7 @@ class Writer:
         self.pointers = {name: f"p{i}" for i, name in enumerate(parameters(kernel))}
         self.emitter = Emitter(self.pointers, self._resolve)
         self.emitter.shared = _shared(self.kernel)
+        self.emitter.form = "half" if all(self.members[name].buffer.dtype in HALVES for name in self.kernel.stored) else "f32"
         self.emitter.maxima = {m.name: m.body for m in self.kernel.members if m.kind == "max" and m.buffer.dtype is torch.float32}
         self.answers: dict[str, tuple[str, int]] = {}  # of loads of what is at hand: results of folds, cached values
         self.downs: dict[str, Fold] = {}  # reductions down the columns (cpp_crossed)

@@ -49,6 +49,7 @@ class Emitter:
         self.resolve = resolve
         self.scopes: list[Scope] = [Scope()]
         self.shared: frozenset[Value] = frozenset()  # functions of which more than one value is computed
+        self.form = "f32"  # of functions: "half" where all results have 16 bits (cpp_preamble)
         self.maxima: Mapping[str, Value] = {}  # largest values of rows: what of
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
@@ -145,9 +146,12 @@ class Emitter:
             return f"{condition} ? {self.emit(value.value, inner)} : {self.emit(value.other, mask)}"
         assert isinstance(value, Op)
         if value.name == "add" and value.dtype is torch.float32 and (found := self._one_plus(value)) is not None:
-            return f"mg_{found.name}1_f32({self.emit(found.args[0], mask)})"
+            return f"mg_{found.name}1_{'f32' if found.name == 'erf' else self.form}({self.emit(found.args[0], mask)})"
         if value.name == "mul" and value.dtype is torch.float32 and (factors := self._normal(value)) is not None:
-            return " * ".join([self.emit(f, mask) for f in factors[:-1]] + [f"mg_cdf_f32({self.emit(factors[-1], mask)})"])
+            *before, x = [self.emit(f, mask) for f in factors]  # the short form loses NaN, which x keeps
+            return " * ".join([*before, f"mg_cdf_{self.form if before == [x] else 'f32'}({x})"])
+        if value.name == "div" and self.form == "half" and self._is_silu(value):
+            return f"mg_silu_half({self.emit(value.args[0], mask)})"
         args = [self.emit(a, mask) for a in value.args]
         operand = value.args[-1].dtype
         if value.name == "exp" and value.dtype is torch.float32 and self._below_maximum(value.args[0]):
@@ -167,6 +171,13 @@ class Emitter:
                 if isinstance(other, Op) and other.name in ONE_PLUS and other not in self.shared:
                     return other
         return None
+
+    def _is_silu(self, value: Op) -> bool:
+        """x / (1 + exp(-x))?"""
+        x, below = (self._inlined(a) for a in value.args)
+        function = self._one_plus(below) if isinstance(below, Op) and below.name == "add" and below.dtype is torch.float32 else None
+        inner = self._inlined(function.args[0]) if function is not None and function.name == "exp" else None
+        return isinstance(inner, Op) and inner.name == "neg" and self._inlined(inner.args[0]) == x
 
     def _below_maximum(self, value: Value) -> bool:
         """Is it x minus the largest x of the row, as under the exponential function of a softmax?"""

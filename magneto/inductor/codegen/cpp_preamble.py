@@ -42,12 +42,12 @@ _HALVES = """\
 /* bfloat16 is the upper half of a float; rounding is to nearest even, NaN becomes the canonical one. Halves are made in the upper bits of 32, so that
    gcc does not mix vectors of 16 and 32 bits. */
 MG_INLINE f32 mg_load_bf16(u16 b) { return mg_bits_f32((i32)((u32)b << 16)); }
-MG_INLINE u32 mg_high_bf16(f32 f) {
-    u32 u = (u32)mg_f32_bits(f), r = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
+MG_INLINE u32 mg_high_bf16(f32 f) { /* in the upper half */
+    u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u);
     return f != f ? 0x7fc00000u : r;
 }
 MG_INLINE u16 mg_store_bf16(f32 f) { return (u16)(mg_high_bf16(f) >> 16); }
-MG_INLINE f32 mg_round_bf16(f32 f) { return mg_bits_f32((i32)mg_high_bf16(f)); }
+MG_INLINE f32 mg_round_bf16(f32 f) { return mg_bits_f32((i32)(mg_high_bf16(f) & 0xffff0000u)); }
 /* float16 by integers: gcc does not vectorise conversions of _Float16. Products with powers of two move the exponent, and a sum rounds the mantissa. */
 MG_INLINE f32 mg_load_f16(u16 h) {
     u32 w = (u32)h << 16, two = w + w;
@@ -187,12 +187,10 @@ MG_INLINE f32 mg_exp_f32(f32 x) {
     f32 y = mg_bits_f32(c <= -104.0f ? 0 : u) * (low ? 0x1p-64f : 1.0f);
     return x <= 88.7228317f ? y : x * MG_INF; /* overflow, and NaN */
 }
-MG_INLINE f32 mg_exp_down_f32(f32 x) { /* for x <= 0 and NaN: always made 2^64 times as large first */
-    u32 b = (u32)mg_f32_bits(x);
-    f32 c = mg_bits_f32((i32)(b < 0xc2d00000u ? b : 0xc2d00000u));
-    MG_EXP_CORE(c, 12582976.0f) /* k + 64 in the low bits of t */
-    f32 y = mg_bits_f32(c <= -104.0f ? 0 : mg_f32_bits(p) + n) * 0x1p-64f;
-    return x <= 0.0f ? y : x;
+MG_INLINE f32 mg_exp_down_f32(f32 x) { /* for x <= 0 and NaN: 2^24 times as large first, in case it is subnormal, and 0 below -104.3 */
+    f32 c = -0x1.a2ap+6f > x ? -0x1.a2ap+6f : x;
+    MG_EXP_CORE(c, 12583063.0f) /* k + 151 in the low bits of t: the exponent of 2^(k + 24) */
+    return p * mg_bits_f32(n) * 0x1p-24f;
 }
 MG_INLINE f32 mg_exp1_f32(f32 x) { /* 1 + exp(x): below -87 it is 1 anyway, so that nothing is subnormal */
     u32 b = (u32)mg_f32_bits(x);
@@ -268,6 +266,36 @@ MG_INLINE f32 mg_cdf_f32(f32 x) { /* (1 + erf(x / sqrt 2)) / 2 to 1.2e-7 absolut
     q = __builtin_fmaf(q, u, -0x1.0aa02ap-4f);
     q = __builtin_fmaf(q, u, 0x1.0b2740p-3f);
     return 0.5f + __builtin_copysignf(q * b, x);
+}
+/* Shorter forms for kernels whose results have 16 bits: arithmetic is what bounds those. Limits are kept by integers, one instruction each; NaN is lost. */
+MG_INLINE f32 mg_exp1_short(f32 x, f32 sign) { /* 1 + exp(sign * x), sign 1 or -1; right to 2e-6 where it is large, 2e-7 elsewhere */
+    f32 hi = sign > 0 ? 89.5f : 87.0f, lo = hi - 176.5f; /* exp is infinite, or nothing beside 1 */
+    i32 b = mg_f32_bits(x), c = b < mg_f32_bits(hi) ? b : mg_f32_bits(hi);
+    f32 y = mg_bits_f32((u32)c < (u32)mg_f32_bits(lo) ? c : mg_f32_bits(lo)), by = sign * 0x1.715476p+0f;
+    f32 t = __builtin_fmaf(y, by, 12583038.0f), r = __builtin_fmaf(y, by, -(t - 12583038.0f)), p = 0x1.5c08c6p-9f; /* k + 126 in the low bits of t */
+    p = __builtin_fmaf(p, r, 0x1.3d0c6cp-6f);
+    p = __builtin_fmaf(p, r, 0x1.c6b6e6p-4f);
+    p = __builtin_fmaf(p, r, 0x1.ebf918p-2f);
+    p = __builtin_fmaf(p, r, 0x1.62e428p+0f);
+    p = __builtin_fmaf(p, r, 2.0f);
+    return __builtin_fmaf(p, mg_bits_f32(mg_f32_bits(t) << 23), 1.0f);
+}
+MG_INLINE f32 mg_exp1_half(f32 x) { return x != x ? x : mg_exp1_short(x, 1.0f); }
+MG_INLINE f32 mg_tanh1_half(f32 x) { return 2.0f / mg_exp1_half(-2.0f * x); }
+MG_INLINE f32 mg_silu_half(f32 x) { return x / mg_exp1_short(x, -1.0f); }
+MG_INLINE f32 mg_cdf_half(f32 x) { /* as mg_cdf_f32, right to 1e-5 of itself: the tail's 32nd root is nearly a polynomial */
+    i32 b = mg_f32_bits(__builtin_fabsf(x)), m = mg_f32_bits(13.6f); /* p is negative there */
+    f32 a = mg_bits_f32(b < m ? b : m), p = 0x1.4b9c46p-22f;
+    p = __builtin_fmaf(p, a, -0x1.0da8d6p-16f);
+    p = __builtin_fmaf(p, a, 0x1.1142c2p-12f);
+    p = __builtin_fmaf(p, a, -0x1.dfbd70p-11f);
+    p = __builtin_fmaf(p, a, -0x1.342f8ep-7f);
+    p = __builtin_fmaf(p, a, -0x1.8fda9ap-6f);
+    p = __builtin_fmaf(p, a, 0x1.f5076cp-1f);
+    i32 q = mg_f32_bits(p);
+    p = mg_bits_f32(q > 0 ? q : 0);
+    p = p * p, p = p * p, p = p * p, p = p * p, p = p * p;
+    return x < 0.0f ? p : 1.0f - p;
 }
 MG_INLINE f32 mg_log_f32(f32 x) {
     f32 y = x < 0x1p-126f ? x * 0x1p+23f : x; /* subnormal numbers are scaled up */

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import magneto
+from magneto.base.events import recording
 from tests.inductor.codegen.compiled import check_compiled
 from tests.inductor.codegen.test_across import texts
 from tests.inductor.lower.prim_graphs import Graph
@@ -85,3 +88,41 @@ def test_rounding_in_registers() -> None:
     text = texts(g)
     assert "mg_round_f16(" in text
     check_compiled(g, 0, interpreter=False)
+
+
+SHORT = {"gelu": "mg_cdf_half(", "silu": "mg_silu_half(", "sigmoid": "mg_exp1_half(", "gelu_tanh": "mg_tanh1_half("}
+
+
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    """The place of each number among all of its type, both zeros being one."""
+    n = x.view(torch.int16).int()
+    return torch.where(n < 0, -(n & 0x7FFF), n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", SHORT)
+def test_short_forms(name: str, dtype: torch.dtype) -> None:
+    """Of every number: as near to the exact result as eager's, or its neighbour; seldom the neighbour; eager's infinities, zeros and NaN."""
+    f = {"gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}[name]
+    x = everything().view(dtype)
+    with recording("kernel") as found:
+        ours = magneto.compile(f)(x)
+    assert any(SHORT[name] in event.source for event in found if "source" in event.fields)
+    plain, wide = f(x), x.double()
+    exact = {
+        "gelu": wide * 0.5 * torch.special.erfc(-wide / 2**0.5),
+        "gelu_tanh": wide * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)),
+    }.get(name, f(wide))
+    assert torch.equal(ours.isnan(), plain.isnan()) and torch.equal(ours.isinf(), plain.isinf())
+    known = ~ours.isnan() & ~exact.isnan()
+    assert torch.equal(torch.signbit(ours)[known], torch.signbit(plain)[known])
+    away, eagers = ((in_order(y) - in_order(exact.to(dtype))).abs()[known] for y in (ours, plain))
+    assert bool((away <= eagers.clamp(min=1)).all()) and int((away > 0).sum()) < 400
+
+
+def test_wide_results_keep_the_long_forms() -> None:
+    x = torch.randn(1000).bfloat16()
+    with recording("kernel") as found:
+        ours = magneto.compile(lambda x: F.silu(x.float()))(x)
+    assert not any("mg_silu_half(" in event.source for event in found if "source" in event.fields)
+    torch.testing.assert_close(ours, F.silu(x.double()).float(), rtol=3e-7, atol=0)

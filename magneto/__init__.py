@@ -84,7 +84,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'magneto' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(home), name)
+    from magneto.base.collection import no_collection
+
+    with no_collection():
+        value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
-import contextlib
 import functools
-import gc
 import importlib
 import sys
 import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +26,7 @@ from torch.utils._device import DeviceContext
 
 from magneto import _C
 from magneto.base import events
+from magneto.base.collection import no_collection
 from magneto.base.errors import GraphBreak, MagnetoError, UserError, warn_once
 from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging
@@ -150,7 +149,7 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     if missed and not _may_recompile(context, state, missed):
         return _C.SKIP_ENTRY
     started = time.perf_counter()
-    with events.timer("compile"), _no_collection():
+    with events.timer("compile"), no_collection():
         try:
             region = _compile(context, state, policy)
         except (GraphBreak, UserError):
@@ -173,18 +172,6 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     seconds = time.perf_counter() - started
     events.emit("compile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, offset=state.offset, seconds=seconds)
     return region
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """A compile makes many objects that live on: collecting in between costs 0.1 s a time and frees nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Nothing(Exception):
@@ -393,7 +380,7 @@ def _graph_of(context: Context, plan: RegionPlan) -> Callable[..., Any]:
 
 
 def _compile_again(context: Context, gm: fx.GraphModule, info: dict[str, Any], inputs: list[Any]) -> Callable[..., Any]:
-    with events.timer("compile"), _no_collection():
+    with events.timer("compile"), no_collection():
         return _call_backend(context, gm, info, inputs)
 
 

@@ -371,6 +371,22 @@ def large_results_are_made_behind_the_replay() -> None:
 
 
 @check
+def plain_calls_leave_their_memory_to_recordings() -> None:
+    magneto.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    m = nn.Sequential(nn.Linear(64, 16384), nn.GELU(), nn.Linear(16384, 64), nn.GELU(), nn.Linear(64, 64)).to(DEVICE)
+    run, x = magneto.optimize("inductor")(m), torch.randn(2048, 64, device=DEVICE)  # 128 MiB between
+    with torch.no_grad():
+        for _ in range(4):
+            run(x)
+    shared = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == (0, 0)]
+    unused = sum(s["total_size"] - s["allocated_size"] for s in shared)
+    assert any(tuple(s["segment_pool_id"]) != (0, 0) for s in torch.cuda.memory_snapshot()), "nothing was recorded"
+    assert unused < 100 << 20, f"{unused >> 20} MiB are held that nobody uses"
+
+
+@check
 def the_workspace_goes_with_the_last_recording() -> None:
     run, x = (
         magneto.optimize("inductor")(nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)]).to(DEVICE)),

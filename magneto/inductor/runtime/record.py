@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int
     with torch.cuda.device(index):
         side.wait_stream(torch.cuda.current_stream(index))
         torch.cuda.synchronize(index)
-        number = stream(index)
+        number, operands = stream(index), _handle(index)
         gc.disable()  # what it frees may be of other streams
         try:
             with torch.cuda.stream(side):
-                graph.workspace = _lay_out_workspace(index, number)  # lives as long as a recording that works in it
+                graph.workspace = _lay_out_workspace(index, number, operands)  # lives as long as a recording that works in it
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     outs = run(*given)
@@ -39,6 +40,11 @@ def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int
                 gc.enable()
         torch.cuda.current_stream(index).wait_stream(side)
     return graph, outs
+
+
+def make_room() -> None:
+    """Gives back what calls before have left with the allocator: a recording has memory of its own, and may take their place."""
+    torch.cuda.empty_cache()
 
 
 capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
@@ -69,17 +75,27 @@ _workspaces: weakref.WeakValueDictionary[tuple[int, int], _Workspace] = weakref.
 """By device and stream of the replays."""
 
 
-def _lay_out_workspace(index: int, number: int) -> _Workspace | None:
+def _handle(index: int) -> list[torch.Tensor]:
+    """Makes the handle of this thread, which may not be made while recording; what that worked on."""
+    given = [torch.ones(16, 16, device=torch.device("cuda", index)) for _ in range(2)]
+    try:
+        torch.mm(given[0], given[0], out=given[1])
+        torch.cuda.synchronize(index)
+    except RuntimeError as error:
+        log(KERNELS, f"no handle of cuBLAS: {error}")
+    return given
+
+
+def _lay_out_workspace(index: int, number: int, given: list[torch.Tensor]) -> _Workspace | None:
     """Makes cuBLAS's workspace for the stream of recordings (32 MiB on Hopper) lie in a pool of its own: one for all recordings that are replayed on the stream `number`, one
     after another, which goes with the last of them. Left to the library, each recording would have another in its pool; kept from one recording to the next, it would lie in the first one's and be gone with that. That somebody clears
     the workspaces (torch.compile does) frees the place in the pool and takes nothing from recordings."""
     _forget_workspaces()
+    if _alone():
+        make_room()
     try:
         graph, made = torch.cuda.CUDAGraph(), _workspaces.get((index, number))
-        given = [torch.ones(16, 16, device=torch.device("cuda", index)) for _ in range(2)] if made is None else made.given
-        torch.mm(given[0], given[0], out=given[1])  # makes the handle of this thread, which may not be made while recording
-        torch.cuda.synchronize(index)
-        _forget_workspaces()
+        given = given if made is None else made.given
         graph.capture_begin(pool=None if made is None else made.graph.pool(), capture_error_mode="thread_local")
         try:
             torch.mm(given[0], given[0], out=given[1])
@@ -92,6 +108,11 @@ def _lay_out_workspace(index: int, number: int) -> _Workspace | None:
         log(KERNELS, f"cuBLAS's workspace becomes a part of the recording: {error}")
         _forget_workspaces()
         return None
+
+
+def _alone() -> bool:
+    """No other thread of the program may be about to launch what works in a workspace: there is one, which is this, or waits for this (autograd's) to end."""
+    return sum(not thread.name.startswith("magneto") for thread in threading.enumerate()) == 1
 
 
 def _forget_workspaces() -> None:
@@ -125,4 +146,4 @@ _WAITS = re.compile(
 )
 
 
-__all__ = ["capturing", "recordable", "recorded", "stream"]
+__all__ = ["capturing", "make_room", "recordable", "recorded", "stream"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import copy
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,8 @@ import torch
 from torch import nn
 
 import magneto
+from magneto.inductor.runtime import record
+from magneto.inductor.runtime.cuda_graphs import Graphed
 from tests.inductor.runtime.tape import CPU, Deck, deck
 
 __all__ = ["deck"]
@@ -396,3 +400,39 @@ def test_what_others_have_of_a_forward_stays_as_it_is(keep: str, deck: Deck) -> 
     replays = deck.tapes[0].replays
     step(m, run, x)
     assert deck.replays > replays
+
+
+def test_a_recording_has_the_room_of_what_calls_before_have_left(deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that is given back before there are buffers for inputs that move, which would hold what they lie in."""
+    log: list[str] = []
+    fresh, recorded = torch.empty_strided, Graphed._record
+    monkeypatch.setattr(record, "make_room", lambda: log.append("room"))
+    monkeypatch.setattr(Graphed, "_record", lambda *args: log.append("begun") or recorded(*args))
+    m = model()
+    run = magneto.optimize("cudagraphs")(m)
+    with torch.no_grad():
+        kept = [run(x) for x in batches(1)]
+        monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: log.append("buffer") or fresh(*args, **kwargs))
+        for x in batches(5):
+            kept.append(run(x))  # inputs move
+    (made,) = [g.recording for g in deck.made]
+    assert made is not None and made.copied and log[log.index("begun") :][:3] == ["begun", "room", "buffer"] and log.count("room") == 1
+
+
+def test_who_else_may_launch() -> None:
+    end, found = threading.Event(), list[bool]()
+    alone = record._alone()
+    ours = threading.Thread(target=end.wait, name="magneto-triton_0")
+    ours.start()
+    found.append(record._alone() == alone)
+    _thread.start_new_thread(
+        lambda: (found.append(record._alone() == alone), end.set()), ()
+    )  # as autograd's thread, which is none of Python's
+    ours.join(10)
+    end.clear()
+    another = threading.Thread(target=end.wait, name="another")
+    another.start()
+    found.append(not record._alone())
+    end.set()
+    another.join()
+    assert found == [True, True, True]

@@ -60,7 +60,7 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
             "an input that requires grad and whose elements share memory"
         )  # of a leaf views cannot be told apart by where they lie; the next may be one
     if gm.meta.get("magneto", {}).get("shows_history"):
-        raise Refusal("the program asks what autograd has recorded (grad_fn)")
+        raise Refusal("the program asks what autograd has recorded (grad_fn, gradients of what is computed on the way)")
     with steady_state(grad_enabled):
         leaves: dict[int, torch.Tensor] = {}
         tracing, tensors = begin(gm, inputs)

@@ -101,6 +101,7 @@ class GraphBreak(MagnetoError):
     def __init__(self, id: str, user_stack: UserStack = (), /, **fields: Any) -> None:
         super().__init__(id, **fields)
         self.user_stack: tuple[tuple[str, int, str], ...] = tuple(user_stack)
+        self.asks_history = False  # behind it the program asks autograd about what the region computes on the way to other results
 
     @property
     def where(self) -> str:

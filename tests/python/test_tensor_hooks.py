@@ -259,3 +259,67 @@ def test_reached_by_a_later_backward() -> None:
 def test_compiled(step: Step) -> None:
     assert_equal(run(step, "inductor"), run(step, None), 1e-5)
     assert magneto.stats()["breaks"] == 0
+
+
+def _retained_late(x):
+    h = x * 2
+    y = h.square().sum()
+    h.retain_grad()
+    return y, h
+
+
+def _hooked_late(x):
+    h = x * 2
+    y = h.square().sum()
+    h.register_hook(lambda gradient: gradient * 3)
+    return y, h
+
+
+def _materialised(x):
+    h = {"a": x * 2, "b": x + 1}
+    y = h["a"].square().sum()
+    first, second = torch.autograd.grad(y, h.values(), allow_unused=True, materialize_grads=True)
+    return first + second, h["a"]
+
+
+def _into(x):
+    h = x * 2
+    h.square().sum().backward(inputs=[h])
+    return h.grad, h
+
+
+@pytest.mark.filterwarnings("ignore:.*gradients of what is computed on the way")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("program", [_retained_late, _hooked_late, _materialised, _into])
+def test_gradients_of_what_another_result_is_computed_from(program, backend):
+    """Behind a break there autograd knows how the results depend on each other."""
+
+    def seen(call):
+        x = torch.arange(3.0).requires_grad_()
+        y, h = call(x)
+        if y.requires_grad:
+            y.backward()
+        retained = h.grad.tolist() if h.retains_grad else None
+        return y.tolist(), retained, None if x.grad is None else x.grad.tolist()
+
+    assert seen(magneto.optimize(backend)(program)) == seen(program)
+
+
+def test_gradients_of_whatever_can_be_iterated_over():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+
+    def adapted(x):
+        weights = {name: weight.clone() for name, weight in net.named_parameters()}
+        for _ in range(2):
+            loss = torch.func.functional_call(net, weights, (x,)).square().sum()
+            gradients = torch.autograd.grad([loss], weights.values(), create_graph=True)
+            weights = {name: weight - 0.1 * gradient for (name, weight), gradient in zip(weights.items(), gradients, strict=True)}
+        return torch.func.functional_call(net, weights, (x,)).square().sum()
+
+    def plain(x):
+        return torch.autograd.grad({1: net(x).sum()}.values(), net.parameters(), iter([torch.tensor(2.0)]))
+
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    for fn in (adapted, plain):
+        got, want = magneto.optimize("aot_eager", nopython=True)(fn)(x), fn(x)
+        torch.testing.assert_close(got, want)

@@ -264,7 +264,7 @@ class _Builder:
             "state_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if of_module(t.source) and t not in recorder.mutated),
             "backward_holds": holds_later(self.machine.read_by_backward),
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
-            "shows_history": em.shows_history,
+            "shows_history": em.shows_history or (self.ending.reason is not None and self.ending.reason.asks_history),
             "spent_outputs": tuple(k for k, node in enumerate(outputs) if node in recorder.spent),
         }
         call = f"graph({', '.join(self._arguments([tracker for _, tracker in recorder.inputs]))})"

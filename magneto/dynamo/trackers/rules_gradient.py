@@ -6,18 +6,21 @@ Which inputs the results depend on, and how the gradients are laid out, comes fr
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
 
+from magneto.base.errors import GraphBreak
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Attr
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
-from magneto.dynamo.trackers.container import SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.iterator import known_items
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.object import payload_of
 from magneto.dynamo.trackers.rules_function_hook import Identity, identities_among
@@ -40,7 +43,7 @@ def _refuse(m: Machine, name: str, reason: str) -> NoReturn:
 
 def _tensors(m: Machine, name: str, value: Tracker | None, what: str) -> list[TensorTracker]:
     """A tensor, or a sequence of tensors."""
-    items = value.items(m) if isinstance(value, SequenceTracker) else [value]
+    items = [value] if value is None or isinstance(value, TensorTracker) else m.iterate(value)
     for item in items:
         if not isinstance(item, TensorTracker) or item.cls not in PLAIN_CLASSES:
             _refuse(m, name, f"{what} that are no plain tensors")
@@ -50,10 +53,21 @@ def _tensors(m: Machine, name: str, value: Tracker | None, what: str) -> list[Te
 def _seeds(m: Machine, name: str, value: Tracker | None, n: int) -> list[TensorTracker | None]:
     if value is None or _is_none(value):
         return [None] * n
-    items = value.items(m) if isinstance(value, SequenceTracker) else [value]
+    items = [value] if isinstance(value, TensorTracker) else m.iterate(value)
     if len(items) != n:
         _refuse(m, name, "as many gradients as tensors are needed")
     return [None if _is_none(item) else _tensors(m, name, item, "gradients")[0] for item in items]
+
+
+@contextmanager
+def _asking(m: Machine, wanted: Tracker | None) -> Iterator[None]:
+    """A break in the body asks autograd for gradients of what the region computes on the way, if `wanted` are such tensors."""
+    try:
+        yield
+    except GraphBreak as reason:
+        items = [] if wanted is None else [wanted] if isinstance(wanted, TensorTracker) else known_items(m, wanted) or []
+        reason.asks_history = any(isinstance(t, TensorTracker) and t.source is None and t.node and not t.meta.is_leaf for t in items)
+        raise
 
 
 def _is_none(value: Tracker) -> bool:
@@ -73,7 +87,8 @@ def tensor_backward(
     create_graph: Tracker | None = None,
     inputs: Tracker | None = None,
 ) -> Any:
-    return _backward(m, v, gradient, retain_graph, create_graph, None, inputs, 3)
+    with _asking(m, inputs):
+        return _backward(m, v, gradient, retain_graph, create_graph, None, inputs, 3)
 
 
 @rule(torch.autograd.backward)
@@ -86,7 +101,8 @@ def backward(
     grad_variables: Tracker | None = None,
     inputs: Tracker | None = None,
 ) -> Any:
-    return _backward(m, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs, 2)
+    with _asking(m, inputs):
+        return _backward(m, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs, 2)
 
 
 def _backward(
@@ -218,6 +234,24 @@ def grad(
     allow_unused: Tracker | None = None,
     is_grads_batched: Tracker | None = None,
     materialize_grads: Tracker | None = None,
+) -> Any:
+    with _asking(m, inputs):
+        return _grad(
+            m, outputs, inputs, grad_outputs, retain_graph, create_graph, only_inputs, allow_unused, is_grads_batched, materialize_grads
+        )
+
+
+def _grad(
+    m: Machine,
+    outputs: Tracker,
+    inputs: Tracker,
+    grad_outputs: Tracker | None,
+    retain_graph: Tracker | None,
+    create_graph: Tracker | None,
+    only_inputs: Tracker | None,
+    allow_unused: Tracker | None,
+    is_grads_batched: Tracker | None,
+    materialize_grads: Tracker | None,
 ) -> Any:
     name = "torch.autograd.grad"
     if _flag(m, is_grads_batched, False) or _flag(m, materialize_grads, False) or not _flag(m, only_inputs, True):

@@ -90,6 +90,7 @@ def _register(m: Machine, v: TensorTracker, hook: Tracker | None, name: str) -> 
     if apart or not known or not v.meta.requires_grad or v.meta.is_leaf or v.new_leaf or m.has_written(v) or v.node in recorder.spent:
         return None
     reason = GraphBreak("B102", m.user_stack(), operation=f"Tensor.{name}, of which no backward in the same region disposes")
+    reason.asks_history = any(getattr(user.meta["val"], "requires_grad", False) for user in v.node.users)  # type: ignore[union-attr]
     found = Hooked(v, v.node, hook, m.count, reason)  # type: ignore[arg-type, attr-defined]
     recorder.hooked.append(found)
     return found

@@ -24,6 +24,7 @@ import magneto
 from benchmarks.models import build, tensors_of
 from benchmarks.worker import prepare, step_of
 from magneto.inductor import compile as compiler
+from magneto.inductor import recall
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.runtime.build import KernelText
 from magneto.inductor.runtime.compiler import vector_math_level
@@ -168,12 +169,12 @@ class Operations(TorchDispatchMode, Watch):
 def recorded(call: Callable[[], Any], clock: Callable[[], float]) -> list[Run]:
     """The plans that a first call makes; later calls run them step by step."""
     runs: list[Run] = []
-    original = compiler._loaded
+    original = recall.loaded
 
     def loaded(finished: Any, name: str) -> Any:
         text = preamble(vector_math_level())
         kernels = [KernelText.of(body, text) for _, body in finished.kernels]
-        addresses = compiler._built(kernels)
+        addresses = recall._built(kernels)
         names = {
             addresses[k.hash]: comment.splitlines()[0].removeprefix("/* ")
             for k, (comment, _) in zip(kernels, finished.kernels, strict=True)
@@ -181,11 +182,11 @@ def recorded(call: Callable[[], Any], clock: Callable[[], float]) -> list[Run]:
         runs.append(Run(finished.code.with_addresses(addresses), names, clock))
         return runs[-1]
 
-    compiler._loaded = loaded
+    compiler.loaded = recall.loaded = loaded
     try:
         call()
     finally:
-        compiler._loaded = original
+        compiler.loaded = recall.loaded = original
     return runs
 
 

@@ -23,7 +23,7 @@ def _of_a_backward_inside(node: fx.Node) -> bool:
 
 def decompose_joint(joint: JointGraph) -> JointGraph:
     """The same joint graph in primitives and library calls."""
-    from magneto.prims import decompose
+    from magneto.prims.decompose import decompose
 
     made = rewritten(joint, decompose)
     for node in made.graph.nodes:

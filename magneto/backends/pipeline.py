@@ -85,8 +85,10 @@ def state_of(unit: Unit) -> frozenset[int]:
 
 
 def choose_layout(unit: Unit) -> Unit:
-    """Transformer layers come apart. Products with one matrix become one product, and take an activation along. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
+    """In inference transformer layers come apart. Products with one matrix become one product, and take an activation along. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
     becomes part of it."""
+    if unit.compiled is not None or unit.training or config.numerics == "eager":
+        return unit
     from magneto.inductor.convolve import available, fold
     from magneto.inductor.convolve_cudnn import fold_cudnn
     from magneto.inductor.layout import lay_out
@@ -94,8 +96,6 @@ def choose_layout(unit: Unit) -> Unit:
     from magneto.inductor.post_ops import fuse_activations
     from magneto.inductor.transformer import take_apart
 
-    if config.numerics == "eager":
-        return unit
     graph, state = fuse_activations(flatten(take_apart(unit.traced.graph))), state_of(unit)
     if config.channels_last:
         graph = fold_cudnn(fold(lay_out(graph, state if available() else frozenset()), state))
@@ -104,13 +104,14 @@ def choose_layout(unit: Unit) -> Unit:
 
 def choose_joint_layout(unit: Unit) -> Unit:
     """On a GPU convolutional networks are trained channels-last too."""
-    from magneto.inductor.compile import foreign_device
-    from magneto.inductor.layout import lay_out
+    from magneto.inductor.recall import foreign_device
 
     joint = unit.joint
     assert joint is not None
     if not config.channels_last or not joint.tangents or foreign_device(joint.graph) != "cuda" or not decomposable(joint):
         return unit
+    from magneto.inductor.layout import lay_out
+
     return replace(unit, joint=lay_out_joint(joint, lay_out))
 
 
@@ -136,7 +137,7 @@ def cut_joint_graph(unit: Unit) -> Unit:
 
 def recall_compiled(unit: Unit) -> Unit:
     """An equal graph may have been compiled before, by another process; then the passes up to compile_kernels have nothing to do."""
-    from magneto.inductor.compile import kept_graph
+    from magneto.inductor.recall import kept_graph
 
     key, found = kept_graph(unit.traced.graph, unit.name, _written(unit), state_of(unit), unit.training, replay_of(unit))
     return replace(unit, key=key) if found is None else _with_kernels(unit, *found)
@@ -144,10 +145,10 @@ def recall_compiled(unit: Unit) -> Unit:
 
 def decompose_to_prims(unit: Unit) -> Unit:
     """ATen operations become primitives; what has no decomposition stays a library call."""
-    from magneto.prims import decompose
-
     if unit.compiled is not None or (unit.joint is not None and unit.joint.checked is not None):
         return unit
+    from magneto.prims.decompose import decompose
+
     return unit.with_graph(decompose(unit.traced.graph))
 
 
@@ -167,10 +168,10 @@ def drop_unused(unit: Unit) -> Unit:
 
 def compile_kernels(unit: Unit) -> Unit:
     """Lower, schedule, generate code, build, plan."""
-    from magneto.inductor.compile import compile_writing
-
     if unit.compiled is not None:
         return unit
+    from magneto.inductor.compile import compile_writing
+
     graph, written = unit.traced.graph, _written(unit)
     return _with_kernels(unit, *compile_writing(graph, unit.name, written, unit.key, state_of(unit), unit.training, replay_of(unit)))
 
@@ -276,6 +277,7 @@ def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...], graph
 
 COMPILE_HALF: tuple[Pass, ...] = (
     Pass("recall", recall_compiled),
+    Pass("choose_layout", choose_layout),
     Pass("decompose", decompose_to_prims),
     Pass("recompute", recompute_in_backward),
     Pass("drop_unused", drop_unused),
@@ -300,9 +302,8 @@ NUMPY_HALF: tuple[Pass, ...] = (
 
 
 def inference(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """The recipe without gradients. Layouts are chosen only for code that we generate."""
-    layout = (Pass("choose_layout", choose_layout),) if half is COMPILE_HALF else ()
-    return (Pass("trace", trace_captured), *layout, *half, Pass("wrap", wrap_compiled))
+    """The recipe without gradients."""
+    return (Pass("trace", trace_captured), *half, Pass("wrap", wrap_compiled))
 
 
 def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:

@@ -6,13 +6,9 @@ runs as the graph itself, operation by operation in eager, with one warning or e
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from functools import cache
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
@@ -20,22 +16,23 @@ from torch import fx
 from magneto import _C
 from magneto.aot_autograd.call import as_function, without_grad
 from magneto.base.errors import warn_once
-from magneto.base.events import counter, emit, timer
-from magneto.base.logs import KERNELS, LOOPS, dump, log, logging, trace_kernel
+from magneto.base.events import emit, timer
+from magneto.base.logs import KERNELS, LOOPS, log, logging, trace_kernel
 from magneto.inductor.codegen.cpp import kernel_text
 from magneto.inductor.codegen.cpp_ordered import ordered_text
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.codegen.cpp_table import table_text
 from magneto.inductor.codegen.cpp_types import CannotEmit
-from magneto.inductor.codegen.plan import PlanCode, plan_code, show_plan
+from magneto.inductor.codegen.plan import plan_code
 from magneto.inductor.describe import describe
 from magneto.inductor.loops.ir import LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
+from magneto.inductor.recall import BuildFailed, Compiled, foreign_device, loaded, plainly
 from magneto.inductor.replay import Replay
-from magneto.inductor.runtime.build import KernelText, build
-from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
-from magneto.inductor.runtime.kept import Finished, keep, key_of_graph, recall
+from magneto.inductor.runtime.build import KernelText
+from magneto.inductor.runtime.compiler import vector_math_level
+from magneto.inductor.runtime.kept import Finished, keep
 from magneto.inductor.schedule.alike import likeness
 from magneto.inductor.schedule.group import CannotSchedule
 from magneto.inductor.schedule.inplace import write_inputs
@@ -45,13 +42,9 @@ from magneto.inductor.schedule.prepared import keep_results
 from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.table import gather
 
-Compiled = Callable[..., Sequence[Any]]
-
 CHEAPLY = '__attribute__((optimize("O1"))) '
 """Before a kernel that runs seldom or does next to nothing: gcc takes half the time, and simd loops are vectorised all the same. (clang ignores it.)"""
 SMALL = 4096  # points of a pointwise kernel that takes a microsecond at any level
-
-ARENAS_KEPT = 1 << 30  # bytes that all plans together keep between calls; beyond it the oldest plans give theirs back
 
 
 def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
@@ -85,7 +78,7 @@ def compile_writing(
             program = lower_graph(graph, state=state)
         finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged}, state, training)
         finished = replace(finished, written=finished.written | unchanged)
-        plan = _loaded(finished, name)
+        plan = loaded(finished, name)
         if key is not None:
             keep(key, finished)
         return plan, finished.written
@@ -103,10 +96,11 @@ def compile_foreign(
     """A graph with tensors that are not the CPU's: Triton kernels on a CUDA device, operation by operation elsewhere and where those cannot be had."""
     reason = f"no kernels for {kind} yet"
     if kind == "cuda":
-        from magneto.inductor.cuda import NoKernels, compile_on_cuda
+        from magneto.inductor.cuda import compile_on_cuda
+        from magneto.inductor.made import NoKernels
 
         try:
-            return compile_on_cuda(graph, name, written, _host_half, replay, _plain(graph, name, written), key)
+            return compile_on_cuda(graph, name, written, _host_half, replay, plainly(graph, name, written), key)
         except (CannotLower, CannotSchedule, CannotEmit) as error:
             reason = f"{type(error).__name__}: {error}"
         except NoKernels as error:
@@ -123,62 +117,10 @@ def _host_half(graph: fx.Graph, name: str, lent: frozenset[int] = frozenset()) -
         with timer("lower"):
             program = lower_graph(graph)
         finished = _finished(program, name, {}, lent=lent)
-        return _loaded(finished, name), finished
+        return loaded(finished, name), finished
     except (CannotLower, CannotSchedule, CannotEmit, BuildFailed) as error:
         emit("fallback", graph=name, reason=f"{type(error).__name__}: {error}")
     return without_grad(as_function(graph, name)), None
-
-
-def kept_graph(
-    graph: fx.Graph,
-    name: str,
-    written: Mapping[int, int],
-    state: frozenset[int] = frozenset(),
-    training: bool = False,
-    replay: Replay | None = None,
-) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
-    """(the key of a graph that has not been decomposed yet, what compile_writing made of an equal one before)."""
-    kind = foreign_device(graph) or ""
-    key = key_of_graph(graph, written, state, training, kind) if kind in ("", "cuda") else None
-    try:
-        if kind:
-            return key, _kept_foreign(graph, key, name, written, replay) if key is not None else None
-        finished = recall(key) if key is not None else None
-        if finished is None:
-            return key, None
-        return key, (_loaded(finished, name), finished.written)
-    except BuildFailed:
-        return None, None
-
-
-def _plain(graph: fx.Graph, name: str, written: Mapping[int, int]) -> Callable[[frozenset[int]], Compiled]:
-    """Given the outputs that are to be written into inputs: the graph operation by operation."""
-
-    def writing(done: frozenset[int]) -> Compiled:
-        made = cache(lambda: without_grad(as_function(graph, name)))
-
-        def run(*inputs: Any) -> Sequence[Any]:
-            found = list(made()(*inputs))
-            for k in done:
-                inputs[written[k]].detach().copy_(found[k])
-                found[k] = inputs[written[k]]
-            return found
-
-        return run
-
-    return writing
-
-
-def _kept_foreign(
-    graph: fx.Graph, key: str, name: str, written: Mapping[int, int], replay: Replay | None
-) -> tuple[Compiled, frozenset[int]] | None:
-    from magneto.inductor.cuda import kept_on_cuda
-    from magneto.inductor.devices import device_of
-
-    try:
-        return kept_on_cuda(key, device_of(graph), name, replay, _loaded, _plain(graph, name, written))
-    except CannotLower:
-        return None
 
 
 def _leave_unchanged(graph: fx.Graph, written: Mapping[int, int]) -> frozenset[int]:
@@ -199,24 +141,9 @@ def _leave_unchanged(graph: fx.Graph, written: Mapping[int, int]) -> frozenset[i
     return unchanged
 
 
-def foreign_device(graph: fx.Graph) -> str | None:
-    """The first device that is not the CPU: its memory is not ours to read."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        for meta in value if isinstance(value, (tuple, list)) else (value,):
-            device = getattr(meta, "device", None)
-            if device is not None and device.type != "cpu":
-                return str(device.type)
-    return None
-
-
-class BuildFailed(Exception):
-    """There is no compiler, or it refused our text; the user has been warned."""
-
-
 def compile_program(program: Program, name: str = "program") -> _C.Plan:
     """The plan of a lowered program. CannotSchedule, CannotEmit, BuildFailed."""
-    return _loaded(_finished(program, name, {}), name)
+    return loaded(_finished(program, name, {}), name)
 
 
 def _finished(
@@ -241,19 +168,6 @@ def _finished(
     return Finished(
         code, tuple(distinct.values()), len(kernels), len(plan.steps) - len(kernels), len(plan.into), direct, peak_bytes(plan, memory)
     )
-
-
-def _loaded(finished: Finished, name: str) -> _C.Plan:
-    """The plan in this process; kernels that neither this process nor the store has are built. BuildFailed."""
-    text = preamble(vector_math_level())
-    kernels = [KernelText.of(body, text) for _, body in finished.kernels]
-    with timer("build"):
-        addresses = _built(kernels)
-    code = finished.code.with_addresses(addresses)
-    made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
-    _remember(made, code)
-    _report(name, finished, kernels, code)
-    return made
 
 
 def _lent(program: Program, lent: frozenset[int]) -> frozenset[str]:
@@ -304,59 +218,3 @@ def is_small(step: Kernel | LibraryCall) -> bool:
     if not isinstance(step, FusedKernel) or any(member.is_reduction for member in step.members):
         return False
     return prod(dim.size for dim in (*step.rows, *step.cols)) <= SMALL
-
-
-def _built(kernels: list[KernelText]) -> dict[str, int]:
-    result = build(kernels, preamble(vector_math_level())) if kernels else {}
-    if isinstance(result, NoCompiler):
-        warn_once("W002")
-        raise BuildFailed(result.reason)
-    if isinstance(result, CompileError):
-        warn_once("W003", error=result.output.splitlines()[0] if result.output else "no message")
-        dump("refused_kernels", ".c", result.source)
-        raise BuildFailed(result.output)
-    return result
-
-
-def _report(name: str, finished: Finished, kernels: Sequence[KernelText], code: PlanCode) -> None:
-    for (what, _), kernel in zip(finished.kernels, kernels, strict=True):
-        emit("kernel", name=kernel.symbol, source=f"{what}\n{kernel.source}", graph=name)
-    counter("kernels", finished.n_kernels)
-    counter("kernels_distinct", len(kernels))
-    counter("library_calls", finished.n_calls)
-    emit(
-        "artifact",
-        artifact="plan",
-        graph=name,
-        kernels=finished.n_kernels,
-        distinct=len(kernels),
-        library_calls=finished.n_calls,
-        arena_bytes=code.arena_bytes,
-        peak_bytes=finished.peak_bytes,
-        inputs_written=finished.inputs_written,
-        kept_bytes=code.kept_bytes,
-    )
-    dump(f"{name}_plan", ".txt", lambda: f"# holds {finished.peak_bytes} bytes at its peak, besides its inputs\n{show_plan(code)}")
-
-
-# ---- arenas of plans that are not running -----------------------------------------------------------------------------------
-
-_arenas: list[tuple[weakref.ref[Any], int]] = []
-_arenas_lock = threading.Lock()
-
-
-def _remember(plan: _C.Plan, code: PlanCode) -> None:
-    """Bound what idle plans keep: the oldest give their workspaces back (a later call makes a fresh one)."""
-    held = code.arena_bytes + code.kept_bytes
-    if not held:
-        return
-    with _arenas_lock:
-        _arenas[:] = [(ref, size) for ref, size in _arenas if ref() is not None]
-        _arenas.append((weakref.ref(plan), held))
-        total = sum(size for _, size in _arenas)
-        for ref, size in _arenas[:-1]:
-            if total <= ARENAS_KEPT:
-                break
-            if (old := ref()) is not None:
-                old.release_workspace()
-            total -= size

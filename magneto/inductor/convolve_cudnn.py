@@ -21,8 +21,8 @@ from magneto.aot_autograd.trace import drop_dead
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 from magneto.inductor.convolve import addend, only_user
-from magneto.inductor.layout import tensor_cores
 from magneto.inductor.rewrite import copied
+from magneto.inductor.runtime.kept import tensor_cores
 
 aten = torch.ops.aten
 RELU, ADD_RELU = aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default

@@ -7,22 +7,17 @@ while a stream is captured what the host cannot see.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
-from magneto.base.errors import warn_once
-from magneto.base.logs import LOOPS, log
 from magneto.graph.fake_tensor import draws_numbers
 from magneto.graph.meta import TensorMeta
-from magneto.inductor.loops.philox import advance_of, threads_of, vector_of, word_of
-from magneto.inductor.lower.dropout import DROPOUT, dropped
+from magneto.inductor.halves import agrees, multiprocessors
+from magneto.inductor.loops.philox import advance_of, threads_of, vector_of
+from magneto.inductor.lower.dropout import DROPOUT
 from magneto.inductor.lower.graph import prim_name
-from magneto.inductor.runtime.record import capturing
 
 MOST = 1 << 31  # elements: from here on the library draws in several kernels
 
@@ -101,79 +96,4 @@ def _is_known(node: fx.Node) -> bool:
     return getattr(node.target, "namespace", "aten" if getattr(node.target, "__module__", "") == "_operator" else "") in ("aten", "prims")
 
 
-# ---- the generator -------------------------------------------------------------------------------------------------------
-
-_lock = threading.Lock()
-
-
-def states(device: torch.device, advances: Sequence[int]) -> torch.Tensor:
-    """(seed, offset) of each draw on the host, in their order; the device's generator goes on behind them."""
-    generator = torch.cuda.default_generators[device.index or 0]
-    with _lock:
-        offset = generator.get_offset()  # type: ignore[attr-defined]
-        generator.set_offset(offset + sum(advances))  # type: ignore[attr-defined]
-    seed, rows = generator.initial_seed(), []
-    seed -= (seed >> 63) << 64
-    for advance in advances:
-        rows.append((seed, offset))
-        offset += advance
-    return torch.tensor(rows, device="cpu")
-
-
-@cache
-def multiprocessors(device: torch.device) -> tuple[int, int]:
-    """How many there are, and the threads of each."""
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, found.max_threads_per_multi_processor
-
-
-_checked: dict[int, bool] = {}
-
-
-def agrees(device: torch.device) -> bool:
-    """Does this torch draw on this device as we do? Looked at once in a process; W007 if not."""
-    index = device.index or 0
-    if index not in _checked:
-        if capturing():
-            return False
-        try:
-            _checked[index] = _compared(torch.device("cuda", index))
-        except Exception as error:  # a generator without offsets, no memory
-            log(LOOPS, f"draws are not compared: {type(error).__name__}: {error}")
-            _checked[index] = False
-        if not _checked[index]:
-            warn_once("W007")
-    return _checked[index]
-
-
-def _compared(device: torch.device) -> bool:
-    """The library's dropout and ours, of every type and form, at places where threads and turns change."""
-    generator = torch.cuda.default_generators[device.index]
-    before, found, wanted, good = generator.get_offset(), [], [], True  # type: ignore[attr-defined]
-    with torch.cuda.device(device), torch.no_grad(), torch.inference_mode(False):
-        try:
-            for dtype, p in ((torch.float32, 0.1), (torch.float64, 0.3), (torch.float16, 0.5), (torch.bfloat16, 0.37)):
-                for n in _sizes(device, dtype):
-                    threads, vector = threads_of(n, *multiprocessors(device)), vector_of(n, dtype.itemsize)
-                    ((seed, offset),) = states(device, (0,)).tolist()
-                    x = torch.linspace(-3, 3, n, device=device).to(dtype)
-                    y, mask = torch.native_dropout(x, p, True)
-                    good = good and generator.get_offset() == offset + advance_of(n, threads)  # type: ignore[attr-defined]
-                    steps = {0, n, *(k * threads * vector for k in range(4)), *(k * threads for k in range(9))}
-                    places = torch.tensor(sorted({i for s in steps for i in range(s - 20, s + 20) if 0 <= i < n}), device="cpu")
-                    x, y, mask = (t[places.to(device)].cpu() for t in (x, y, mask))
-                    found += [y.double(), mask.double()]
-                    wanted += [t.double() for t in dropped(x, word_of(seed, offset, places, threads, vector), p)]
-        finally:
-            generator.set_offset(before)  # type: ignore[attr-defined]
-    return good and torch.equal(torch.cat(found), torch.cat(wanted))
-
-
-def _sizes(device: torch.device, dtype: torch.dtype) -> list[int]:
-    """One element, few, and more than all threads take in two turns; each with memory that divides into vectors wholly, in part and not at all."""
-    processors, each = multiprocessors(device)
-    many = 2 * processors * each * max(4, 16 // dtype.itemsize) + 256
-    return [1, 1003, 1002, 1008, many, many + 4, many + 2, many + 1]
-
-
-__all__ = ["agrees", "aligned", "draw_state", "drawn_by_loops", "multiprocessors", "states", "states_of"]
+__all__ = ["aligned", "draw_state", "drawn_by_loops", "states_of"]

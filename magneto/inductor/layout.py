@@ -29,6 +29,7 @@ from magneto.base.logs import LOOPS, log
 from magneto.graph.layout import RuleError, channels_last_strides, view_strides
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import rule_for
+from magneto.inductor.runtime.kept import tensor_cores
 
 aten = torch.ops.aten
 
@@ -132,18 +133,6 @@ def _wish_on_gpu(value: TensorMeta, weight: TensorMeta, result: TensorMeta, stri
         return True, GPU.launch + GPU.product * moved
     gain = GPU.launch + GPU.convolution * moved - (GPU.launch + GPU.weight * weight.nbytes if window > 1 else 0.0)
     return (True, gain) if gain > 0 else (None, 0.0)
-
-
-def tensor_cores(dtype: torch.dtype) -> bool:
-    """Are convolutions of that type computed by tensor cores? float32 where torch's settings let it be TF32."""
-    if dtype is not torch.float32:
-        return True
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
-        return False
-    try:
-        return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # the program uses the newer setting
-        return getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "") == "tf32"
 
 
 def _turned(node: fx.Node) -> bool:

@@ -1,9 +1,8 @@
-"""The primitive operations and the decompositions of ATen operations into them."""
+"""The primitive operations, and in `decompose` what becomes of ATen operations in terms of them."""
 
 from __future__ import annotations
 
-from magneto.prims.decompose import decompose
 from magneto.prims.prim import Prim
 from magneto.prims.table import PRIMS, prims
 
-__all__ = ["PRIMS", "Prim", "decompose", "prims"]
+__all__ = ["PRIMS", "Prim", "prims"]

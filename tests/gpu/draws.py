@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 import magneto
 from magneto.base import events
 from magneto.base.flags import config
-from magneto.inductor import draws
+from magneto.inductor import halves
+from magneto.inductor.loops import philox
+from magneto.inductor.lower import dropout
 
 DEVICE = "cuda"
 DRAWS: dict[str, Callable[[], None]] = {}
@@ -190,18 +192,19 @@ def other_draws_keep_their_turn() -> None:
 def another_order_is_noticed() -> None:
     """All forms are compared: a difference in any is seen, and the generator is where it was."""
     device, before = torch.device("cuda", 0), STATE()
-    assert draws._compared(device)
+    assert halves._compared(device)
     for name, wrong in {
         "vector_of": [lambda n, size: 4 if n % 4 == 0 else 1, lambda n, size: 1],
         "threads_of": [lambda n, *kind: 256 * min(-(-n // 256), 1024)],
         "advance_of": [lambda n, threads: 4],
         "dropped": [lambda x, words, p: (x, words < 0)],
     }.items():
-        right = getattr(draws, name)
+        where = dropout if name == "dropped" else philox
+        right = getattr(where, name)
         for other in wrong:
-            setattr(draws, name, other)
+            setattr(where, name, other)
             try:
-                assert not draws._compared(device), name
+                assert not halves._compared(device), name
             finally:
-                setattr(draws, name, right)
+                setattr(where, name, right)
     assert torch.equal(STATE(), before)

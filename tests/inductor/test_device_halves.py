@@ -11,7 +11,8 @@ from torch import fx
 
 from magneto.graph import TensorMeta
 from magneto.inductor.compile import _host_half
-from magneto.inductor.devices import Back, Halves, Joined, Sent, split
+from magneto.inductor.devices import split
+from magneto.inductor.halves import Back, Halves, Joined, Sent
 from magneto.inductor.lower.context import CannotLower
 from magneto.prims import prims
 from tests.inductor.lower.prim_graphs import Graph

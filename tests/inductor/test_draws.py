@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import fx
 
-from magneto.inductor import devices, draws
-from magneto.inductor.devices import Joined, split
+from magneto.inductor import draws
+from magneto.inductor import halves as joining
+from magneto.inductor.devices import split
+from magneto.inductor.halves import Joined
 from magneto.inductor.loops.philox import advance_of, threads_of, vector_of, word_of
 from magneto.inductor.lower.dropout import DROPOUT
 from magneto.prims import prims
@@ -61,7 +63,7 @@ def generator(monkeypatch: pytest.MonkeyPatch, one_stream: None) -> list[int]:  
         initial_seed = staticmethod(lambda: now[0])
 
     monkeypatch.setattr(torch.cuda, "default_generators", (Generator(),), raising=False)
-    monkeypatch.setattr(devices, "capturing", lambda: False)
+    monkeypatch.setattr(joining, "capturing", lambda: False)
     monkeypatch.setattr(draws, "multiprocessors", lambda device: (4, 512))
     monkeypatch.setattr(draws, "agrees", lambda device: True)
     return now
@@ -111,7 +113,7 @@ def test_a_program_that_captures_runs_operation_by_operation(generator: list[int
     halves = split(draws.drawn_by_loops(b.graph, CUDA))[-1]
     joined = Joined(None, lambda *given: (given[0],), halves, CPU, False, lambda *inputs: ["plain"])
     assert joined(torch.ones(8))[0].tolist() == [1.0] * 8 and generator[1] == 44
-    monkeypatch.setattr(devices, "capturing", lambda: True)
+    monkeypatch.setattr(joining, "capturing", lambda: True)
     assert joined(torch.ones(8)) == ["plain"] and generator[1] == 44
 
 
@@ -172,13 +174,13 @@ def test_draws_of_the_cpu_are_another_generators(generator: list[int]) -> None:
 
 
 def test_another_order_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "_checked", {})
-    monkeypatch.setattr(draws, "capturing", lambda: False)
+    monkeypatch.setattr(joining, "_checked", {})
+    monkeypatch.setattr(joining, "capturing", lambda: False)
     asked: list[torch.device] = []
-    monkeypatch.setattr(draws, "_compared", lambda device: asked.append(device) or False)
+    monkeypatch.setattr(joining, "_compared", lambda device: asked.append(device) or False)
     with pytest.warns(UserWarning, match="another order than expected"):
-        assert not draws.agrees(CUDA)
-    assert not draws.agrees(CUDA) and asked == [CUDA]
-    monkeypatch.setattr(draws, "_checked", {})
-    monkeypatch.setattr(draws, "capturing", lambda: True)
-    assert not draws.agrees(CUDA) and asked == [CUDA] and not draws._checked  # looked at another time
+        assert not joining.agrees(CUDA)
+    assert not joining.agrees(CUDA) and asked == [CUDA]
+    monkeypatch.setattr(joining, "_checked", {})
+    monkeypatch.setattr(joining, "capturing", lambda: True)
+    assert not joining.agrees(CUDA) and asked == [CUDA] and not joining._checked  # looked at another time

@@ -9,8 +9,9 @@ import torch
 
 from magneto.base.flags import config
 from magneto.inductor.compile import _host_half
-from magneto.inductor.cuda import PARTS, Made, _of_plain, _plain, _planned
-from magneto.inductor.devices import Back, Halves, Sent
+from magneto.inductor.cuda import _planned
+from magneto.inductor.halves import Back, Halves, Sent
+from magneto.inductor.made import PARTS, Made, of_plain, plain_of
 from magneto.inductor.runtime.kept import keep_data, recall_data
 from tests.inductor.codegen.triton_cases import CASES
 from tests.inductor.lower.prim_graphs import Graph
@@ -33,7 +34,7 @@ def test_comes_back_the_same(name: str, hosted: bool, tmp_path: Path) -> None:
     halves = Halves((sent,), ((False, 0), None, (True, 1)), (None, 2.5, None), (Back(2, 1, 1, 4),), (28, 4), (1,))
     made = Made(torch.device("cuda", 0), _planned(g.fx, "graph", {}, CPU), halves, {0: 1}, True, host)
     with config.patch(cache_dir=str(tmp_path)):
-        keep_data("a key", _plain(made))
+        keep_data("a key", plain_of(made))
         data = recall_data("a key", PARTS)
-        assert data is not None and _of_plain(data) == made
+        assert data is not None and of_plain(data) == made
         assert recall_data("another key", PARTS) is None

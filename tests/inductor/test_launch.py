@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from magneto import _C
-from magneto.inductor.codegen.triton import TritonKernel
 from magneto.inductor.runtime import driver, triton_launch
+from magneto.inductor.runtime.plan_code import TritonKernel
 
 
 def addresses(tensors: list[torch.Tensor]) -> bytes:

@@ -20,7 +20,7 @@ from magneto.inductor.convolve_cudnn import ADD_RELU, RELU, fold_cudnn
 from magneto.inductor.layout import lay_out
 from magneto.inductor.loops.ir import LibraryCall, Pointwise
 from magneto.inductor.lower import lower_graph
-from magneto.prims import decompose
+from magneto.prims.decompose import decompose
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

@@ -13,7 +13,8 @@ from torch import fx
 import magneto
 from magneto.base.flags import config
 from magneto.graph import GraphFault, show, verify
-from magneto.prims import Prim, decompose, prims
+from magneto.prims import Prim, prims
+from magneto.prims.decompose import decompose
 from tests.ops.checking import as_meta, run_graph
 
 aten = torch.ops.aten

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from magneto.prims import Prim, decompose
+from magneto.prims import Prim
+from magneto.prims.decompose import decompose
 from magneto.prims.decompositions.foreach import ROWS
 from tests.ops.checking import as_meta, run_graph
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import magneto
-from magneto.prims import decompose
+from magneto.prims.decompose import decompose
 from tests.ops.checking import run_graph
 from tests.prims.test_decompose import Recorder, targets
 

@@ -6,20 +6,20 @@ kept; what leaves the graph is allocated in each call; views of parameters are r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from magneto.base.events import counter
 from magneto.graph.rules_recurrent import LAYER, WORKSPACE
 from magneto.inductor import convolve
-from magneto.inductor.codegen.calls import fast_callable
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_table import work_of
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf, iter_views
 from magneto.inductor.lower import linear
+from magneto.inductor.runtime.calls import fast_callable
+from magneto.inductor.runtime.plan_code import PlanCode, carve, laid_out, restrided, view_at
 from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import Memory
 from magneto.inductor.schedule.schedule import Schedule
@@ -33,53 +33,6 @@ OPAQUE = linear.OPAQUE | convolve.OPAQUE
 
 WITH_WORKSPACE = frozenset({LAYER.default} if LAYER is not None else ())
 """Operations one of whose results is as large as the library likes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanCode:
-    """Arguments of `Plan`. Plain data: callables are torch functions; kernels are called by what `plan_code` was given for them, names or addresses."""
-
-    instructions: tuple[tuple[Any, ...], ...]
-    n_registers: int
-    n_inputs: int
-    outputs: tuple[int, ...]
-    arena_bytes: int
-    kept_bytes: int = 0  # what is computed of weights only, kept between calls
-    tail: int = 0  # where the instructions begin that only make results, if there are such
-
-    def with_addresses(self, addresses: Mapping[str, int]) -> PlanCode:
-        """With addresses in place of kernels' names."""
-        found = tuple([(i[0], addresses[i[1]], *i[2:]) if i[0] in ("KERNEL", "TABLE") else i for i in self.instructions])
-        return replace(self, instructions=found)
-
-
-def carve(
-    arena: torch.Tensor, offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> torch.Tensor:
-    """A tensor in the arena."""
-    flat = arena[offset : offset + nbytes].view(dtype)
-    return torch.as_strided(flat, shape, strides)
-
-
-def view_at(base: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
-    """A strided view whose offset counts from the tensor's first element, not from its storage's."""
-    return torch.as_strided(base, shape, strides, base.storage_offset() + offset)
-
-
-def laid_out(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """The result of a library call in the layout that the graph was compiled for. Kernels read memory by that layout, so a call that lays its
-    result out otherwise (a rule of ours is wrong, or the library chose by processor) costs a copy, never a wrong number."""
-    if tuple(tensor.shape) != sizes:
-        raise RuntimeError(f"a library call returned shape {tuple(tensor.shape)}, the graph was compiled for {sizes}")
-    if all(n == 1 or s == t for n, s, t in zip(sizes, tensor.stride(), strides, strict=True)) or 0 in sizes:
-        return tensor
-    counter("results_laid_out_anew")
-    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> None:
-    """Other strides in dimensions of size 1, which say nothing of memory, for a result of a library call that leaves."""
-    tensor.as_strided_(tensor.shape, strides)
 
 
 @dataclass(slots=True)
@@ -339,14 +292,3 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], Any
     outputs = tuple(build.output(o) if isinstance(o, ViewOf) else build.constant(o) for o in program.outputs)
     tail = build.tail and build.tail + len(build.prologue)
     return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes, kept, tail)
-
-
-def show_plan(code: PlanCode, names: Mapping[int, str] | None = None) -> str:
-    """The instructions as text, one per line."""
-    lines = [f"# {code.n_inputs} inputs, {code.n_registers} registers, arena of {code.arena_bytes} bytes, outputs {list(code.outputs)}"]
-    for n, (op, *rest) in enumerate(code.instructions):
-        if n and n == code.tail:
-            lines.append("# from here on only results are made: behind a replay, if the rest is recorded")
-        shown = [getattr(x, "__name__", None) or (f"tensor{tuple(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)) for x in rest]
-        lines.append(f"{op:7s}{' '.join(shown)}")
-    return "\n".join(lines)

@@ -7,9 +7,7 @@ Reductions are exact about NaN (maxima let it through, the first one wins a sear
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
 
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent, plain_loads
@@ -19,25 +17,9 @@ from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value
 from magneto.inductor.loops.span import Span, span_of, symbols_of
+from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
-
-Described: TypeAlias = tuple[int, int, tuple[int, int], int, tuple[int, int]]
-"""A matrix that the copy engine reads in blocks: number of the pointer, element where it begins, shape, elements from row to row (those of a row lie one behind the other), shape of blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class TritonKernel:
-    """`body`: the function, called `kernel`. `pointers`: types of its parameters. The rest says how it is launched. `described`: parameters behind the pointers."""
-
-    body: str
-    pointers: tuple[str, ...]
-    constants: tuple[tuple[str, int], ...]
-    grid: tuple[int, ...]
-    warps: int
-    asserts: bool
-    stages: int = 0  # loads under way in the loop of a product; 0: Triton's own choice
-    described: tuple[Described, ...] = ()
 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:

@@ -12,11 +12,12 @@ from math import prod
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent
 from magneto.inductor.codegen.cpp_types import CannotEmit
-from magneto.inductor.codegen.triton import Described, TritonKernel, Writer
+from magneto.inductor.codegen.triton import Writer
 from magneto.inductor.codegen.triton_emit import Name
 from magneto.inductor.codegen.triton_nest import VECTOR, Axis, Blocks
 from magneto.inductor.codegen.triton_types import MEMORY, POINTERS
 from magneto.inductor.loops.ir import Buffer, Load, Value, ViewOf
+from magneto.inductor.runtime.plan_code import Described, TritonKernel
 from magneto.inductor.schedule.product import ProductKernel
 
 GROUP = 8  # rows of blocks

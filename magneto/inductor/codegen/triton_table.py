@@ -7,42 +7,21 @@ row, which are almost all, are computed without masks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent
-from magneto.inductor.codegen.triton import TritonKernel, Writer
+from magneto.inductor.codegen.triton import Writer
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter
 from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of
 from magneto.inductor.codegen.triton_types import MEMORY, POINTERS
+from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable
 from magneto.inductor.schedule.kernel import TableKernel, member_loads
 from magneto.symbolic import Const
 
 BLOCK, WARPS = 1024, 4
 ALIGNMENT = 16  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TritonTable:
-    """`full`: per column, is a tensor of the row's size there (or a single number)? `block`: elements of a block; 0: rows are single numbers. `offsets`: where it is not empty, the bytes at which
-    each memory begins, row by row, and the kernel's grid is that of one row; `full` then says which columns it takes for aligned."""
-
-    kernel: TritonKernel
-    full: tuple[bool, ...]
-    sizes: tuple[int, ...]
-    block: int
-    offsets: tuple[int, ...] = ()
-
-
-def work_of(sizes: Sequence[int], block: int) -> torch.Tensor:
-    """(row, first element, elements of the row) per block."""
-    elements = torch.tensor(sizes)
-    blocks = (elements + (block - 1)) // block if block else torch.ones_like(elements)
-    row = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
-    start = (torch.arange(len(row)) - (blocks.cumsum(0) - blocks)[row]) * block
-    return torch.stack([row, start, elements[row]], 1)
 
 
 class _Block(Writer):

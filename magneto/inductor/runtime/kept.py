@@ -26,11 +26,11 @@ from magneto.base.events import counter
 from magneto.base.flags import FLAGS, config
 from magneto.base.logs import LOOPS, dumping, logging
 from magneto.graph import TensorMeta
-from magneto.inductor.codegen import plan
-from magneto.inductor.codegen.calls import call_named, name_of_call
-from magneto.inductor.codegen.plan import PlanCode
-from magneto.inductor.runtime import claim
+from magneto.inductor.runtime import claim, plan_code
+from magneto.inductor.runtime.calls import call_named, name_of_call
 from magneto.inductor.runtime.compiler import NoCompiler, find_compiler, vector_math_level
+from magneto.inductor.runtime.plan_code import PlanCode
+from magneto.inductor.runtime.record import capturing
 from magneto.inductor.runtime.store import key_of, store
 from magneto.prims import Prim
 
@@ -61,7 +61,7 @@ class _NotKept(Exception):
 def key_of_graph(
     graph: fx.Graph, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False, foreign: str = ""
 ) -> str | None:
-    """The key of a functional graph whose outputs `written` are copied into inputs, and whose inputs `state` are weights. None: it is not kept, or somebody wants to
+    """The key of a functional graph, before layouts are chosen, whose outputs `written` are copied into inputs, and whose inputs `state` are weights. None: it is not kept, or somebody wants to
     see how it is compiled. `foreign`: the kind of device, where it is not the CPU."""
     if not config.cache or config.verify or config.trace or logging(LOOPS) or dumping():
         return None
@@ -79,7 +79,7 @@ def key_of_graph(
         _version(),
         *flags,
         "" if isinstance(compiler, NoCompiler) else compiler.key(),
-        foreign,
+        foreign and foreign + _cudnn(),
         "" if isinstance(compiler, NoCompiler) else str(vector_math_level()),
         dtype,
         text,
@@ -88,12 +88,33 @@ def key_of_graph(
     )
 
 
+def tensor_cores(dtype: torch.dtype) -> bool:
+    """Are convolutions of that type computed by tensor cores? float32 where torch's settings let it be TF32."""
+    if dtype is not torch.float32:
+        return True
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+        return False
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the program uses the newer setting
+        return getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "") == "tf32"
+
+
+def _cudnn() -> str:
+    """How the program lets cuDNN compute, by which convolutions are laid out and folded; while a stream is captured nothing can be tried."""
+    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    switches = torch._C._get_cudnn_enabled(), torch._C._get_cudnn_benchmark(), torch._C._get_cudnn_deterministic()
+    return repr((version, switches, tensor_cores(torch.float32), capturing()))
+
+
 @functools.cache
 def _version() -> str:
     """Torch, Python, and our sources with their sizes and times of change."""
     root = Path(_C.__file__).parent
     files = [
-        path for room in ("base", "symbolic", "graph", "prims", "aot_autograd", "inductor") for path in sorted((root / room).rglob("*.py"))
+        path
+        for room in ("base", "symbolic", "graph", "prims", "aot_autograd", "inductor", "backends")
+        for path in sorted((root / room).rglob("*.py"))
     ]
     stamps = [(path.name, (status := os.stat(path)).st_size, status.st_mtime_ns) for path in (*files, Path(_C.__file__))]
     return key_of(torch.__version__, str(torch.version.git_version), platform.python_version(), repr(stamps))
@@ -172,15 +193,6 @@ def keep_data(key: str, data: tuple[Any, ...]) -> None:
     store().put("graph", key, zlib.compress(stream.getvalue(), 1))
 
 
-def recall(key: str) -> Finished | None:
-    """The compiled graph of that key."""
-    data = recall_data(key, len(Finished.__slots__))
-    if data is None:
-        return None
-    counter("graphs_from_store")
-    return Finished(*data)
-
-
 def recall_data(key: str, many: int) -> tuple[Any, ...] | None:
     """What `keep_data` has kept under that key, of so many parts."""
     payload = store().get("graph", key)
@@ -197,11 +209,11 @@ def recall_data(key: str, many: int) -> tuple[Any, ...] | None:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "carve": plan.carve,
-    "view_at": plan.view_at,
-    "laid_out": plan.laid_out,
+    "carve": plan_code.carve,
+    "view_at": plan_code.view_at,
+    "laid_out": plan_code.laid_out,
     "claim": claim.claim,
-    "restrided": plan.restrided,
+    "restrided": plan_code.restrided,
     "as_strided": torch.as_strided,
     "empty": torch.empty,
     "empty_strided": torch.empty_strided,

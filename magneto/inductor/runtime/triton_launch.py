@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from magneto import _C
 from magneto.base.events import counter
-from magneto.inductor.codegen.triton import Described, TritonKernel
-from magneto.inductor.codegen.triton_table import TritonTable, work_of
-from magneto.inductor.codegen.triton_types import BYTES
 from magneto.inductor.runtime import driver
 from magneto.inductor.runtime.driver import Binary
+from magneto.inductor.runtime.plan_code import Described, Launched, TritonKernel, TritonTable, work_of
 from magneto.inductor.runtime.store import key_of, store
 from magneto.inductor.runtime.triton_compile import ALIGNMENT, HEAD, Job, Made, box_of, function_of
 from magneto.inductor.runtime.triton_workers import submit, warn
@@ -35,7 +33,6 @@ REMEMBERED = 64  # calls of a kernel with descriptors, by addresses
 OLDEST = (7, 0)  # compute capability that Triton takes
 
 Launcher = Callable[..., None]
-Launched: TypeAlias = "TritonKernel | TritonTable"
 
 
 @cache
@@ -281,6 +278,7 @@ def launchers(wanted: Iterable[Launched], device: torch.device, leniently: bool 
 
 def interpreted(wanted: Iterable[Launched]) -> dict[Launched, Launcher]:
     """Kernels run by Triton's interpreter on CPU tensors (for tests; the environment has TRITON_INTERPRET=1)."""
+    from magneto.inductor.codegen.triton_types import BYTES
 
     def of(thing: Launched) -> Launcher:
         if isinstance(thing, TritonTable):

@@ -16,13 +16,13 @@ import torch
 
 from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit
-from magneto.inductor.codegen.calls import FAST
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.triton import triton_kernel
 from magneto.inductor.codegen.triton_nest import power_above
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf
+from magneto.inductor.runtime.calls import FAST
 from magneto.inductor.runtime.store import key_of, store
 from magneto.inductor.runtime.triton_launch import launchers
 from magneto.inductor.schedule.kernel import FusedKernel

@@ -1,7 +1,7 @@
 """Results behind everything else: `results_last(plan, results)` moves the steps that make nothing but what the user gets to the end of a schedule.
 
 A recording's memory is overwritten by its next replay, so results are copied out of it: one launch each, and the memory twice. Where as few launches compute them, those run behind the replay, into
-memory of the call's own (`codegen/parted.py`).
+memory of the call's own (`runtime/parted.py`).
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from magneto import _C
-from magneto.inductor.codegen.calls import FAST
-from magneto.inductor.codegen.plan import laid_out, plan_code, same_tensor, show_plan
+from magneto.inductor.codegen.plan import plan_code, same_tensor
 from magneto.inductor.compile import compile_graph, compile_program
 from magneto.inductor.loops.ir import Buffer, ViewOf
 from magneto.inductor.lower import lower_graph
+from magneto.inductor.runtime.calls import FAST
+from magneto.inductor.runtime.plan_code import laid_out, show_plan
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.schedule import schedule
 from tests.inductor.lower.prim_graphs import Graph

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from magneto.inductor.codegen.cpp_types import CannotEmit
-from magneto.inductor.codegen.triton import TritonKernel, triton_kernel
+from magneto.inductor.codegen.triton import triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
-from magneto.inductor.codegen.triton_table import TritonTable, triton_table, work_of
+from magneto.inductor.codegen.triton_table import triton_table
 from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.lower import lower_graph
+from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable, work_of
 from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.kernel import FusedKernel, TableKernel
 from magneto.inductor.schedule.online import online_sums

@@ -12,9 +12,8 @@ import torch
 from torch import fx
 
 from magneto.inductor import cuda
-from magneto.inductor.codegen.triton import TritonKernel
-from magneto.inductor.codegen.triton_table import TritonTable
 from magneto.inductor.loops.ir import LibraryCall
+from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable
 from magneto.inductor.runtime.record import recordable
 from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, TableKernel
 from magneto.inductor.schedule.schedule import Schedule

@@ -11,7 +11,7 @@ import magneto
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.kernel import FusedKernel
 from magneto.inductor.schedule.schedule import schedule
-from magneto.prims import decompose
+from magneto.prims.decompose import decompose
 from tests.inductor.codegen.compiled import check_compiled
 from tests.inductor.lower.prim_graphs import Graph
 from tests.ops.checking import run_graph

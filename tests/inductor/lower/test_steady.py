@@ -12,11 +12,11 @@ from torch import nn
 
 import magneto
 from magneto import _C
-from magneto.inductor.codegen.plan import PlanCode
+from magneto.inductor.runtime.plan_code import PlanCode
 
 
 def plans_of(fn: Callable[..., Any], *inputs: Any) -> list[PlanCode]:
-    import magneto.inductor.compile as compiler
+    import magneto.inductor.recall as compiler
 
     made: list[PlanCode] = []
     original = compiler._remember

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from magneto import _C
 from magneto.inductor import cuda
-from magneto.inductor.codegen.parted import parted
-from magneto.inductor.codegen.plan import PlanCode
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import cuda_graphs, record
 from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
+from magneto.inductor.runtime.parted import parted
+from magneto.inductor.runtime.plan_code import PlanCode
 
 CPU = torch.device("cpu")
 

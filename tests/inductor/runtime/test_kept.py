@@ -20,8 +20,8 @@ import magneto
 from magneto.base import events
 from magneto.base.flags import config
 from magneto.graph import TensorMeta
-from magneto.inductor.codegen.calls import FAST, call_named, name_of_call
 from magneto.inductor.runtime import build, kept
+from magneto.inductor.runtime.calls import FAST, call_named, name_of_call
 from magneto.inductor.runtime.store import store
 
 aten = torch.ops.aten
@@ -241,3 +241,18 @@ def test_a_second_process(tmp_path: Path) -> None:
     env["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
     printed = [subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=300) for _ in range(2)]
     assert [run.stdout for run in printed] == ["[3.0, 3.0] 0 1\n", "[3.0, 3.0] 1 0\n"], printed[0].stderr
+
+
+def test_how_the_program_lets_cudnn_compute_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts are chosen behind the key, by these settings."""
+    monkeypatch.setattr(kept, "capturing", lambda: False)
+    graph = fx.Graph()
+    graph.output((graph.placeholder("x"),))
+    keys = [kept.key_of_graph(graph, {}, foreign="cuda")]
+    for name in ("allow_tf32", "enabled", "deterministic", "benchmark"):
+        with torch.backends.cudnn.flags(**{name: not getattr(torch.backends.cudnn, name)}):  # type: ignore[arg-type]
+            keys.append(kept.key_of_graph(graph, {}, foreign="cuda"))
+    monkeypatch.setattr(kept, "capturing", lambda: True)
+    keys.append(kept.key_of_graph(graph, {}, foreign="cuda"))
+    assert None not in keys and len(set(keys)) == 6
+    assert kept.key_of_graph(graph, {}) not in keys

@@ -38,7 +38,7 @@ def net_and_input() -> tuple[Net, torch.Tensor]:
 def plan_of(fn: Callable[..., Any], *inputs: Any) -> list[_C.Plan]:
     """Plans made by a first call."""
     made: list[_C.Plan] = []
-    import magneto.inductor.compile as compiler
+    import magneto.inductor.recall as compiler
 
     original = compiler._remember
     compiler._remember = lambda plan, code: made.append(plan) or original(plan, code)  # type: ignore[func-returns-value]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from magneto.inductor import cuda
-from magneto.inductor.codegen.parted import parted
-from magneto.inductor.codegen.plan import PlanCode
-from magneto.inductor.cuda import DevicePlan
+from magneto.inductor.made import DevicePlan
+from magneto.inductor.runtime.parted import parted
+from magneto.inductor.runtime.plan_code import PlanCode
 from tests.inductor.lower.prim_graphs import Graph
 
 aten = torch.ops.aten

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magneto.graph.rules_recurrent import call_of, keeping_workspace
-from magneto.inductor.loops.ir import LibraryCall
 from magneto.prims import PRIMS, Prim
+
+if TYPE_CHECKING:
+    from magneto.inductor.loops.ir import LibraryCall
 
 aten = torch.ops.aten
 

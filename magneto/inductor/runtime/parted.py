@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from magneto.inductor.codegen.plan import PlanCode, restrided
+from magneto.inductor.runtime.plan_code import PlanCode, restrided
 
 Instruction = tuple[Any, ...]
 

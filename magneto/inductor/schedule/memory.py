@@ -21,6 +21,7 @@ from magneto.inductor.loops.ir import Buffer, LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import is_dense, same_layout
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
+from magneto.inductor.schedule.product import ProductKernel
 from magneto.inductor.schedule.schedule import LARGE, Schedule
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -173,6 +174,8 @@ def _taken_over(
     if stages[name] < max(stages[m.name] for m in step.members if m.full):
         return None  # a later pass may read the input again
     taken = {in_place[n] for n in step.stored if n in in_place}
+    if isinstance(step, ProductKernel):  # other blocks read whole rows and columns of these
+        taken.update(view.buffer for view in step.operands)
     buffer = plan.buffers[name]
     for source in step.reads():
         if source not in candidates or source in leaving or last[source] != position or source in taken:

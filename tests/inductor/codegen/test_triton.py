@@ -24,6 +24,7 @@ from magneto.inductor.lower import lower_graph
 from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable, work_of
 from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.kernel import FusedKernel, TableKernel
+from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
 from magneto.inductor.schedule.product import ProductKernel, Tiles, joined, matches
 from magneto.inductor.schedule.schedule import schedule
@@ -325,6 +326,19 @@ def test_products_that_others_read_stay_apart() -> None:
         g = Graph()
         build(g, way)
         assert not matches(schedule(lower_graph(g.fx), training=True)), way
+
+
+def test_no_product_is_written_over_its_own_factors() -> None:
+    """Blocks read whole rows of a factor, while others are stored: only what the loops behind the product read alone may be taken over."""
+    g = Graph()
+    x, y = g.tanh(g.input(torch.randn(64, 64).half())), g.exp(g.input(torch.randn(64, 64).half()))
+    g.output(
+        g.add(g.tanh(g.call(torch.ops.aten.mm.default, x, g.add(y, 1.0))), x), g.mul(g.tanh(g.call(torch.ops.aten.mm.default, x, y)), y)
+    )
+    plan = schedule(lower_graph(g.fx), training=True)
+    found = matches(plan)
+    assert len(found) == 2 and plan_memory(plan, True, 0).in_place
+    assert not plan_memory(joined(plan, {match: Tiles(64, 64, 64, 4, 3) for match in found}), True, 0).in_place
 
 
 def test_large_memory_is_indexed_in_64_bits() -> None:

@@ -573,6 +573,7 @@ def execute(name: str) -> str:
 
 def _execute(name: str) -> str:
     from magneto.inductor import cuda
+    from magneto.inductor.made import loaded
     from magneto.inductor.runtime.triton_launch import interpreted
 
     gather = cuda.gather
@@ -584,7 +585,7 @@ def _execute(name: str) -> str:
     try:
         cuda.gather = joining(*PRODUCTS[name]) if name in PRODUCTS else gather
         cuda.WORTH_RECORDING = 1
-        run, parts = cuda._loaded(cuda._planned(g.fx, "case", {}, torch.device("cpu"), len(g.expected)), interpreted)
+        run, parts = loaded(cuda._planned(g.fx, "case", {}, torch.device("cpu"), len(g.expected)), interpreted)
         call = run if parts is None else in_two(parts)
         for found, wanted in zip(call(*g.inputs), g.expected, strict=True):
             assert (found.dtype, found.shape, found.stride()) == (wanted.dtype, wanted.shape, wanted.stride())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import prod
 
 from magneto.symbolic.nodes import (
@@ -244,6 +245,7 @@ def coefficient(x: IntLike, sym: Expr) -> Expr | None:
 linear_in = coefficient
 
 
+@lru_cache(4096)
 def strided_form(x: IntLike, symbols: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr] | None:
     """(strides, offset) with x = sum stride_d * symbols_d + offset, strides and offset free of the symbols; None where x is no such form.
     A symbol that is a constant (a dimension of size 1) has stride 0."""

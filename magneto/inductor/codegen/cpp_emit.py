@@ -16,7 +16,7 @@ import torch
 
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.symbolic import Add, Expr, Sym, add, mul, to_c
 
 NARROW = 1 << 31
@@ -55,6 +55,7 @@ class Emitter:
         self.variables: dict[Sym, str] = {}
         self.local: dict[Load, str] = {}  # loads answered by a local copy of the memory (turned, or converted): the element there
         self._depth_memo: dict[Value, int] = {}
+        self._reading: dict[Value, bool] = {}
         self._mask_depths: dict[str, int] = {}  # condition -> scope in which it is known
         self._counter = 0
 
@@ -111,7 +112,7 @@ class Emitter:
         """The C expression of a value. `mask`: a C condition under which alone memory may be read."""
         if isinstance(value, Const):
             return literal(value.value, value.dtype)
-        if mask and not _reads_memory(value):
+        if mask and not self._reads_memory(value):
             mask = ""
         key = (value, mask)
         for scope in self.scopes:
@@ -211,7 +212,15 @@ class Emitter:
     def _depth_under(self, value: Value, mask: str) -> int:
         """The scope in which `emit` computes a value."""
         depth = self.depth(value)
-        return max(depth, self._mask_depths[mask]) if mask and _reads_memory(value) else depth
+        return max(depth, self._mask_depths[mask]) if mask and self._reads_memory(value) else depth
+
+    def _reads_memory(self, value: Value) -> bool:
+        """Does the value read memory, or divide, so that it must not be computed where its mask is false?"""
+        found = self._reading.get(value)
+        if found is None:
+            reads = isinstance(value, Load) or (isinstance(value, Op) and value.name in DIVIDING)
+            found = self._reading[value] = reads or any(map(self._reads_memory, value.children()))
+        return found
 
     def _worth_inverting(self, value: Op, depth: int, mask: str) -> bool:
         """Is the divisor known outside of the vector loop that divides by it?"""
@@ -312,11 +321,6 @@ def plain_loads(value: Value) -> list[Load]:
             found[value] = None
             work.extend((value.cond, value.other) if isinstance(value, Masked) else value.children())
     return [v for v in found if isinstance(v, Load)]
-
-
-def _reads_memory(value: Value) -> bool:
-    """Does the value read memory, or divide, so that it must not be computed where its mask is false?"""
-    return any(isinstance(v, Load) or (isinstance(v, Op) and v.name in DIVIDING) for v in walk_values(value))
 
 
 def indent(lines: Sequence[str]) -> list[str]:

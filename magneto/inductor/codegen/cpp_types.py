@@ -7,6 +7,7 @@ Conversions follow eager on x86: float to integer truncates through the machine'
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 
@@ -80,6 +81,12 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
     return f"({compute_type(target)})({text})"
 
 
+@lru_cache(4096)
+def _rounded(number: str, dtype: torch.dtype) -> float:
+    """A number, given in hexadecimal, which tells zeros apart, in another precision."""
+    return float(torch.tensor(float.fromhex(number), dtype=torch.float64).to(dtype))
+
+
 def literal(value: bool | complex, dtype: torch.dtype) -> str:
     """A constant. Exact: floats are printed in hexadecimal."""
     if dtype is torch.bool:
@@ -91,7 +98,7 @@ def literal(value: bool | complex, dtype: torch.dtype) -> str:
         return f"({compute_type(dtype)}){n}" if n >= 0 else f"({compute_type(dtype)})({n})"
     number = float(value)  # type: ignore[arg-type]
     if dtype is not torch.float64:
-        number = float(torch.tensor(number, dtype=torch.float64).to(dtype))
+        number = _rounded(number.hex(), dtype)
     suffix = "" if dtype is torch.float64 else "f"
     if math.isnan(number):
         return f'__builtin_nan{suffix}("")'

@@ -46,6 +46,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -236,7 +237,8 @@ def _intern_indirect(cls: type[Indirect], value: Value, size: Size) -> tuple[Ind
 
 
 def indirect_values(index: Expr) -> tuple[Value, ...]:
-    return tuple(s.value for s in sorted((s for s in index.free if isinstance(s, Indirect)), key=lambda s: s.key))
+    found = [s for s in index.free if isinstance(s, Indirect)]
+    return tuple(s.value for s in sorted(found, key=lambda s: s.key)) if found else ()
 
 
 def loop_symbol(prefix: str, dim: int, size: Size) -> Expr:
@@ -317,7 +319,12 @@ class Buffer:
 
     def offset(self, index: tuple[Expr, ...]) -> Expr:
         """Flat element offset of an index."""
-        return add(0, 0, *(mul(i, t) for i, t in zip(index, self.strides, strict=True)))
+        return _offset(index, self.strides)
+
+
+@lru_cache(4096)
+def _offset(index: tuple[Expr, ...], strides: tuple[Size, ...]) -> Expr:
+    return add(0, 0, *(mul(i, t) for i, t in zip(index, strides, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

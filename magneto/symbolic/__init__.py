@@ -23,11 +23,11 @@ from magneto.symbolic.nodes import (
     to_expr,
     walk,
 )
-from magneto.symbolic.printing import coefficient, evaluate, linear_in, parse_expr, strided_form, substitute, to_c, to_python
+from magneto.symbolic.printing import coefficient, evaluate, parse_expr, strided_form, substitute, to_c, to_python
 from magneto.symbolic.rules import RULES, compare, conj, disj, divisor_of, floordiv, known_lt, known_nonneg, maximum, minimum, mod, within
 
 __all__ = [
     "ONE", "RULES", "ZERO", "Add", "And", "Cmp", "Const", "Expr", "FloorDiv", "IntLike", "Max", "Min", "Mod", "Mul", "Or", "Sym",
-    "add", "coefficient", "compare", "conj", "disj", "divisor_of", "evaluate", "floordiv", "known_lt", "known_nonneg", "linear_in",
+    "add", "coefficient", "compare", "conj", "disj", "divisor_of", "evaluate", "floordiv", "known_lt", "known_nonneg",
     "maximum", "minimum", "mod", "mul", "parse_expr", "strided_form", "substitute", "to_c", "to_expr", "to_python", "walk", "within",
 ]  # fmt: skip

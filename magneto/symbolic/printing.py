@@ -242,9 +242,6 @@ def coefficient(x: IntLike, sym: Expr) -> Expr | None:
     return linear(0, items)
 
 
-linear_in = coefficient
-
-
 @lru_cache(4096)
 def strided_form(x: IntLike, symbols: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr] | None:
     """(strides, offset) with x = sum stride_d * symbols_d + offset, strides and offset free of the symbols; None where x is no such form.

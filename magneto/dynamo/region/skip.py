@@ -25,7 +25,6 @@ _MODULE_MACHINERY = {"_call_impl", "_wrapped_call_impl", "__setattr__", "__getat
 _SIZES = {"getsizeof", "getrefcount", "get_objects", "get_referrers"}
 _DEATHS = ({"collect", "gc_collect"}, {"ref", "proxy", "finalize", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"})
 TORCH_CODE = "torch's own code"
-_TORCH_USER = ("torch/optim/", "torch/distributions/")
 
 
 def skip_reason(code: CodeType, globals: dict[str, Any]) -> str | None:

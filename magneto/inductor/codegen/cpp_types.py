@@ -81,10 +81,8 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
     return f"({compute_type(target)})({text})"
 
 
-@lru_cache(4096)
-def _rounded(number: str, dtype: torch.dtype) -> float:
-    """A number, given in hexadecimal, which tells zeros apart, in another precision."""
-    return float(torch.tensor(float.fromhex(number), dtype=torch.float64).to(dtype))
+_rounded = lru_cache(4096)(lambda number, dtype: float(torch.tensor(float.fromhex(number), dtype=torch.float64).to(dtype)))
+"""A number, given in hexadecimal, which tells zeros apart, in another precision."""
 
 
 def literal(value: bool | complex, dtype: torch.dtype) -> str:

@@ -322,9 +322,7 @@ class Buffer:
         return _offset(index, self.strides)
 
 
-@lru_cache(4096)
-def _offset(index: tuple[Expr, ...], strides: tuple[Size, ...]) -> Expr:
-    return add(0, 0, *(mul(i, t) for i, t in zip(index, strides, strict=True)))
+_offset = lru_cache(4096)(lambda index, strides: add(0, 0, *(mul(i, t) for i, t in zip(index, strides, strict=True))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from types import BuiltinFunctionType
 from typing import Any
 
+import torch
 from torch import fx
 
 _SET = getattr(fx.Node, "_update_args_kwargs", None)
@@ -20,9 +22,14 @@ def name_of(target: Any) -> str:
     return re.sub("[^0-9a-zA-Z_]+", "_", _GRAPH._target_to_str(target))
 
 
+_LASTING = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, BuiltinFunctionType)
+"""Targets that a program does not make: others are not held here."""
+
+
 def append_call(graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
     """`graph.create_node(op, target, args, kwargs)`."""
-    node = graph.create_node(op, target, name=name_of(target))
+    lasting = isinstance(target, _LASTING) or target.__module__ == "torch.nn.functional"
+    node = graph.create_node(op, target, name=name_of(target) if lasting else None)
     if _SET is not None:
         _SET(node, args, kwargs or node.kwargs)
         return node

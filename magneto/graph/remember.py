@@ -7,7 +7,6 @@ a mode changes. Only torch's own functions are remembered: a program's may follo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
@@ -59,7 +58,6 @@ def key_of(value: Any) -> Any:
     raise TypeError(kind)
 
 
-@lru_cache(2048)
 def is_torchs(fn: Any) -> bool:
     """Whether the callable is one of torch's (or an operator) that looks at nothing but its arguments and torch's modes."""
     if isinstance(fn, (MethodDescriptorType, WrapperDescriptorType)):

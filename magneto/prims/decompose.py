@@ -85,7 +85,7 @@ class _Decomposition:
         if target is aten.clone.default:
             return self.clone(node)
         row = self.row_of(target)
-        if row is None or _is_random(target) or not (self.fast or gives_eagers_bits(node)):
+        if row is None or _is_left(target) or not (self.fast or gives_eagers_bits(node)):
             return self.library(node)
         self.b.wanted = frozenset(user.args[1] for user in node.users if user.target is operator.getitem)
         args = [self.value(arg) for arg in node.args]
@@ -248,7 +248,10 @@ class _Several(list):  # type: ignore[type-arg]
         return (self[position] for position in range(len(self)))
 
 
-def _is_random(target: Any) -> bool:
+def _is_left(target: Any) -> bool:
+    """Random numbers, and uninitialised memory where PyTorch fills it."""
+    if torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory() and "empty" in str(target):
+        return True
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import torch
 
 import magneto
@@ -84,3 +87,23 @@ def test_layers_of_a_model_share_their_calls(monkeypatch):
         asked.clear()
         magneto.reset()
     assert 0 < counts[1] <= counts[0] + 4  # the first layer's input needs no gradient
+
+
+def test_what_a_program_makes_is_not_held():
+    class Held:
+        pass
+
+    def compiled():
+        held = Held()
+
+        @torch.compiler.allow_in_graph
+        def inner(x):
+            return (held, x + 1)[1]
+
+        magneto.optimize("eager", nopython=True)(lambda x: inner(x) * 2)(torch.ones(3))
+        return weakref.ref(held)
+
+    held = compiled()
+    magneto.reset()
+    gc.collect()
+    assert held() is None

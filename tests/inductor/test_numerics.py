@@ -196,3 +196,18 @@ def test_arithmetic_is_still_fused() -> None:
 def test_what_is_not_a_choice() -> None:
     with pytest.raises(magneto.MagnetoError, match="one of fast, eager"), magneto.config.patch(numerics="exact"):
         pass
+
+
+def test_uninitialised_memory_is_filled_where_torch_fills_it():
+    def fn(x):
+        return torch.empty(3), x.new_empty(2, dtype=torch.int64), torch.empty_like(x), torch.empty(2, dtype=torch.bool).all()
+
+    x, compiled = torch.ones(4), magneto.optimize("inductor")(fn)
+    compiled(x)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        for got, want in zip(compiled(x), fn(x), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -236,39 +236,22 @@ def grad(
     materialize_grads: Tracker | None = None,
 ) -> Any:
     with _asking(m, inputs):
-        return _grad(
-            m, outputs, inputs, grad_outputs, retain_graph, create_graph, only_inputs, allow_unused, is_grads_batched, materialize_grads
-        )
-
-
-def _grad(
-    m: Machine,
-    outputs: Tracker,
-    inputs: Tracker,
-    grad_outputs: Tracker | None,
-    retain_graph: Tracker | None,
-    create_graph: Tracker | None,
-    only_inputs: Tracker | None,
-    allow_unused: Tracker | None,
-    is_grads_batched: Tracker | None,
-    materialize_grads: Tracker | None,
-) -> Any:
-    name = "torch.autograd.grad"
-    if _flag(m, is_grads_batched, False) or _flag(m, materialize_grads, False) or not _flag(m, only_inputs, True):
-        _refuse(m, name, "batched or materialised gradients")
-    results = _tensors(m, name, outputs, "results")
-    seeds = _seeds(m, name, grad_outputs, len(results))
-    wanted = _tensors(m, name, inputs, "inputs")
-    on_the_way = _ancestors(m, [m.recorder.input_node(result) for result in results])  # type: ignore[attr-defined]
-    _leave_hooks(m, hooked_among(m, on_the_way), identities_among(m, on_the_way, ()))
-    create = _flag(m, create_graph, False)
-    target = Gradients(False, _flag(m, retain_graph, create), create, _flag(m, allow_unused, False))
-    _leaves(m, name, results, {id(tensor) for tensor in wanted})
-    for tensor in wanted:
-        if _hooks(m, name, tensor, _HOOKS[0]):
-            _refuse(m, name, f"{tensor.show()} has hooks")
-    gradients = _record(m, name, target, results, seeds, wanted)
-    return TupleTracker([m.const(None) if gradient is None else gradient for gradient in gradients])
+        name = "torch.autograd.grad"
+        if _flag(m, is_grads_batched, False) or _flag(m, materialize_grads, False) or not _flag(m, only_inputs, True):
+            _refuse(m, name, "batched or materialised gradients")
+        results = _tensors(m, name, outputs, "results")
+        seeds = _seeds(m, name, grad_outputs, len(results))
+        wanted = _tensors(m, name, inputs, "inputs")
+        on_the_way = _ancestors(m, [m.recorder.input_node(result) for result in results])  # type: ignore[attr-defined]
+        _leave_hooks(m, hooked_among(m, on_the_way), identities_among(m, on_the_way, ()))
+        create = _flag(m, create_graph, False)
+        target = Gradients(False, _flag(m, retain_graph, create), create, _flag(m, allow_unused, False))
+        _leaves(m, name, results, {id(tensor) for tensor in wanted})
+        for tensor in wanted:
+            if _hooks(m, name, tensor, _HOOKS[0]):
+                _refuse(m, name, f"{tensor.show()} has hooks")
+        gradients = _record(m, name, target, results, seeds, wanted)
+        return TupleTracker([m.const(None) if gradient is None else gradient for gradient in gradients])
 
 
 def _ancestors(m: Machine, nodes: Sequence[fx.Node]) -> set[fx.Node]:

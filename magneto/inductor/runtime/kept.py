@@ -74,7 +74,7 @@ def key_of_graph(
         counter("graphs_not_kept")
         return None
     flags = [f"{flag.name}={getattr(config, flag.name)!r}" for flag in FLAGS if flag.in_cache_key]
-    dtype = str(torch.get_default_dtype())
+    dtype = f"{torch.get_default_dtype()} {torch.are_deterministic_algorithms_enabled()}"
     return key_of(
         _version(),
         *flags,

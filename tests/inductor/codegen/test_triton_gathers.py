@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,35 @@ def test_bags_share_what_they_read_at_different_places(monkeypatch: pytest.Monke
         found.append(g.call(aten.embedding_dense_backward.default, grad, index, 50, -1, False))
     g.output(*found)
     assert scatters(planned(g, monkeypatch)[0]) == 5
+
+
+def taken_apart(monkeypatch: pytest.MonkeyPatch, mode: int) -> tuple[Schedule, list[Any]]:
+    """Bags by offsets and their gradient, as a GPU has them."""
+    from magneto.prims import decompose
+    from magneto.prims.decompositions import bags
+    from tests.prims.test_decompose import Recorder
+
+    monkeypatch.setattr(bags, "on_gpu", lambda x: True)
+    offsets = torch.randint(0, 3000, (200,)).sort().values
+    offsets[0] = 0
+    r = Recorder(
+        torch.randn(50, 128, dtype=torch.float64), torch.randint(0, 50, (3000,)), offsets, torch.randn(200, 128, dtype=torch.float64)
+    )
+    w, i, o, grad = r.nodes
+    made = r(aten._embedding_bag.default, w, i, o, False, mode, False, None, False, -1)
+    out, places, sizes = (r(operator.getitem, made, n) for n in range(3))
+    back = r(aten._embedding_bag_dense_backward.default, grad, i, places, sizes, sizes, 50, False, mode, None, -1)
+    graph = decompose(r.output(r(aten.mul.Tensor, out, 2.0), back))
+    seen = Graph()
+    seen.fx = graph
+    return planned(seen, monkeypatch)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_bags_by_offsets_are_walked_between_offsets(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel for sums, means and what reads them; of the gradient only additions are written, no rows; which bag an index belongs to is a search of the library's."""
+    plan, kernels = taken_apart(monkeypatch, mode)
+    assert calls(plan) == ["aten.searchsorted.Tensor"] and scatters(plan) == 1
+    (bags,) = (k for k in kernels if "while offset < end" in k.body)
+    assert bags.grid == (200, 1) and bags.body.count("tl.store(") == 1 and dict(bags.constants)["XBLOCK"] == 128
+    assert max(plan.buffers[name].nbytes for step in plan.steps if isinstance(step, FusedKernel) for name in step.writes) == 8 * 200 * 128

@@ -173,6 +173,7 @@ class Writer:
                     fold.start()
                 head, last = self._walk(span)
                 self.emitter.scopes.append(Scope())
+                self.emitter.checks, self.emitter.passing = [], span is not None
                 self._load_ahead(members)
                 for member, fold in folds:
                     fold.step(self._value(member), self._flat(member))
@@ -181,13 +182,26 @@ class Writer:
                         self._store(member, self._value(member))
                 self._flush(True)
                 body = self.emitter.scopes.pop().lines
+                asserts = self._checked(body)
                 self.emitter.scopes[0].lines += [*head, *indent([*self._axis_lines(axis), *body, *last])]
+                self.emitter.scopes[0].lines += asserts
                 for member, fold in folds:
                     self._folded(member, fold.end())
             for member in here:
                 if not member.full and not member.is_reduction and member.name in self.kernel.stored:
                     self._store(member, self._value(member))
         self._flush(False)
+
+    def _checked(self, body: list[str]) -> list[str]:
+        """Assertions behind the loop, of what held in each turn of `body`: inside, turns would wait for them."""
+        emitter, lines = self.emitter, []
+        for text, axes in emitter.checks or ():
+            good = emitter.fresh("c")
+            emitter.scopes[0].lines.append(f"{good} = tl.full({emitter.shape(axes)}, 1, tl.int1)")
+            body.append(f"{good} = {good} & ({text})")
+            lines.append(f'tl.device_assert({good}, "index out of range in self")')
+        emitter.checks, emitter.passing = None, False
+        return lines
 
     def _span(self, member: Member) -> Span | None:
         """Where the row's elements lie, if the block has one such span."""

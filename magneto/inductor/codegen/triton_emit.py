@@ -48,6 +48,8 @@ class Emitter:
     ) -> None:
         self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
         self.halves = halves
+        self.checks: list[tuple[str, frozenset[str]]] | None = None  # in a loop: what must hold of computed indices, and along which axes
+        self.passing = False  # looked up rows go by: the cache keeps the indices
         self.inner = "r"  # the axis that a loop walks: what does not vary along it stands before the loop
         self.symbols: dict[Sym, Name] = {}
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
@@ -178,7 +180,10 @@ class Emitter:
         axes = place.axes | (under.axes if under is not None else NOTHING)
         mask = self.mask(axes, under)
         text = f"{pointer} + {self.spread(place, axes, 'tl.int64' if self.wide else 'tl.int32')}"
-        text = f"tl.load({text})" if mask is None else f"tl.load({text}, mask={mask}, other=0)"
+        how = "" if mask is None else f", mask={mask}, other=0"
+        if self.passing and any(isinstance(s, Indirect) for s in load.index.free):
+            how += ', eviction_policy="evict_first"'
+        text = f"tl.load({text}{how})"
         compute_type(load.dtype)
         if load.dtype in BYTES:
             return f"lib.from_{BYTES[load.dtype]}({text})", axes
@@ -230,7 +235,10 @@ class Emitter:
         inside = self.name(f"({raw.text} >= 0) & ({raw.text} < {extent})", raw.axes, prefix="c")
         mask = self.mask(axes, under)
         asserted = inside.text if mask is None else f"{inside.text} | ~({mask})"
-        self.line(f'tl.device_assert({asserted}, "index out of range in self")', axes)
+        if self.checks is None or self.inner not in axes:
+            self.line(f'tl.device_assert({asserted}, "index out of range in self")', axes)
+        else:
+            self.checks.append((asserted, axes))
         kind = "tl.int64" if self.wide else "tl.int32"
         return self.name(f"tl.where({inside.text}, {raw.text}, 0).to({kind})", raw.axes, key, "i")
 

@@ -16,7 +16,7 @@ from math import prod
 
 from magneto.inductor.codegen.cpp_nest import contiguous_row, normal_form, other_contiguous
 from magneto.inductor.codegen.triton_dims import cut_dims
-from magneto.inductor.loops.ir import reach
+from magneto.inductor.loops.ir import Indirect, reach
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
 from magneto.symbolic import Expr, Sym, add, mul
@@ -37,7 +37,8 @@ LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
 SHORT_ROW = 64  # elements: along shorter rows of a pointwise kernel there is no block
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
 SPAN_ROW = 128  # elements side by side that a block of spans has
-SPAN_HELD = 1024  # elements of looked up rows that are under way in one
+SPAN_HELD = 2048  # elements of looked up rows that are under way in one
+LOOKED_UP = 4096  # elements of looked up rows for each warp: the fewer warps, the more of their loads are under way
 WANTED = 256  # blocks, about two for each multiprocessor of a large GPU
 
 
@@ -185,13 +186,17 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         along = (side,) if outer else kernel.rows
         outside, rows = prod(d.size for d in outer), prod(d.size for d in along)
         across = min(power_above(length), PERSISTENT_ACROSS)
-        wide = next((w for w in (64, 32) if -(-rows // w) * outside >= WANTED), 16 if rows * outside <= 4 * WANTED else 32)
+        looks_up = bool(outer) and any(isinstance(s, Indirect) for _, index in walked(kernel) for s in index.free)
+        widths = (128, 64, 32) if looks_up and rows >= 128 else (64, 32)
+        wide = next((w for w in widths if -(-rows // w) * outside >= WANTED), 16 if rows * outside <= 4 * WANTED else 32)
         while across * wide < 1024 and across < power_above(length):
             across *= 2
         if -(-rows // wide) * outside <= WANTED // 2 and wide * power_above(length) <= HELD_ACROSS:
             across = power_above(length)  # few blocks: what each waits for is under way at once
         x = Axis("x", along, min(wide, power_above(rows)))
         warps = 4 if x.block * across <= 2048 else 8
+        if looks_up and x.blocks * outside >= WANTED:
+            warps = max(1, min(warps, x.block * across // LOOKED_UP))
         while across > 8 and x.block * across * len(walked(kernel)) > 32 * warps * IN_REGISTERS:
             across //= 2
         return Blocks(kernel, (x, Axis("r", kernel.cols, across)), across < length, warps, outer)
@@ -209,7 +214,7 @@ def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:
     outer, side = (tuple(d for d in kernel.rows if (d.sym in by) is is_outer) for is_outer in (True, False))
     x = Axis("x", side, min(power_above(prod(d.size for d in side)), SPAN_ROW))
     r = Axis("r", kernel.cols, max(4, SPAN_HELD // x.block))
-    return Blocks(kernel, (x, r), True, 1, outer, tall=True)
+    return Blocks(kernel, (x, r), True, 2, outer, tall=True)
 
 
 def _walked_rows(kernel: FusedKernel) -> Blocks:

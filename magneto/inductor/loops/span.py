@@ -38,6 +38,3 @@ def symbols_of(*values: Value) -> frozenset[Sym]:
     """The symbols on which values depend, those of computed indices included."""
     places = (v.index if isinstance(v, Load) else v.expr for v in walk_values(*values) if isinstance(v, Load | IndexValue))
     return frozenset(s for place in places for s in place.free if not isinstance(s, Indirect))
-
-
-__all__ = ["Span", "span_of", "symbols_of", "within_span"]

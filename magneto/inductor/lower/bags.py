@@ -55,5 +55,3 @@ def _span(offsets: Box, bag: Expr, bags: int, count: Any) -> tuple[Value, Value]
 
 
 OP_ROWS: dict[Any, Any] = {aten._embedding_bag_forward_only.default: lower_bags}
-
-__all__ = ["OP_ROWS", "lower_bags"]

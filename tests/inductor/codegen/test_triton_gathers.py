@@ -18,8 +18,10 @@ from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable
 from magneto.inductor.runtime.record import recordable
 from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, TableKernel
 from magneto.inductor.schedule.schedule import Schedule
+from magneto.prims.decompose import decompose
 from tests.inductor.codegen.triton_gathers import GATHERS, aten, column, wide
 from tests.inductor.lower.prim_graphs import Graph
+from tests.prims.test_decompose import Recorder
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
 
@@ -169,7 +171,10 @@ def test_looked_up_vectors_are_read_along_their_elements(reduced: int, monkeypat
     assert re.search(rf"tl\.load\(p1 \+ \(i\d+ \* 128 \+ {'x' if reduced == 1 else 'r'}\)", kernel.body), kernel.body
     blocks = dict(kernel.constants)
     if reduced == 1:  # a bag for each program, whose indices are read once for a block of elements
-        assert kernel.grid == (2, 300) and blocks == {"XBLOCK": 64, "RBLOCK": 64} and "(z * 64 + r)" in kernel.body
+        assert kernel.grid == (1, 300) and blocks == {"XBLOCK": 128, "RBLOCK": 32} and "(z * 64 + r)" in kernel.body
+        assert kernel.warps == 2 and kernel.body.index("device_assert") > kernel.body.index(
+            "tl.load(p1"
+        )  # no turn waits for what another has found
     else:
         assert blocks["RBLOCK"] == 128
 
@@ -241,33 +246,21 @@ def test_bags_share_what_they_read_at_different_places(monkeypatch: pytest.Monke
     assert scatters(planned(g, monkeypatch)[0]) == 5
 
 
-def taken_apart(monkeypatch: pytest.MonkeyPatch, mode: int) -> tuple[Schedule, list[Any]]:
-    """Bags by offsets and their gradient, as a GPU has them."""
-    from magneto.prims import decompose
-    from magneto.prims.decompositions import bags
-    from tests.prims.test_decompose import Recorder
-
-    monkeypatch.setattr(bags, "on_gpu", lambda x: True)
-    offsets = torch.randint(0, 3000, (200,)).sort().values
-    offsets[0] = 0
-    r = Recorder(
-        torch.randn(50, 128, dtype=torch.float64), torch.randint(0, 50, (3000,)), offsets, torch.randn(200, 128, dtype=torch.float64)
-    )
+@pytest.mark.parametrize("mode", [0, 1])
+def test_bags_by_offsets_are_walked_between_offsets(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel for sums, means and what reads them; of the gradient only additions are written, no rows; which bag an index belongs to is a search of the library's."""
+    monkeypatch.setattr("magneto.prims.decompositions.bags.on_gpu", lambda x: True)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(0, 3000, (199,)).sort().values])
+    r = Recorder(torch.randn(50, 128).double(), torch.randint(0, 50, (3000,)), offsets, torch.randn(200, 128).double())
     w, i, o, grad = r.nodes
     made = r(aten._embedding_bag.default, w, i, o, False, mode, False, None, False, -1)
     out, places, sizes = (r(operator.getitem, made, n) for n in range(3))
     back = r(aten._embedding_bag_dense_backward.default, grad, i, places, sizes, sizes, 50, False, mode, None, -1)
-    graph = decompose(r.output(r(aten.mul.Tensor, out, 2.0), back))
-    seen = Graph()
-    seen.fx = graph
-    return planned(seen, monkeypatch)
-
-
-@pytest.mark.parametrize("mode", [0, 1])
-def test_bags_by_offsets_are_walked_between_offsets(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One kernel for sums, means and what reads them; of the gradient only additions are written, no rows; which bag an index belongs to is a search of the library's."""
-    plan, kernels = taken_apart(monkeypatch, mode)
+    g = Graph()
+    g.fx = decompose(r.output(r(aten.mul.Tensor, out, 2.0), back))
+    plan, kernels = planned(g, monkeypatch)
     assert calls(plan) == ["aten.searchsorted.Tensor"] and scatters(plan) == 1
     (bags,) = (k for k in kernels if "while offset < end" in k.body)
+    assert "device_assert" not in bags.body.split("while offset")[1].split("offset += RBLOCK")[0]
     assert bags.grid == (200, 1) and bags.body.count("tl.store(") == 1 and dict(bags.constants)["XBLOCK"] == 128
     assert max(plan.buffers[name].nbytes for step in plan.steps if isinstance(step, FusedKernel) for name in step.writes) == 8 * 200 * 128

@@ -130,8 +130,8 @@ def by_offsets(g: Graph, weight: Any, index: Any, offsets: Any, samples: Any = N
 @case("bags by offsets", 2e-5)
 def _by_offsets(g: Graph) -> Iterator[Any]:
     """Empty ones, long ones, two at once, and what is computed of them."""
-    index, samples = g.input(torch.randint(0, 50, (300,))), g.input(torch.randn(300))
-    offsets, others = (g.input(torch.tensor(o)) for o in ([0, 4, 4, 90, 299], [0, 0, 200, 203, 300]))
+    index, samples = g.input(torch.randint(0, 50, (120,))), g.input(torch.randn(120))
+    offsets, others = (g.input(torch.tensor(o)) for o in ([0, 4, 4, 40, 119], [0, 0, 90, 93, 120]))
     for width in (64, 130, 5, 1):
         weight = g.input(torch.randn(50, width))
         yield by_offsets(g, weight, index, offsets)

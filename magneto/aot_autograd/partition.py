@@ -20,6 +20,7 @@ from magneto.aot_autograd.recompute import computed_again
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
+from magneto.graph.append import append_call
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import stays
 
@@ -122,7 +123,7 @@ def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx
             needed.add(node)
             stack.extend(node.all_input_nodes)
     for node in _as_late_as_possible(needed):
-        copy = graph.create_node(node.op, node.target, fx.map_arg(node.args, env.__getitem__), fx.map_arg(node.kwargs, env.__getitem__))
+        copy = append_call(graph, node.op, node.target, *fx.map_arg((node.args, node.kwargs), env.__getitem__))
         copy.meta = node.meta
         env[node] = copy
 
@@ -150,8 +151,7 @@ def _backward_graph(joint: JointGraph, kept: Sequence[fx.Node], wanted: Sequence
         env[node] = graph.placeholder(name)
         env[node].meta = node.meta
     copy_needed(graph, wanted, env)
-    outputs = [owned(graph, env[node]) for node in wanted]
-    graph.output(tuple(outputs))
+    graph.output(tuple([owned(graph, env[node]) for node in wanted]))
     drop_dead(graph)
     return graph
 

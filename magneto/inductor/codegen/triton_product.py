@@ -11,14 +11,16 @@ from math import prod
 
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent
-from magneto.inductor.codegen.cpp_types import CannotEmit
+from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton import Writer
 from magneto.inductor.codegen.triton_emit import Name
 from magneto.inductor.codegen.triton_nest import VECTOR, Axis, Blocks
 from magneto.inductor.codegen.triton_types import MEMORY, POINTERS
 from magneto.inductor.loops.ir import Buffer, Load, Value, ViewOf
 from magneto.inductor.runtime.plan_code import Described, TritonKernel
+from magneto.inductor.schedule.kernel import Member
 from magneto.inductor.schedule.product import ProductKernel
+from magneto.symbolic import add, mul
 
 GROUP = 8  # rows of blocks
 
@@ -31,11 +33,10 @@ def triton_product(step: ProductKernel, buffers: Mapping[str, Buffer]) -> Triton
 class _Product(Writer):
     def __init__(self, step: ProductKernel, buffers: Mapping[str, Buffer]) -> None:
         tiles, first = step.tiles, step.batch + step.tall
-        self.step = step
+        self.step, self.inner = step, int(step.a.shape[-1])  # type: ignore[arg-type]
         self.tall, self.wide_axis = Axis("y", step.rows[step.batch : first], tiles.rows), Axis("x", step.rows[first:], tiles.columns)
         super().__init__(Blocks(step, (self.tall, self.wide_axis), False, tiles.warps, step.rows[: step.batch]), parameters(step), buffers)
         self.dtypes.update({view.buffer: view.dtype for view in step.operands})
-        self.inner = int(step.a.shape[-1])  # type: ignore[arg-type]
         self.described: tuple[Described, ...] = ()
 
     def _resolve(self, load: Load) -> Name | Value | None:
@@ -45,22 +46,19 @@ class _Product(Writer):
         self._name_all()
         self._once()
         tiles = self.step.tiles
-        constants = [("YBLOCK", tiles.rows), ("XBLOCK", tiles.columns), ("KBLOCK", tiles.terms)]
-        sums = self._described_sum() if tiles.described else self._sum()
-        lines = [*self._place(), *sums, *self._rounded(), *self._parts("y", self.tall.dims), *self._parts("x", self.wide_axis.dims)]
-        lines += self.emitter.scopes[0].lines
+        constants = [("YBLOCK", tiles.rows), ("XBLOCK", tiles.columns // tiles.parts), ("KBLOCK", tiles.terms)]
+        places = [*self._parts("y", self.tall.dims), *self._parts("x", self.wide_axis.dims)]
+        behind = [*self._rounded(), *places, *self.emitter.scopes[0].lines]
+        if tiles.parts > 1:  # one half of the block after the other
+            halves = "sums, rest = tl.split(tl.permute(tl.reshape(sums, (YBLOCK, 2, XBLOCK)), (0, 2, 1)))"
+            behind = [halves, *behind, "sums = rest", "side += XBLOCK", "x += XBLOCK", f"xmask = x < {self.wide_axis.size}", *behind]
+        lines = [*self._place(), *self._sum(), *behind]
         blocks = self.tall.blocks * self.wide_axis.blocks * prod(d.size for d in self.blocks.outer)
         grid = min(tiles.programs, blocks) or blocks
-        if grid < blocks:
-            lines = [f"for block in tl.range(lib.program(), {blocks}, {grid}, flatten=True):", *indent(lines)]
-        else:
-            lines = ["block = tl.program_id(0)", *lines]
-        arguments = [
-            *self.pointers.values(),
-            *(f"d{n}" for n in range(len(self.described))),
-            *(f"{name}: tl.constexpr" for name, _ in constants),
-        ]
-        text = "\n".join([f"def kernel({', '.join(arguments)}):", *indent(lines)]) + "\n"
+        walk = f"for block in tl.range(lib.program(), {blocks}, {grid}, flatten=True):"
+        lines = [walk, *indent(lines)] if grid < blocks else ["block = tl.program_id(0)", *lines]
+        named = [*(f"d{n}" for n in range(len(self.described))), *(f"{name}: tl.constexpr" for name, _ in constants)]
+        text = "\n".join([f"def kernel({', '.join([*self.pointers.values(), *named])}):", *indent(lines)]) + "\n"
         pointers = tuple(POINTERS[self.dtypes[name]] for name in self.names)
         return TritonKernel(text, pointers, tuple(constants), (grid,), tiles.warps, False, tiles.stages, self.described)
 
@@ -74,16 +72,25 @@ class _Product(Writer):
             lines = [f"z = (block // {rows * columns}){wide}", *self._parts("z", self.blocks.outer), f"part = block % {rows * columns}"]
         height = str(GROUP) if rows % GROUP == 0 else "height"
         lines.append(f"first = {block} // {GROUP * columns} * {GROUP}")
-        if height == "height":
-            lines.append(f"height = tl.minimum({rows} - first, {GROUP})")
         return [
             *lines,
+            *[f"height = tl.minimum({rows} - first, {GROUP})"] * (height == "height"),
             f"top = (first + {block} % {GROUP * columns} % {height}) * YBLOCK",
-            f"side = {block} % {GROUP * columns} // {height} * XBLOCK",
+            f"side = {block} % {GROUP * columns} // {height} * {self.step.tiles.columns}",
             f"y = top{wide} + tl.arange(0, YBLOCK)[:, None]",
             f"x = side{wide} + tl.arange(0, XBLOCK)[None, :]",
             *(f"{a.name}mask = {a.name} < {a.size}" for a in self.blocks.axes if a.masked),
         ]
+
+    def _store(self, member: Member, value: Name) -> None:
+        """Blocks in parts leave by the copy engine, where the result lies as it does in the product."""
+        tiles, size = self.step.tiles, self.wide_axis.size
+        plain = add(0, 0, mul(self.tall.walk, size), self.wide_axis.walk) is member.store and not self.blocks.outer
+        if tiles.parts == 1 or not plain or self.names[-1] != member.name or member.buffer.dtype not in HALVES or size * 2 % VECTOR:
+            return super()._store(member, value)
+        text = self.emitter.spread(value, self.every, "tl.float32")
+        self.stores.append((f"d{len(self.described)}.store([top, side], {text}.to({MEMORY[member.buffer.dtype]}))", self.every))
+        self.described += ((len(self.names) - 1, 0, (self.tall.size, size), size, (tiles.rows, tiles.columns // tiles.parts)),)
 
     def _row(self) -> str:
         return "y" if not self.tall.masked else f"(y % {self.tall.size})"  # rows that do not exist read others
@@ -92,30 +99,24 @@ class _Product(Writer):
         return "x" if not self.wide_axis.masked else f"(x % {self.wide_axis.size})"
 
     def _sum(self) -> list[str]:
-        step, inner = self.step, self.inner
-        masks = ["", ""]
-        if inner % step.tiles.terms:
-            masks = [f", mask={k} < {inner} - step * KBLOCK, other=0" for k in ("k[None, :]", "k[:, None]")]
-        return [
-            "k = tl.arange(0, KBLOCK)",
-            f"left = {self._start(step.a)} + {self._row()} * {step.a.strides[-2]} + k[None, :] * {step.a.strides[-1]}",
-            f"right = {self._start(step.b)} + k[:, None] * {step.b.strides[-2]} + {self._column()} * {step.b.strides[-1]}",
-            "sums = tl.zeros((YBLOCK, XBLOCK), tl.float32)",
-            f"for step in range(0, {-(-inner // step.tiles.terms)}):",
-            f"    sums = tl.dot(tl.load(left{masks[0]}), tl.load(right{masks[1]}), sums)",
-            f"    left += KBLOCK * {step.a.strides[-1]}",
-            f"    right += KBLOCK * {step.b.strides[-2]}",
-        ]
-
-    def _described_sum(self) -> list[str]:
-        step, tiles = self.step, self.step.tiles
-        left = self._described(step.a, tiles.rows, tiles.terms, "top")
-        right = self._described(step.b, tiles.terms, tiles.columns, "side", True)
-        return [
-            "sums = tl.zeros((YBLOCK, XBLOCK), tl.float32)",
-            f"for step in range(0, {-(-self.inner // tiles.terms)}):",
-            f"    sums = tl.dot({left}, {right}, sums)",
-        ]
+        """The loop over terms, and what stands before it."""
+        (a, b), tiles, before, after = (self.step.a, self.step.b), self.step.tiles, [], []
+        if tiles.described:
+            texts = self._described(a, tiles.rows, tiles.terms, "top"), self._described(b, tiles.terms, tiles.columns, "side", True)
+        else:
+            masks = [
+                f", mask={k} < {self.inner} - step * KBLOCK, other=0" * (self.inner % tiles.terms > 0) for k in ("k[None, :]", "k[:, None]")
+            ]
+            texts = f"tl.load(left{masks[0]})", f"tl.load(right{masks[1]})"
+            left = f"left = {self._start(a)} + {self._row()} * {a.strides[-2]} + k[None, :] * {a.strides[-1]}"
+            right = f"right = {self._start(b)} + k[:, None] * {b.strides[-2]} + {self._column()} * {b.strides[-1]}"
+            before, after = (
+                ["k = tl.arange(0, KBLOCK)", left, right],
+                [f"left += KBLOCK * {a.strides[-1]}", f"right += KBLOCK * {b.strides[-2]}"],
+            )
+        turn = [f"sums = tl.dot({', '.join(texts)}, sums)", *after]
+        loop = f"for step in range(0, {-(-self.inner // tiles.terms)}):"
+        return [*before, f"sums = tl.zeros(({tiles.rows}, {tiles.columns}), tl.float32)", loop, *indent(turn)]
 
     def _described(self, view: ViewOf, rows: int, columns: int, place: str, second: bool = False) -> str:
         """A block of an operand, whose memory is contiguous along its rows or along its columns."""

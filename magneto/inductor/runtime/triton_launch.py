@@ -155,11 +155,14 @@ class _Forms:
         addresses = tuple([t.data_ptr() for t in tensors])
         aligned = not any(a % ALIGNMENT for a in addresses)
         if self.kernel.described and not aligned:  # the copy engine cannot read what lies so
+            given = tensors[-1]  # which the engine may write, and of descriptors' memory it alone
             for pointer, *_ in self.kernel.described:
                 if addresses[pointer] % ALIGNMENT:
                     memory = torch.as_strided(tensors[pointer], (_reach(tensors[pointer]),), (1,)).clone()
                     tensors = (*tensors[:pointer], memory, *tensors[pointer + 1 :])
             self.launch(False, self.grid, _stream(self.index), addresses, tuple([t.data_ptr() for t in tensors]))
+            if tensors[-1] is not given:
+                given.copy_(torch.as_strided(tensors[-1], given.shape, given.stride()))
             return
         self.launch(aligned, self.grid, _stream(self.index), addresses)
 

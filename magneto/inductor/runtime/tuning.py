@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,12 +40,9 @@ DESCRIBED = (
     (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 64, 8, 4), (64, 256, 64, 4, 3), (64, 128, 64, 4, 4),
     (128, 64, 64, 4, 4),
 )  # fmt: skip
-WALKING = (
-    Tiles(128, 256, 64, 8, 3, 1, 1),
-    Tiles(256, 128, 64, 8, 3, 1, 1),
-    Tiles(128, 128, 64, 8, 4, 1, 1),
-    Tiles(128, 128, 64, 4, 3, 1, 2),
-)  # programs: of each multiprocessor
+WALKING = (  # the seventh number: programs of each multiprocessor
+    (128, 256, 64, 8, 3, 1, 1), (256, 128, 64, 8, 3, 1, 1), (128, 128, 64, 8, 4, 1, 1), (128, 128, 64, 4, 3, 1, 2), (128, 128, 64, 4, 3, 1, 2, 2),
+)  # fmt: skip
 HOPPER = (9, 0)  # compute capability from which on there are descriptors
 
 
@@ -57,17 +53,13 @@ def candidates(device: torch.device) -> tuple[Tiles, ...]:
         return tuple(plain)
     many = torch.cuda.get_device_properties(device).multi_processor_count
     plain += [Tiles(*numbers, 1) for numbers in DESCRIBED]
-    return (*plain, *(replace(tiles, programs=tiles.programs * many) for tiles in WALKING))
+    return (*plain, *(Tiles(*numbers[:6], numbers[6] * many, *numbers[7:]) for numbers in WALKING))
 
 
 def tuned(plan: Schedule, device: torch.device) -> Schedule:
     """The schedule with the products that kernels of ours compute faster."""
     until = time.monotonic() + SECONDS
-    chosen: dict[Match, Tiles] = {}
-    for match in matches(plan):
-        tiles = _choice(plan, match, device, until)
-        if tiles is not None:
-            chosen[match] = tiles
+    chosen = {match: tiles for match in matches(plan) if (tiles := _choice(plan, match, device, until)) is not None}
     counter("products_of_ours", len(chosen))
     return joined(plan, chosen) if chosen else plan
 
@@ -130,11 +122,8 @@ def _filled(buffer: Buffer, device: torch.device) -> torch.Tensor:
 
 
 def _library(call: LibraryCall, memory: Mapping[str, torch.Tensor]) -> Callable[[], Any]:
-    def argument(x: Any) -> Any:
-        return torch.as_strided(memory[x.buffer], x.shape, x.strides, x.offset) if isinstance(x, ViewOf) else x  # type: ignore[arg-type]
-
-    args, result = [argument(x) for x in call.args], memory[call.buffers[0].name]
-    op = FAST[call.op]
+    args = [torch.as_strided(memory[x.buffer], x.shape, x.strides, x.offset) if isinstance(x, ViewOf) else x for x in call.args]  # type: ignore[arg-type]
+    op, result = FAST[call.op], memory[call.buffers[0].name]
     return lambda: op(*args, out=result)
 
 

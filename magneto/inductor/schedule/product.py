@@ -28,7 +28,8 @@ LEAST = 64  # rows, columns and terms of a product worth a kernel
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Rows, columns and terms of a block, its warps, and how many loads are under way. `described`: operands are read by the device's copy engine, which goes by descriptors.
-    `programs`: so many walk all blocks, and read ahead for the next block; 0: one for each."""
+    `programs`: so many walk all blocks, and read ahead for the next block; 0: one for each. `parts`: 2: what follows the product is computed for one half of a block after the other (only where operands
+    are described), so that two programs find room on a multiprocessor and the one multiplies meanwhile."""
 
     rows: int
     columns: int
@@ -37,6 +38,7 @@ class Tiles:
     stages: int
     described: int = 0
     programs: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

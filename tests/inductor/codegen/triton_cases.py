@@ -504,6 +504,16 @@ product("a product by descriptors", 32, 16, 32, 4, 3, 1)(lambda g: _described(g,
 product("a product by descriptors of turned memory, few programs", 32, 16, 32, 4, 3, 1, 5)(lambda g: _described(g, True))
 
 
+product("a product by descriptors, in parts", 32, 32, 32, 4, 3, 1, 5, 2)(lambda g: _described(g, False))
+
+
+@product("a product by descriptors, in parts, stored turned", 32, 64, 32, 4, 3, 1, 0, 2)
+def _stored_turned(g: Graph) -> None:
+    """Halves of the last blocks lie beyond the matrix. The result does not lie as the product does, and there are two."""
+    y = g.call(torch.ops.aten.addmm.default, *(g.input(torch.randn(n).mul(0.3).half()) for n in ((80,), (72, 64), (64, 80))))
+    g.output(g.transpose(g.tanh(y), (1, 0)), g.exp(y))
+
+
 def joining(*tiles: int) -> Callable[..., Any]:
     """In place of `gather`: every product that can be joined is."""
     from magneto.inductor.schedule.product import Tiles, joined, matches

@@ -75,7 +75,7 @@ class Writer:
     def __init__(self, kernel: FusedKernel, nest: Nest | None = None) -> None:
         self.nest: Nest = nest or nest_of(kernel)
         self.kernel = self.nest.kernel
-        self.members = {m.name: m for m in self.kernel.members}
+        self.members = {m.name: m for m in (*self.kernel.members, *self.nest.after)}
         self.stages = member_stages(self.kernel.members)
         self.pointers = {name: f"p{i}" for i, name in enumerate(parameters(kernel))}
         self.emitter = Emitter(self.pointers, self._resolve)
@@ -90,8 +90,8 @@ class Writer:
         self.walked: set[Load] = set()  # long loads of earlier passes, and those of them whose next row has been fetched
         self.fetched: set[Load] = set()
         self.turned: dict[Load, str] = {}  # loads read through squares: the array of each
-        self.dtypes = {b: load.dtype for m in self.kernel.members for load in member_loads(m.body) for b in (load.buffer,)}
-        self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
+        self.dtypes = {b: load.dtype for m in self.members.values() for load in member_loads(m.body) for b in (load.buffer,)}
+        self.dtypes.update({name: m.buffer.dtype for name, m in self.members.items()})
 
     # ---- resolving loads of what this kernel computes --------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from magneto.inductor.codegen.cpp_emit import indent
 from magneto.inductor.codegen.cpp_fill import Fill
 from magneto.inductor.codegen.cpp_nest import Nest
-from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
-from magneto.inductor.codegen.cpp_types import to_memory
+from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold, fold_of
+from magneto.inductor.codegen.cpp_types import compute_type, to_memory
 
 if TYPE_CHECKING:
     from magneto.inductor.codegen.cpp import Writer
@@ -29,7 +29,10 @@ def write_crossed(writer: Writer) -> list[str]:
     """The statements of a kernel with members that go down."""
     nest, emitter = writer.nest, writer.emitter
     width = prod(d.size for d in nest.inner)
-    folds = [fold_of(m, emitter.fresh("a")) for m in writer.kernel.members if m.down]
+    folds = [fold_of(m, emitter.fresh("a"), nest.outer) for m in writer.kernel.members if m.down]
+    for fold in folds:
+        if isinstance(fold, ArgFold):
+            fold.across = True
     writer.downs = {fold.member.name: fold for fold in folds}
     head, symbols = writer.decode_rows(nest)
     scope = emitter.push(symbols)
@@ -39,7 +42,7 @@ def write_crossed(writer: Writer) -> list[str]:
     count = _portions(nest, width * 8 * len(folds))
     each = -(-nest.iterations // count)
     count = -(-nest.iterations // each)
-    found = [f"{fold.accumulator} {fold.name}p[{count * width}] __attribute__((aligned(64)));" for fold in folds]
+    found = [f"{kind} {name}p[{count * width}] __attribute__((aligned(64)));" for fold in folds for kind, name, _ in fold.arrays()]
     loop = _portion(row, folds, nest.iterations, each, width)
     loop = [f"for (i64 portion = 0; portion < {count}; portion++) {{", *indent(loop), "}"]
     return [*found, *writer.shared_out(loop), *_joined(folds, count, width), *_stored(writer, folds)]
@@ -57,9 +60,10 @@ def _portion(row: list[str], folds: Sequence[Fold], rows: int, each: int, width:
     """The rows of one portion. A fold whose accumulator is wider than its values has one array for a block of rows, and one for the portion."""
     blocked = [fold for fold in folds if fold.accumulator != fold.type]
     lines = [f"const i64 last = mg_min((portion + 1) * {each}, {rows});"]
-    lines += [f"{fold.accumulator} *{fold.name} = {fold.name}p + portion * {width};" for fold in folds]
+    arrays = [array for fold in folds for array in fold.arrays()]
+    lines += [f"{kind} *restrict {name} = {name}p + portion * {width};" for kind, name, _ in arrays]
     lines += [f"{fold.type} {fold.lane}[{width}] __attribute__((aligned(64)));" for fold in blocked]
-    start = [f"{fold.name}[l] = {fold.initial};" for fold in folds] + [f"{fold.lane}[l] = {fold.initial};" for fold in blocked]
+    start = [f"{name}[l] = {initial};" for _, name, initial in arrays] + [f"{fold.lane}[l] = {fold.initial};" for fold in blocked]
     lines.append(f"for (i64 l = 0; l < {width}; l++) {{ {' '.join(start)} }}")
     if not blocked:
         return [*lines, f"for (i64 row = portion * {each}; row < last; row++) {{", *indent(row), "}"]
@@ -88,15 +92,20 @@ def _joined(folds: Sequence[Fold], count: int, width: int) -> list[str]:
 def _stored(writer: Writer, folds: Sequence[Fold]) -> list[str]:
     """A loop over the columns that writes the results."""
     emitter, dims = writer.emitter, writer.nest.inner
-    emitter.push({dim.sym: f"j{k}" for k, dim in enumerate(dims)})
+    scope = emitter.push({dim.sym: f"j{k}" for k, dim in enumerate(dims)})
+    depth = len(emitter.scopes) - 1
     position = Fill(writer).position("")
-    lines = []
+    lines, stored = [], writer.kernel.stored
     for fold in folds:
-        if fold.member.name not in writer.kernel.stored:
-            continue
-        place = emitter.index(fold.member.store, "", len(emitter.scopes) - 1)
-        text = to_memory(fold.result(f"{fold.name}p[{position}]"), fold.member.buffer.dtype)
-        lines.append(f"{writer.pointers[fold.member.name]}[{place}] = {text};")
+        name = emitter.fresh("r")
+        scope.lines.append(f"{compute_type(fold.result_dtype)} {name} = {fold.result(f'{fold.name}p[{position}]')};")
+        writer.answers[fold.member.name] = (name, depth)
+        if fold.member.name in stored:
+            place = emitter.index(fold.member.store, "", depth)
+            lines.append(f"{writer.pointers[fold.member.name]}[{place}] = {to_memory(name, fold.member.buffer.dtype)};")
+    emitter._depth_memo.clear()
+    lines += [writer.store(member) for member in writer.nest.after if member.name in stored]  # all loads stand before the first store
+    lines = [*scope.lines, *lines]
     emitter.pop()
     for k, dim in reversed(list(enumerate(dims))):
         lines = [f"for (i64 j{k} = 0; j{k} < {dim.size}; j{k}++) {{", *indent(lines), "}"]

@@ -94,7 +94,8 @@ class Fill:
             scope.lines.append(fold.step(value, f"{into}[{lane}]" if self.across else into, flat))
         for fold in self.downs:
             into = fold.name if fold.accumulator == fold.type else fold.lane
-            scope.lines.append(fold.step(emitter.emit(fold.member.body), f"{into}[{self.position('')}]", ""))
+            flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
+            scope.lines.append(fold.step(emitter.emit(fold.member.body), f"{into}[{self.position('')}]", flat))
         self.streamed = {m.name: emitter.fresh("o") for m in self.stores if not self.across and writer.streams(m)}
         arrays = {**self.streamed, **self.narrowed}
         texts = [

@@ -15,14 +15,17 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values, weight
+from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel
+from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel, Member
 from magneto.symbolic import ZERO, Add, Expr, Sym
 
 PARALLEL = 16384  # elements: below, starting threads costs more than it gains
 CHUNK = 8192  # elements of one thread's portion of a long vector loop
 BLOCK = 256  # accumulators held side by side in outer mode
 ROWS_WANTED = 64
+DOWN_FROM = 64  # rows that are added up, at least, to be walked as they lie
+DOWN_BYTES = 96 << 10  # of accumulators for all columns, at most
 TILE = 64
 STRIP = (
     256  # of the vector loop of squares: few enough pages of memory are walked along the other loop to be walked again for its next squares
@@ -42,6 +45,7 @@ class Nest:
     chunk: int
     parallel: bool
     tiled: bool = False
+    after: tuple[Member, ...] = ()  # computed of what the kernel's members have found down the columns
 
     @property
     def vector(self) -> Dim | None:
@@ -75,6 +79,8 @@ def nest_of(kernel: FusedKernel) -> Nest:
     if any(m.down for m in kernel.members):
         return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1)
     vector_row = _vector_row(kernel)
+    if vector_row is not None and parallel and (down := _downwards(kernel)) is not None:
+        return down
     if vector_row is not None:
         others = tuple(d for d in kernel.rows if d is not vector_row)
         inner = (vector_row,) if not kernel.cols else (*kernel.cols, vector_row)
@@ -85,6 +91,26 @@ def nest_of(kernel: FusedKernel) -> Nest:
         chunk = max(1, min(first.size, max(CHUNK // rest, -(-first.size // 256))))
         return Nest(kernel, "split", kernel.rows, kernel.cols, chunk, True)
     return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1)
+
+
+def _downwards(kernel: FusedKernel) -> Nest | None:
+    """Sums across the rows of a matrix that is not too wide, walked as it lies in memory: portions of its rows have accumulators for all columns (cpp_crossed), so that there is work for
+    every thread. None for what needs a second walk."""
+    stages = member_stages(kernel.members)
+    folds = [m for m in kernel.members if m.is_reduction]
+    whole = [m for m in kernel.members if m.full]
+    if len(kernel.rows) != 1 or prod(d.size for d in kernel.cols) < DOWN_FROM or kernel.rows[0].size * WIDTH * len(folds) > DOWN_BYTES:
+        return None
+    if any(stages[m.name] or m.kind not in (KINDS if len(kernel.cols) > 1 else (*KINDS, "argmax", "argmin")) for m in whole):
+        return None
+    if any(m.down or not m.full for m in folds) or any(m.name in kernel.stored for m in whole if not m.is_reduction):
+        return None
+    members = tuple(replace(m, down=m.is_reduction) for m in whole)
+    after = tuple(m for m in kernel.members if not m.full)
+    if any(m.kind not in KINDS for m in after):
+        return None
+    turned = replace(kernel, rows=kernel.cols, cols=kernel.rows, members=members)
+    return Nest(turned, "inner", turned.rows, turned.cols, 0, True, after=after)
 
 
 def _can_split(kernel: FusedKernel) -> bool:

@@ -43,15 +43,13 @@ _HALVES = """\
    gcc does not mix vectors of 16 and 32 bits. */
 MG_INLINE f32 mg_load_bf16(u16 b) { return mg_bits_f32((i32)((u32)b << 16)); }
 MG_INLINE u32 mg_high_bf16(f32 f) { /* in the upper half */
-    u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u);
-    return f != f ? 0x7fc00000u : r;
+    u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u); return f != f ? 0x7fc00000u : r;
 }
 MG_INLINE u16 mg_store_bf16(f32 f) { return (u16)(mg_high_bf16(f) >> 16); }
 MG_INLINE f32 mg_round_bf16(f32 f) { return mg_bits_f32((i32)(mg_high_bf16(f) & 0xffff0000u)); }
 /* float16 by integers: gcc does not vectorise conversions of _Float16. Products with powers of two move the exponent, and a sum rounds the mantissa. */
 MG_INLINE f32 mg_load_f16(u16 h) {
-    u32 w = (u32)h << 16, two = w + w;
-    f32 normal = mg_bits_f32((i32)((two >> 4) + (0xe0u << 23))) * 0x1p-112f;
+    u32 w = (u32)h << 16, two = w + w; f32 normal = mg_bits_f32((i32)((two >> 4) + (0xe0u << 23))) * 0x1p-112f;
     f32 small = mg_bits_f32((i32)((two >> 17) | 0x3f000000u)) - 0.5f;
     return mg_bits_f32((i32)((w & 0x80000000u) | (u32)mg_f32_bits(two < (1u << 27) ? small : normal)));
 }
@@ -63,11 +61,9 @@ MG_INLINE u16 mg_store_f16(f32 f) {
     return (u16)(((w & 0x80000000u) | (two > 0xff000000u ? 0x7e000000u : number)) >> 16);
 }
 MG_INLINE f32 mg_round_f16(f32 f) { /* a number 2^13 times as large as the leading bit of f (of 2^-14 for smaller ones) leaves ten bits behind it */
-    f32 a = __builtin_fabsf(f);
-    u32 e = (u32)mg_f32_bits(f) & 0x7f800000u;
+    f32 a = __builtin_fabsf(f); u32 e = (u32)mg_f32_bits(f) & 0x7f800000u;
     f32 magic = mg_bits_f32((i32)((e < 0x38800000u ? 0x38800000u : e) + 0x06800000u)), r = (a + magic) - magic;
-    r = a >= 65520.0f ? MG_INF : r;
-    return __builtin_copysignf(a != a ? a : r, f);
+    r = a >= 65520.0f ? MG_INF : r; return __builtin_copysignf(a != a ? a : r, f);
 }
 """
 
@@ -121,12 +117,10 @@ MG_INLINE void mg_narrow_f16(u16 *restrict to, const f32 *restrict from, i64 n) 
 _INTEGERS = """\
 MG_INLINE i64 mg_floordiv(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 MG_INLINE i64 mg_floormod(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
-MG_INLINE i64 mg_min(i64 a, i64 b) { return a < b ? a : b; }
-MG_INLINE i64 mg_max(i64 a, i64 b) { return a > b ? a : b; }
+MG_INLINE i64 mg_min(i64 a, i64 b) { return a < b ? a : b; } MG_INLINE i64 mg_max(i64 a, i64 b) { return a > b ? a : b; }
 MG_INLINE i32 mg_floordiv_i32(i32 a, i32 b) { i32 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 MG_INLINE i32 mg_floormod_i32(i32 a, i32 b) { i32 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
-MG_INLINE i32 mg_min_i32(i32 a, i32 b) { return a < b ? a : b; }
-MG_INLINE i32 mg_max_i32(i32 a, i32 b) { return a > b ? a : b; }
+MG_INLINE i32 mg_min_i32(i32 a, i32 b) { return a < b ? a : b; } MG_INLINE i32 mg_max_i32(i32 a, i32 b) { return a > b ? a : b; }
 MG_INLINE i64 mg_idivs(i64 a, i64 b) { return b == -1 ? (i64)(0 - (u64)a) : a / b; }
 MG_INLINE i64 mg_imods(i64 a, i64 b) { return b == -1 ? 0 : a % b; }
 MG_INLINE i64 mg_ifloordiv(i64 a, i64 b) { i64 q = mg_idivs(a, b); return q - ((mg_imods(a, b) != 0) & ((a < 0) != (b < 0))); }
@@ -153,8 +147,7 @@ MG_INLINE T mg_floordiv_##S(T a, T b) { \\
     T z = d != 0 ? f : (T)__builtin_copysign(0.0, (f64)a / (f64)b); \\
     return b == 0 ? a / b : z; \\
 }
-MG_FLOAT_FUNCTIONS(f32, f32)
-MG_FLOAT_FUNCTIONS(f64, f64)
+MG_FLOAT_FUNCTIONS(f32, f32) MG_FLOAT_FUNCTIONS(f64, f64)
 /* t / s for many t: r = 1 / s, one Newton step makes the quotient correctly rounded. k scales extreme divisors. */
 MG_INLINE f32 mg_div_scale(f32 s) { f32 a = __builtin_fabsf(s); return a > 0x1p+100f ? 0x1p-64f : a < 0x1p-100f ? 0x1p+64f : 1.0f; }
 MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
@@ -165,12 +158,8 @@ MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
     f32 t = __builtin_fmaf(c, 0x1.715476p+0f, one), k = t - one; /* k = round(c / ln 2), also in the low bits of t; one: 3 * 2^22 */ \
     f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c); \
     r = __builtin_fmaf(k, -0x1.7f7d1cp-20f, r); \
-    f32 p = 0x1.6d754cp-10f; \
-    p = __builtin_fmaf(p, r, 0x1.120b72p-7f); \
-    p = __builtin_fmaf(p, r, 0x1.5554b8p-5f); \
-    p = __builtin_fmaf(p, r, 0x1.5554dcp-3f); \
-    p = __builtin_fmaf(p, r, 0.5f); \
-    p = __builtin_fmaf(p, r, 1.0f); \
+    f32 p = 0x1.6d754cp-10f; p = __builtin_fmaf(p, r, 0x1.120b72p-7f); p = __builtin_fmaf(p, r, 0x1.5554b8p-5f); \
+    p = __builtin_fmaf(p, r, 0x1.5554dcp-3f); p = __builtin_fmaf(p, r, 0.5f); p = __builtin_fmaf(p, r, 1.0f); \
     p = __builtin_fmaf(p, r, 1.0f); \
     i32 n = mg_f32_bits(t) << 23; /* k as an increment of the exponent */
 MG_INLINE f32 mg_exp_normal(f32 x) { /* for -87 <= x <= 88 and NaN */
@@ -193,48 +182,29 @@ MG_INLINE f32 mg_exp_down_f32(f32 x) { /* for x <= 0 and NaN: 2^24 times as larg
     return p * mg_bits_f32(n) * 0x1p-24f;
 }
 MG_INLINE f32 mg_exp1_f32(f32 x) { /* 1 + exp(x): below -87 it is 1 anyway, so that nothing is subnormal */
-    u32 b = (u32)mg_f32_bits(x);
-    f32 c = mg_bits_f32((i32)(b < 0xc2ae0000u ? b : 0xc2ae0000u));
+    u32 b = (u32)mg_f32_bits(x); f32 c = mg_bits_f32((i32)(b < 0xc2ae0000u ? b : 0xc2ae0000u));
     MG_EXP_CORE(c, 12582912.0f)
-    f32 y = mg_bits_f32(mg_f32_bits(p) + n) + 1.0f;
-    return x <= 88.7228317f ? y : x * MG_INF;
+    f32 y = mg_bits_f32(mg_f32_bits(p) + n) + 1.0f; return x <= 88.7228317f ? y : x * MG_INF;
 }
 MG_INLINE f32 mg_tanh1_f32(f32 x) { return 2.0f / mg_exp1_f32(-2.0f * x); } /* 1 + tanh(x) */
 MG_INLINE f32 mg_tanh_f32(f32 x) {
-    f32 a = __builtin_fabsf(x), s = x * x;
-    f32 p = 0x1.01a706p-13f;
-    p = __builtin_fmaf(p, s, -0x1.bbe2c4p-11f);
-    p = __builtin_fmaf(p, s, 0x1.94adb4p-9f);
-    p = __builtin_fmaf(p, s, -0x1.19e302p-7f);
-    p = __builtin_fmaf(p, s, 0x1.64f9fep-6f);
-    p = __builtin_fmaf(p, s, -0x1.b9fd98p-5f);
-    p = __builtin_fmaf(p, s, 0x1.11106cp-3f);
-    p = __builtin_fmaf(p, s, -0x1.555552p-2f);
-    f32 small = __builtin_fmaf(a * s, p, a);
+    f32 a = __builtin_fabsf(x), s = x * x; f32 p = 0x1.01a706p-13f;
+    p = __builtin_fmaf(p, s, -0x1.bbe2c4p-11f); p = __builtin_fmaf(p, s, 0x1.94adb4p-9f); p = __builtin_fmaf(p, s, -0x1.19e302p-7f);
+    p = __builtin_fmaf(p, s, 0x1.64f9fep-6f); p = __builtin_fmaf(p, s, -0x1.b9fd98p-5f); p = __builtin_fmaf(p, s, 0x1.11106cp-3f);
+    p = __builtin_fmaf(p, s, -0x1.555552p-2f); f32 small = __builtin_fmaf(a * s, p, a);
     f32 b = a > 10.0f ? 10.0f : a; /* tanh is 1 from there on */
-    f32 large = 1.0f - 2.0f / (mg_exp_normal(2.0f * b) + 1.0f);
-    return __builtin_copysignf(a < 1.0f ? small : large, x);
+    f32 large = 1.0f - 2.0f / (mg_exp_normal(2.0f * b) + 1.0f); return __builtin_copysignf(a < 1.0f ? small : large, x);
 }
 MG_INLINE f32 mg_erf_f32(f32 x) {
-    f32 a = __builtin_fabsf(x), s = x * x;
-    f32 p = 0x1.4ae4c6p-14f;
-    p = __builtin_fmaf(p, s, -0x1.a485e8p-11f);
-    p = __builtin_fmaf(p, s, 0x1.5419f4p-8f);
-    p = __builtin_fmaf(p, s, -0x1.b7fbb4p-6f);
-    p = __builtin_fmaf(p, s, 0x1.ce2d20p-4f);
-    p = __builtin_fmaf(p, s, -0x1.81273ep-2f);
-    p = __builtin_fmaf(p, s, 0x1.06eba8p-3f);
+    f32 a = __builtin_fabsf(x), s = x * x; f32 p = 0x1.4ae4c6p-14f;
+    p = __builtin_fmaf(p, s, -0x1.a485e8p-11f); p = __builtin_fmaf(p, s, 0x1.5419f4p-8f); p = __builtin_fmaf(p, s, -0x1.b7fbb4p-6f);
+    p = __builtin_fmaf(p, s, 0x1.ce2d20p-4f); p = __builtin_fmaf(p, s, -0x1.81273ep-2f); p = __builtin_fmaf(p, s, 0x1.06eba8p-3f);
     f32 small = __builtin_fmaf(x, p, x);
     f32 t = a > 3.95f ? 3.95f : a; /* erf is 1 from there on */
     f32 q = 0x1.d47f20p-17f;
-    q = __builtin_fmaf(q, t, -0x1.6f9eeap-12f);
-    q = __builtin_fmaf(q, t, 0x1.ec7fcap-9f);
-    q = __builtin_fmaf(q, t, -0x1.896178p-6f);
-    q = __builtin_fmaf(q, t, 0x1.b459b2p-4f);
-    q = __builtin_fmaf(q, t, 0x1.451abap-1f);
-    q = __builtin_fmaf(q, t, 0x1.0790e6p-3f);
-    f32 large = __builtin_copysignf(1.0f - mg_exp_normal(-__builtin_fmaf(t, q, t)), x);
-    return a < 1.0f ? small : large;
+    q = __builtin_fmaf(q, t, -0x1.6f9eeap-12f); q = __builtin_fmaf(q, t, 0x1.ec7fcap-9f); q = __builtin_fmaf(q, t, -0x1.896178p-6f);
+    q = __builtin_fmaf(q, t, 0x1.b459b2p-4f); q = __builtin_fmaf(q, t, 0x1.451abap-1f); q = __builtin_fmaf(q, t, 0x1.0790e6p-3f);
+    f32 large = __builtin_copysignf(1.0f - mg_exp_normal(-__builtin_fmaf(t, q, t)), x); return a < 1.0f ? small : large;
 }
 MG_INLINE f32 mg_erf1_f32(f32 x) { /* 1 + erf(x) to 2e-7 absolutely, as gelu needs it: erf(a) / a is one polynomial in a * a over [0, 3.79] */
     f32 a = __builtin_fabsf(x), b = a > 0x1.e51eb8p+1f ? 1.0f : a; /* beyond, the result is exactly 0 or 2 */
@@ -243,14 +213,9 @@ MG_INLINE f32 mg_erf1_f32(f32 x) { /* 1 + erf(x) to 2e-7 absolutely, as gelu nee
     q = __builtin_fmaf(q, v, 0x1.5755f8p-7f), o = __builtin_fmaf(o, v, -0x1.62519ep-8f);
     q = __builtin_fmaf(q, v, 0x1.a86484p-6f), o = __builtin_fmaf(o, v, -0x1.0d8ae8p-6f);
     q = __builtin_fmaf(q, v, 0x1.c1e6e8p-5f), o = __builtin_fmaf(o, v, -0x1.414088p-5f);
-    q = __builtin_fmaf(q, v, 0x1.73ec26p-4f), o = __builtin_fmaf(o, v, -0x1.27d922p-4f);
-    q = __builtin_fmaf(o, u, q);
-    q = __builtin_fmaf(q, u, -0x1.c817fep-4f);
-    q = __builtin_fmaf(q, u, 0x1.1ab82ep-3f);
-    q = __builtin_fmaf(q, u, -0x1.7d29bep-3f);
-    q = __builtin_fmaf(q, u, 0x1.7e0a92p-2f);
-    q = a > 0x1.e51eb8p+1f ? 1.0f : q;
-    return __builtin_fmaf(__builtin_copysignf(q, x), b, 1.0f);
+    q = __builtin_fmaf(q, v, 0x1.73ec26p-4f), o = __builtin_fmaf(o, v, -0x1.27d922p-4f); q = __builtin_fmaf(o, u, q);
+    q = __builtin_fmaf(q, u, -0x1.c817fep-4f); q = __builtin_fmaf(q, u, 0x1.1ab82ep-3f); q = __builtin_fmaf(q, u, -0x1.7d29bep-3f);
+    q = __builtin_fmaf(q, u, 0x1.7e0a92p-2f); q = a > 0x1.e51eb8p+1f ? 1.0f : q; return __builtin_fmaf(__builtin_copysignf(q, x), b, 1.0f);
 }
 MG_INLINE f32 mg_cdf_f32(f32 x) { /* (1 + erf(x / sqrt 2)) / 2 to 1.2e-7 absolutely, the heart of gelu: erf / 2a is one polynomial in a * a over [0, 5.3] */
     f32 a = __builtin_fabsf(x), b = 0x1.533334p+2f < a ? 0x1.533334p+2f : a; /* NaN stays; beyond, the product is exactly 0.5 */
@@ -258,14 +223,10 @@ MG_INLINE f32 mg_cdf_f32(f32 x) { /* (1 + erf(x / sqrt 2)) / 2 to 1.2e-7 absolut
     q = __builtin_fmaf(q, v, 0x1.da3de4p-11f), o = __builtin_fmaf(o, v, -0x1.3a778cp-10f);
     q = __builtin_fmaf(q, v, 0x1.ee2294p-9f), o = __builtin_fmaf(o, v, -0x1.c42740p-8f);
     q = __builtin_fmaf(q, v, 0x1.41a2cap-7f), o = __builtin_fmaf(o, v, -0x1.ce63fep-7f);
-    q = __builtin_fmaf(q, v, 0x1.4412eap-6f), o = __builtin_fmaf(o, v, -0x1.a72250p-6f);
-    q = __builtin_fmaf(q, v, 0x1.071648p-5f);
+    q = __builtin_fmaf(q, v, 0x1.4412eap-6f), o = __builtin_fmaf(o, v, -0x1.a72250p-6f); q = __builtin_fmaf(q, v, 0x1.071648p-5f);
     q = __builtin_fmaf(o, u, q);
-    q = __builtin_fmaf(q, u, -0x1.40846ep-5f);
-    q = __builtin_fmaf(q, u, 0x1.8c0e8cp-5f);
-    q = __builtin_fmaf(q, u, -0x1.0aa02ap-4f);
-    q = __builtin_fmaf(q, u, 0x1.0b2740p-3f);
-    return 0.5f + __builtin_copysignf(q * b, x);
+    q = __builtin_fmaf(q, u, -0x1.40846ep-5f); q = __builtin_fmaf(q, u, 0x1.8c0e8cp-5f); q = __builtin_fmaf(q, u, -0x1.0aa02ap-4f);
+    q = __builtin_fmaf(q, u, 0x1.0b2740p-3f); return 0.5f + __builtin_copysignf(q * b, x);
 }
 /* Shorter forms for kernels whose results have 16 bits: arithmetic is what bounds those. Limits are kept by integers, one instruction each; NaN is lost. */
 MG_INLINE f32 mg_exp1_short(f32 x, f32 sign) { /* 1 + exp(sign * x), sign 1 or -1; right to 2e-6 where it is large, 2e-7 elsewhere */
@@ -273,11 +234,8 @@ MG_INLINE f32 mg_exp1_short(f32 x, f32 sign) { /* 1 + exp(sign * x), sign 1 or -
     i32 b = mg_f32_bits(x), c = b < mg_f32_bits(hi) ? b : mg_f32_bits(hi);
     f32 y = mg_bits_f32((u32)c < (u32)mg_f32_bits(lo) ? c : mg_f32_bits(lo)), by = sign * 0x1.715476p+0f;
     f32 t = __builtin_fmaf(y, by, 12583038.0f), r = __builtin_fmaf(y, by, -(t - 12583038.0f)), p = 0x1.5c08c6p-9f; /* k + 126 in the low bits of t */
-    p = __builtin_fmaf(p, r, 0x1.3d0c6cp-6f);
-    p = __builtin_fmaf(p, r, 0x1.c6b6e6p-4f);
-    p = __builtin_fmaf(p, r, 0x1.ebf918p-2f);
-    p = __builtin_fmaf(p, r, 0x1.62e428p+0f);
-    p = __builtin_fmaf(p, r, 2.0f);
+    p = __builtin_fmaf(p, r, 0x1.3d0c6cp-6f); p = __builtin_fmaf(p, r, 0x1.c6b6e6p-4f); p = __builtin_fmaf(p, r, 0x1.ebf918p-2f);
+    p = __builtin_fmaf(p, r, 0x1.62e428p+0f); p = __builtin_fmaf(p, r, 2.0f);
     return __builtin_fmaf(p, mg_bits_f32(mg_f32_bits(t) << 23), 1.0f);
 }
 MG_INLINE f32 mg_exp1_half(f32 x) { return x != x ? x : mg_exp1_short(x, 1.0f); }
@@ -286,36 +244,21 @@ MG_INLINE f32 mg_silu_half(f32 x) { return x / mg_exp1_short(x, -1.0f); }
 MG_INLINE f32 mg_cdf_half(f32 x) { /* as mg_cdf_f32, right to 1e-5 of itself: the tail's 32nd root is nearly a polynomial */
     i32 b = mg_f32_bits(__builtin_fabsf(x)), m = mg_f32_bits(13.6f); /* p is negative there */
     f32 a = mg_bits_f32(b < m ? b : m), p = 0x1.4b9c46p-22f;
-    p = __builtin_fmaf(p, a, -0x1.0da8d6p-16f);
-    p = __builtin_fmaf(p, a, 0x1.1142c2p-12f);
-    p = __builtin_fmaf(p, a, -0x1.dfbd70p-11f);
-    p = __builtin_fmaf(p, a, -0x1.342f8ep-7f);
-    p = __builtin_fmaf(p, a, -0x1.8fda9ap-6f);
-    p = __builtin_fmaf(p, a, 0x1.f5076cp-1f);
-    i32 q = mg_f32_bits(p);
-    p = mg_bits_f32(q > 0 ? q : 0);
-    p = p * p, p = p * p, p = p * p, p = p * p, p = p * p;
+    p = __builtin_fmaf(p, a, -0x1.0da8d6p-16f); p = __builtin_fmaf(p, a, 0x1.1142c2p-12f); p = __builtin_fmaf(p, a, -0x1.dfbd70p-11f);
+    p = __builtin_fmaf(p, a, -0x1.342f8ep-7f); p = __builtin_fmaf(p, a, -0x1.8fda9ap-6f); p = __builtin_fmaf(p, a, 0x1.f5076cp-1f);
+    i32 q = mg_f32_bits(p); p = mg_bits_f32(q > 0 ? q : 0); p = p * p, p = p * p, p = p * p, p = p * p, p = p * p;
     return x < 0.0f ? p : 1.0f - p;
 }
 MG_INLINE f32 mg_log_f32(f32 x) {
     f32 y = x < 0x1p-126f ? x * 0x1p+23f : x; /* subnormal numbers are scaled up */
     i32 u = mg_f32_bits(y) - 0x3f3504f3; /* mantissa in [sqrt(1/2), sqrt(2)) */
-    i32 e = u >> 23;
-    f32 f = mg_bits_f32((u & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    f32 k = (f32)(e - (x < 0x1p-126f ? 23 : 0));
+    i32 e = u >> 23; f32 f = mg_bits_f32((u & 0x7fffff) + 0x3f3504f3) - 1.0f; f32 k = (f32)(e - (x < 0x1p-126f ? 23 : 0));
     f32 p = 0x1.1457a2p-4f;
-    p = __builtin_fmaf(p, f, -0x1.de3c14p-4f);
-    p = __builtin_fmaf(p, f, 0x1.e6f06cp-4f);
-    p = __builtin_fmaf(p, f, -0x1.fc2208p-4f);
-    p = __builtin_fmaf(p, f, 0x1.233768p-3f);
-    p = __builtin_fmaf(p, f, -0x1.555c4ep-3f);
-    p = __builtin_fmaf(p, f, 0x1.99a4b6p-3f);
-    p = __builtin_fmaf(p, f, -0x1.000006p-2f);
-    p = __builtin_fmaf(p, f, 0x1.555548p-2f);
+    p = __builtin_fmaf(p, f, -0x1.de3c14p-4f); p = __builtin_fmaf(p, f, 0x1.e6f06cp-4f); p = __builtin_fmaf(p, f, -0x1.fc2208p-4f);
+    p = __builtin_fmaf(p, f, 0x1.233768p-3f); p = __builtin_fmaf(p, f, -0x1.555c4ep-3f); p = __builtin_fmaf(p, f, 0x1.99a4b6p-3f);
+    p = __builtin_fmaf(p, f, -0x1.000006p-2f); p = __builtin_fmaf(p, f, 0x1.555548p-2f);
     f32 s = f * f, r = __builtin_fmaf(f * s, p, __builtin_fmaf(k, 0x1.7f7d1cp-20f, -0.5f * s));
-    r = __builtin_fmaf(k, 0x1.62e400p-1f, f + r);
-    r = x == MG_INF ? x : r;
-    return x > 0.0f ? r : x == 0.0f ? -MG_INF : MG_NAN;
+    r = __builtin_fmaf(k, 0x1.62e400p-1f, f + r); r = x == MG_INF ? x : r; return x > 0.0f ? r : x == 0.0f ? -MG_INF : MG_NAN;
 }
 """
 
@@ -395,14 +338,10 @@ _REDUCTIONS = """\
 #define MG_HALVE(f, h) _Pragma("omp simd") for (int l = 0; l < h; l++) x[l] = f(x[l], x[l + h]);
 #define MG_LANES(name, T, f) MG_INLINE T name(T *x, int n) { /* lanes joined in log n steps: gcc adds and compares them one after the other */ \\
     if (n > 32) { MG_HALVE(f, 32) } if (n > 16) { MG_HALVE(f, 16) } MG_HALVE(f, 8) MG_HALVE(f, 4) return f(f(x[0], x[2]), f(x[1], x[3])); }
-MG_INLINE f32 mg_sum_f32(f32 a, f32 b) { return a + b; }
-MG_INLINE f64 mg_sum_f64(f64 a, f64 b) { return a + b; }
-MG_LANES(mg_lanes_sum_f32, f32, mg_sum_f32)
-MG_LANES(mg_lanes_sum_f64, f64, mg_sum_f64)
-MG_LANES(mg_lanes_maximum_f32, f32, mg_maximum_f32)
-MG_LANES(mg_lanes_minimum_f32, f32, mg_minimum_f32)
-MG_LANES(mg_lanes_maximum_f64, f64, mg_maximum_f64)
-MG_LANES(mg_lanes_minimum_f64, f64, mg_minimum_f64)
+MG_INLINE f32 mg_sum_f32(f32 a, f32 b) { return a + b; } MG_INLINE f64 mg_sum_f64(f64 a, f64 b) { return a + b; }
+MG_LANES(mg_lanes_sum_f32, f32, mg_sum_f32) MG_LANES(mg_lanes_sum_f64, f64, mg_sum_f64)
+MG_LANES(mg_lanes_maximum_f32, f32, mg_maximum_f32) MG_LANES(mg_lanes_minimum_f32, f32, mg_minimum_f32)
+MG_LANES(mg_lanes_maximum_f64, f64, mg_maximum_f64) MG_LANES(mg_lanes_minimum_f64, f64, mg_minimum_f64)
 #pragma omp declare reduction(mg_max : f32 : omp_out = mg_maximum_f32(omp_out, omp_in)) initializer(omp_priv = -MG_INF)
 #pragma omp declare reduction(mg_min : f32 : omp_out = mg_minimum_f32(omp_out, omp_in)) initializer(omp_priv = MG_INF)
 #pragma omp declare reduction(mg_max : f64 : omp_out = mg_maximum_f64(omp_out, omp_in)) initializer(omp_priv = -MG_INF)

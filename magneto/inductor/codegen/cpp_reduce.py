@@ -74,6 +74,10 @@ class Fold:
         """Accumulators of `block` rows side by side."""
         return [f"{self.accumulator} {self.name}[{block}];", f"for (i64 l = 0; l < {block}; l++) {self.name}[l] = {self.initial};"]
 
+    def arrays(self) -> list[tuple[str, str, str]]:
+        """(type, name, initial value) of accumulators for all columns."""
+        return [(self.accumulator, self.name, self.initial)]
+
     def declare_lane(self) -> str:
         return f"{self.type} {self.lane} = {self.initial};"
 
@@ -138,8 +142,15 @@ class ArgFold(Fold):
         start = f"for (i64 l = 0; l < {block}; l++) {{ {self.name}[l] = {first[0]}; {self.name}x[l] = {first[1]}; }}"
         return [f"{self.type} {self.name}[{block}]; i32 {self.name}x[{block}];", start]
 
+    def arrays(self) -> list[tuple[str, str, str]]:
+        return [(self.type, self.name, self.worst), ("i32", f"{self.name}x", "0")]
+
     def declare_lane(self) -> str:
         return ""
+
+    def join_from(self, into: str, value: str) -> str:
+        """What a later portion of the rows has found."""
+        return self.step(value, into, value.replace(self.name, f"{self.name}x", 1))
 
     def step(self, value: str, into: str, flat: str) -> str:
         if not self.ordered and not self.across:
@@ -177,7 +188,7 @@ class ArgFold(Fold):
 
     def in_lanes(self, line: str) -> str:
         """A step of a lane, or of a row that began with its first element."""
-        return re.sub(rf"\({self.name}xs?\[[^]]*\] < 0\) \| ", "", line)
+        return re.sub(rf"\({self.name}x[sp]?\[[^]]*\] < 0\) \| ", "", line)
 
     def join_lanes(self, width: int) -> list[str]:
         """The best of the lanes, NaN before all others, and the smallest index that has it."""

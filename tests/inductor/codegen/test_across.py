@@ -81,3 +81,22 @@ def test_any_and_all_of_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
     text = texts(g)
     assert ("int a" in text) == (dtype is torch.float32)
     check_compiled(g, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32, torch.uint8])
+@pytest.mark.parametrize("shape", [(64, 300), (1000, 17), (5000, 5), (333, 3000), (71, 9000)])
+def test_rows_of_a_matrix_are_walked_as_they_lie(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """In portions with accumulators for all columns, where these are not too wide; numbers that follow from the sums are computed behind."""
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3).round().to(dtype)
+    x[shape[0] // 2 :, 4] = x[3, 4] = 100  # equal ones in several portions
+    if dtype.is_floating_point:
+        x[:, 0], x[:, 1], x[-1, 2], x[7, 2] = -float("inf"), float("inf"), float("nan"), float("nan")
+    g = Graph()
+    first = g.input(x)
+    found = [g.argmax(first, 0), g.argmin(first, 0), g.amax(first, (0,)), g.any(g.gt(first, 2), (0,))]
+    if dtype.is_floating_point:
+        total = g.sum(g.mul(first, 2.0), (0,))
+        found += [total, g.add(g.div(total, float(shape[0])), g.input(torch.randn(shape[1]).to(dtype)))]
+    g.output(*found)
+    assert ("for (i64 portion" in texts(g)) == (shape[1] < 3000)  # all of them together, in one kernel
+    check_compiled(g, 2e-3 if dtype is torch.float16 else 1e-6)

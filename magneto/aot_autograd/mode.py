@@ -1,6 +1,6 @@
 """The dispatch mode that records a functional graph while ordinary torch code runs on tensors without data.
 
-Tensors inside are *hollow*: real strided tensors of the true device whose memory is never touched. So every choice that ATen makes above
+Tensors inside are *hollow*: real strided tensors of the true device whose memory is never touched (on the CPU it is never mapped; elsewhere there is none). So every choice that ATen makes above
 the dispatcher (attention flavour, autocast, `.to` of what is already there) is eager's own, and autograd works as ever. View operations run natively (they touch no
 data and give eager's geometry and `_base`); all others are answered here: the node is recorded, the result is described by `graph.rules.propagate`, and
 a new hollow tensor is returned. In-place operations become functional ones plus a change of the storage's value (`storage.py`).
@@ -8,8 +8,10 @@ a new hollow tensor is returned. In-place operations become functional ones plus
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +44,21 @@ from magneto.graph.rules import propagate
 
 def hollow(meta: TensorMeta) -> torch.Tensor:
     """A tensor of this description whose contents mean nothing."""
+    with suppress(RuntimeError):  # a torch that makes no such storage: it has memory then
+        if meta.device.type == "cuda":
+            return without_memory(meta)
     return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
+
+
+def without_memory(meta: TensorMeta) -> torch.Tensor:
+    """A tensor at an address that no memory has, beyond what processors and GPUs can address, another for each: reading it is a fault."""
+    reach = 1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.strides, strict=True)) if meta.numel else 0
+    made = torch.empty(0, dtype=meta.dtype, device=meta.device)
+    memory = torch._C._construct_storage_from_data_pointer(next(_nowhere), made.device, reach * meta.dtype.itemsize)  # type: ignore[attr-defined]
+    return made.set_(memory, 0, meta.shape, meta.strides)
+
+
+_nowhere = itertools.count(1 << 48, 1 << 36)
 
 
 def _shares_evenly(args: tuple[Any, ...]) -> bool:

@@ -244,7 +244,7 @@ class Graphed:
     def _record(self, inputs: Inputs, here: tuple[int, ...]) -> Recording | None:
         given = list(inputs)
         made = Recording(None, record.stream(self.index))
-        record.make_room()  # before there are buffers, which would hold what they lie in
+        torch.cuda.empty_cache()  # what calls before have left; before there are buffers, which would hold what they lie in
         lie: list[int] = []
         stays = self._staying(inputs, here)
         for i, x in enumerate(inputs):

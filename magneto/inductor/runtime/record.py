@@ -7,7 +7,6 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -42,11 +41,6 @@ def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int
     return graph, outs
 
 
-def make_room() -> None:
-    """Gives back what calls before have left with the allocator: a recording has memory of its own, and may take their place."""
-    torch.cuda.empty_cache()
-
-
 capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 
 
@@ -63,46 +57,36 @@ def _side(index: int) -> torch.cuda.Stream:
 # ---- cuBLAS's workspace --------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class _Workspace:
-    """`graph`: whose pool it lies in, `given`: what that works on."""
-
-    graph: Any
-    given: list[torch.Tensor]
-
-
-_workspaces: weakref.WeakValueDictionary[tuple[int, int], _Workspace] = weakref.WeakValueDictionary()
-"""By device and stream of the replays."""
+_workspaces: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+"""By device and stream of the replays: the recording in whose pool it lies."""
 
 
 def _handle(index: int) -> list[torch.Tensor]:
     """Makes the handle of this thread, which may not be made while recording; what that worked on."""
     given = [torch.ones(16, 16, device=torch.device("cuda", index)) for _ in range(2)]
-    try:
-        torch.mm(given[0], given[0], out=given[1])
-        torch.cuda.synchronize(index)
-    except RuntimeError as error:
-        log(KERNELS, f"no handle of cuBLAS: {error}")
+    torch.mm(given[0], given[0], out=given[1])
+    torch.cuda.synchronize(index)
     return given
 
 
-def _lay_out_workspace(index: int, number: int, given: list[torch.Tensor]) -> _Workspace | None:
+def _lay_out_workspace(index: int, number: int, given: list[torch.Tensor]) -> Any:
     """Makes cuBLAS's workspace for the stream of recordings (32 MiB on Hopper) lie in a pool of its own: one for all recordings that are replayed on the stream `number`, one
     after another, which goes with the last of them. Left to the library, each recording would have another in its pool; kept from one recording to the next, it would lie in the first one's and be gone with that. That somebody clears
     the workspaces (torch.compile does) frees the place in the pool and takes nothing from recordings."""
     _forget_workspaces()
     if _alone():
-        make_room()
+        torch.cuda.empty_cache()
     try:
-        graph, made = torch.cuda.CUDAGraph(), _workspaces.get((index, number))
+        made, graph = _workspaces.get((index, number)), torch.cuda.CUDAGraph()
         given = given if made is None else made.given
-        graph.capture_begin(pool=None if made is None else made.graph.pool(), capture_error_mode="thread_local")
+        graph.capture_begin(pool=None if made is None else made.pool(), capture_error_mode="thread_local")
         try:
             torch.mm(given[0], given[0], out=given[1])
         finally:
             graph.capture_end()
         if made is None:
-            made = _workspaces[index, number] = _Workspace(graph, given)
+            made = _workspaces.setdefault((index, number), graph)
+            made.given = given
         return made
     except RuntimeError as error:
         log(KERNELS, f"cuBLAS's workspace becomes a part of the recording: {error}")
@@ -146,4 +130,4 @@ _WAITS = re.compile(
 )
 
 
-__all__ = ["capturing", "make_room", "recordable", "recorded", "stream"]
+__all__ = ["capturing", "recordable", "recorded", "stream"]

@@ -26,6 +26,7 @@ from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
 from magneto.aot_autograd.training import plan_training, training_function
 from magneto.aot_autograd.wrap import wrap
 from magneto.backends.fallback import name_of, recover, recover_backward
+from magneto.base.collection import no_collection
 from magneto.base.events import timer
 from magneto.base.flags import config
 from magneto.base.passes import Pass, run_passes
@@ -194,8 +195,7 @@ def _written(unit: Unit) -> dict[int, int]:
 def _with_kernels(unit: Unit, compiled: Compiled, done: frozenset[int]) -> Unit:
     """`done`: the results that the kernels write into inputs."""
     if done:
-        aten = unit.traced
-        unit = replace(unit, aten=replace(aten, signature=aten.signature.written_directly(done)))
+        unit = replace(unit, aten=replace(unit.traced, signature=unit.traced.signature.written_directly(done)))
     return replace(unit, compiled=without_autocast(compiled, unit.autocast))
 
 
@@ -248,7 +248,7 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
         backward_passes = tuple(one for one in backward_passes if one.name != "decompose")
 
     def build_backward(graph: fx.Graph) -> Compiled:
-        with timer("backend"):
+        with timer("backend"), no_collection():
             return compile_backward(graph, name, backward_passes, unit.graphs)
 
     meta = unit.gm.meta.get("magneto", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import warnings
 from collections.abc import Callable
@@ -586,3 +587,15 @@ def test_gradients_refused_by_their_values(backend: str) -> None:
         else:
             (vectors * vectors).sum().backward()
             assert matrix.grad is not None
+
+
+def test_no_collection_while_a_backward_is_compiled(monkeypatch):
+    """The collector would walk the program's whole heap, and free nothing."""
+    from magneto.backends import pipeline
+
+    seen: list[bool] = []
+    compiled = pipeline.compile_backward
+    monkeypatch.setattr(pipeline, "compile_backward", lambda *args: (seen.append(gc.isenabled()), compiled(*args))[1])
+    x = torch.randn(4, requires_grad=True)
+    magneto.optimize("inductor")(lambda x: x.sin().sum())(x).backward()
+    assert seen == [False] and gc.isenabled()

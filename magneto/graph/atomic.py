@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
 def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -14,7 +15,7 @@ def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Ca
 
     What autograd has recorded for a write to a view cannot be taken back: such an error is marked `magneto_applied`, and passes through the region to the program.
     """
-    forward: Callable[..., Any] = compiled or gm.forward
+    forward: Callable[..., Any] = compiled or _forward(gm)
     written = gm.meta.get("magneto", {}).get("mutated_inputs", ()) if hasattr(gm, "meta") else ()
     if not written:
         return forward
@@ -32,6 +33,12 @@ def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Ca
             raise
 
     return run
+
+
+def _forward(gm: fx.GraphModule) -> Callable[..., Any]:
+    """`gm.forward`, whose code is written at the first call. (torch would then call the module: hooks on all modules, and an error printed.)"""
+    lazy: Any = gm
+    return (lambda *inputs: (lazy.real_recompile(), lazy.forward(*inputs))[1]) if isinstance(gm, _LazyGraphModule) else gm.forward
 
 
 class Before:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import magneto
 from magneto.backends import backend_entries, list_backends, lookup_backend, register_backend, registry
 from magneto.base.errors import MagnetoWarning, UserError
 from tests.aot_autograd.capture import capture
@@ -85,3 +86,29 @@ def test_torch_compile_entry_point() -> None:
     x, y = torch.randn(3, 4), torch.randn(4, 5)
     gm, _ = capture(f, x, y)
     torch.testing.assert_close(magneto(gm, [x, y])(x, y)[0], f(x, y))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in eager")
+def test_a_graph_that_runs_in_eager_is_no_call_of_a_module(capfd):
+    """Hooks on all modules are not told of it, and its error is not printed."""
+    from torch.nn.modules.module import register_module_forward_hook
+
+    def fails(x):
+        y = x * 2
+        x.view(-1).abs_()
+        return y
+
+    def scaled(x):
+        return x * torch.ones(3, requires_grad=True)
+
+    compiled, seen = magneto.optimize("aot_eager")(scaled), []
+    compiled(torch.ones(3))
+    handle = register_module_forward_hook(lambda module, args, output: seen.append(module))
+    try:
+        assert magneto.optimize("aot_eager")(scaled)(torch.ones(3)).requires_grad
+    finally:
+        handle.remove()
+    assert not seen
+    with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
+        magneto.optimize("inductor")(fails)(torch.ones(3, requires_grad=True))
+    assert "FX-traced" not in capfd.readouterr().err

@@ -132,6 +132,15 @@ def _batch_norm(
     return _batch_norm_out(value), kept, kept
 
 
+@rule("cudnn_batch_norm.default")
+def _cudnn_batch_norm(value: TensorMeta, weight: TensorMeta, *rest: Any) -> tuple[TensorMeta, TensorMeta, TensorMeta, TensorMeta]:
+    """What eager's batch norm calls on a GPU. Only cuDNN knows the size of what a backward needs; traces see native_batch_norm."""
+    _check_batch_norm(value, (weight, *rest[:3]))
+    kept = _fresh((value.shape[1] if rest[3] else 0,), weight)
+    out = TensorMeta(value.shape, suggested_strides(value.shape, value.is_channels_last()), value.dtype, value.device)
+    return out, kept, kept, _fresh((0,), value, torch.uint8)
+
+
 def _batch_statistics_dtype(value: TensorMeta, weight: TensorMeta | None, running: TensorMeta | None) -> torch.dtype:
     for parameter in (weight, running):
         if parameter is not None:

@@ -5,7 +5,7 @@ The same lowering, scheduler and plan; kernels are Triton's, library calls ATen'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.made import (
     WORTH_RECORDING,
     Build,
+    Compiled,
     DevicePlan,
     Made,
     NoKernels,
@@ -66,7 +67,7 @@ from magneto.inductor.schedule.unroll import unrolled
 
 WORTH_A_TABLE = 16  # kernels in the middle of a graph, whose addresses are sent anew in each call that is no replay
 
-Compiled = Callable[..., Sequence[Any]]
+Begin = Callable[[Launched], None]
 Host = Callable[[fx.Graph, str, frozenset[int]], tuple[Compiled, Finished | None]]
 
 
@@ -117,12 +118,7 @@ def compile_for(
 
 
 def _planned(
-    graph: fx.Graph,
-    name: str,
-    written: Mapping[int, int],
-    device: torch.device,
-    results: int = 0,
-    begin: Callable[[Launched], None] | None = None,
+    graph: fx.Graph, name: str, written: Mapping[int, int], device: torch.device, results: int = 0, begin: Begin | None = None
 ) -> DevicePlan:
     """`results`: how many outputs at the front are copied out of a recording. `begin`: is told each kernel as soon as there is its text."""
     with timer("lower"):
@@ -171,7 +167,7 @@ class CudaBuilder(Builder):
         return register
 
 
-def _texts(plan: Schedule, begin: Callable[[Launched], None] | None) -> dict[Kernel, Launched]:
+def _texts(plan: Schedule, begin: Begin | None) -> dict[Kernel, Launched]:
     """The text of each kernel; of kernels that are alike it is written once."""
     written: dict[Hashable, Launched] = {}
     texts: dict[Kernel, Launched] = {}

@@ -3,7 +3,7 @@ lowers or writes kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from magneto import _C
 from magneto.base.events import counter, timer
-from magneto.inductor.halves import Back, Halves, Joined, Sent, agrees, multiprocessors
+from magneto.inductor.halves import Back, Compiled, Halves, Joined, Sent, agrees, multiprocessors
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import triton_workers
 from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
@@ -20,7 +20,6 @@ from magneto.inductor.runtime.parted import parted
 from magneto.inductor.runtime.plan_code import Launched, PlanCode, TritonKernel, TritonTable
 from magneto.inductor.runtime.triton_launch import Launcher, launchers, why_not
 
-Compiled = Callable[..., Sequence[Any]]
 Plain = Callable[[frozenset[int]], Compiled]
 """Given the outputs that are written into inputs, the whole graph operation by operation."""
 Build = Callable[[Iterable[Launched]], dict[Launched, Launcher]]

@@ -29,12 +29,7 @@ ARENAS_KEPT = 1 << 30  # bytes that all plans together keep between calls; beyon
 
 
 def kept_graph(
-    graph: fx.Graph,
-    name: str,
-    written: Mapping[int, int],
-    state: frozenset[int] = frozenset(),
-    training: bool = False,
-    replay: Replay | None = None,
+    graph: fx.Graph, name: str, written: Mapping[int, int], state: frozenset[int], training: bool, replay: Replay | None
 ) -> tuple[str | None, tuple[Compiled, frozenset[int]] | None]:
     """(the key of a graph that has not been decomposed yet, what compile_writing made of an equal one before)."""
     found = devices_of(graph)
@@ -122,18 +117,14 @@ def _report(name: str, finished: Finished, kernels: Sequence[KernelText], code: 
     counter("kernels", finished.n_kernels)
     counter("kernels_distinct", len(kernels))
     counter("library_calls", finished.n_calls)
-    emit(
-        "artifact",
-        artifact="plan",
-        graph=name,
-        kernels=finished.n_kernels,
-        distinct=len(kernels),
-        library_calls=finished.n_calls,
-        arena_bytes=code.arena_bytes,
-        peak_bytes=finished.peak_bytes,
-        inputs_written=finished.inputs_written,
-        kept_bytes=code.kept_bytes,
-    )
+    counts = {
+        "kernels": finished.n_kernels,
+        "distinct": len(kernels),
+        "library_calls": finished.n_calls,
+        "inputs_written": finished.inputs_written,
+    }
+    held = {"arena_bytes": code.arena_bytes, "peak_bytes": finished.peak_bytes, "kept_bytes": code.kept_bytes}
+    emit("artifact", artifact="plan", graph=name, **counts, **held)
     dump(f"{name}_plan", ".txt", lambda: f"# holds {finished.peak_bytes} bytes at its peak, besides its inputs\n{show_plan(code)}")
 
 

@@ -84,3 +84,27 @@ def test_nor_by_what_loads_plans(module: str) -> None:
 def test_compiling_imports_them() -> None:
     for module in ("compile", "cuda"):
         assert any(map(makes, imported(f"magneto.inductor.{module}") - {f"magneto.inductor.{module}"}))
+
+
+LAZY = """
+import sys, torch, magneto
+def exporting(x):
+    return x - 1 if torch.onnx.is_in_onnx_export() else torch.sin(x)
+x = torch.ones(2)
+assert torch.equal(magneto.optimize("eager", nopython=True)(torch.sin)(x), x.sin())
+print([name for name in ("torch.onnx", "numpy.random") if name in sys.modules])
+assert torch.equal(magneto.optimize("eager", nopython=True)(exporting)(x), x.sin())
+from torch.onnx import is_in_onnx_export
+assert torch.equal(magneto.optimize("eager", nopython=True)(lambda x: x if is_in_onnx_export() else x + 1)(x), x + 1)
+import numpy as np
+def drawn(x):
+    return x * float(np.random.RandomState(3).rand())
+assert torch.equal(magneto.optimize("eager")(drawn)(x), drawn(x))
+"""
+
+
+def test_modules_that_torch_and_numpy_import_late_are_not_needed() -> None:
+    before = "import torch, sys; print([name for name in ('torch.onnx', 'numpy.random') if name in sys.modules])"
+    found = [subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=False) for text in (before, LAZY)]
+    assert found[1].returncode == 0, found[1].stderr
+    assert found[0].stdout == found[1].stdout

@@ -34,6 +34,11 @@ def numpy_module() -> Any:
     return sys.modules.get("numpy")
 
 
+def numpy_random() -> Any:
+    """numpy.random, if it is there: new numpys import it when it is first used."""
+    return sys.modules.get("numpy.random")
+
+
 def numpy_dtype(dtype: torch.dtype) -> Any:
     return torch.empty(0, dtype=dtype).numpy().dtype
 

@@ -19,7 +19,7 @@ from magneto import _C
 from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Attr, Held, Item, Local, Source, Stack
 from magneto.dynamo.marks import DISABLE, mark_of
-from magneto.dynamo.trackers.array import function_text, numpy_module, wrap_array
+from magneto.dynamo.trackers.array import function_text, numpy_module, numpy_random, wrap_array
 from magneto.dynamo.trackers.base import Tracker, namespace_of
 from magneto.dynamo.trackers.bytearray import BytearrayTracker
 from magneto.dynamo.trackers.constant import CONST_TYPES, VALUE_TYPES, ConstTracker, is_constant, is_numpy_scalar
@@ -60,7 +60,7 @@ def wrap(m: Machine, obj: Any, source: Source) -> Tracker:
         return wrap_array(m, obj, source)
     if numpy is not None and issubclass(type(obj), (numpy.number, numpy.bool_)) and type(obj).__module__ == "numpy":
         return wrap_const(m, obj, source)
-    if numpy is not None and type(obj) is type(numpy.random.seed):  # a function of Cython
+    if (of_numpy := numpy_random()) is not None and type(obj) is type(of_numpy.seed):  # a function of Cython
         return wrap_callable(m, obj, source)
     kind = type(obj)
     if _asks_metaclass(kind) or _asks_metaclass(type(kind)):

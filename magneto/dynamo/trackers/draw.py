@@ -18,7 +18,7 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Source
-from magneto.dynamo.trackers.array import ArrayTracker, numpy_module, track
+from magneto.dynamo.trackers.array import ArrayTracker, numpy_module, numpy_random, track
 from magneto.dynamo.trackers.base import MISSING, Const, Tracker
 from magneto.dynamo.trackers.build import FUNCTION_BUILDERS
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -41,8 +41,8 @@ PYTHON_METHODS = {fn: name for name, fn in _PYTHON.items() if isinstance(fn, (ty
 
 
 def generator_kinds() -> tuple[type, ...]:
-    numpy = numpy_module()
-    return (random.Random,) if numpy is None else (random.Random, numpy.random.RandomState, numpy.random.Generator)
+    of_numpy = numpy_random()
+    return (random.Random,) if of_numpy is None else (random.Random, of_numpy.RandomState, of_numpy.Generator)
 
 
 class RandomTracker(OpaqueTracker):
@@ -214,11 +214,11 @@ def _argument(m: Machine, v: Tracker) -> Any:
 
 def call_generator(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
     """Fallback of dispatch: methods of generators, and numpy.random.seed."""
-    numpy = numpy_module()
-    if numpy is not None and fn is numpy.random.seed:
-        owner = numpy.random.mtrand._rand
+    of_numpy = numpy_random()
+    if of_numpy is not None and fn is of_numpy.seed:
+        owner = of_numpy.mtrand._rand
         return call_generator(m, type(owner).seed, [m.const(owner), *args], kwargs)
-    if numpy is not None and fn is numpy.random.default_rng:
+    if of_numpy is not None and fn is of_numpy.default_rng:
         return made(m, fn, args, kwargs)
     if not args or not isinstance(args[0], OpaqueTracker) or type(args[0].obj) not in generator_kinds():
         if isinstance(fn, types.FunctionType) and fn in PYTHON_METHODS:  # of a subclass

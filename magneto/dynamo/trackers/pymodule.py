@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import types
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, InstanceDict, Item, Source
@@ -26,6 +29,8 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
     overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
     if (id(namespace), name) in overlay:  # a `global` statement of the region
         return overlay[(id(namespace), name)]
+    if name == "onnx" and obj is torch:
+        importlib.import_module("torch.onnx")  # torch does it when it is first asked for
     if name in namespace:
         value = namespace[name]
         if obj.__name__.partition(".")[0] in _UNGUARDED and not (is_constant(value) or isinstance(value, (list, dict, set))):

@@ -100,12 +100,15 @@ _always(True, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 
 
 def compiling_by_another_name(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:
-    """torch._dynamo.is_compiling and its like, found without importing their module."""
-    if obj.__name__ not in ("is_compiling", "is_dynamo_compiling") or not str(obj.__module__).startswith("torch._dynamo"):
+    """torch._dynamo.is_compiling and its like, and torch.onnx.is_in_onnx_export, found without importing their modules."""
+    exporting = obj.__name__ == "is_in_onnx_export" and str(obj.__module__).startswith("torch.onnx")
+    if not exporting and (
+        obj.__name__ not in ("is_compiling", "is_dynamo_compiling") or not str(obj.__module__).startswith("torch._dynamo")
+    ):
         return None
     if not isinstance(source, Held):
         m.guard(Kind.ID_IS, source, obj)
-    return BuiltinTracker(torch.compiler.is_compiling, source)
+    return BuiltinTracker(torch.compiler.is_exporting if exporting else torch.compiler.is_compiling, source)
 
 
 FUNCTION_BUILDERS.append(compiling_by_another_name)
@@ -116,7 +119,6 @@ _always(
     torch._C._get_tracing_state,
     getattr(torch._C, "_is_tracing", None),  # torch 2.15
     torch.compiler.is_exporting,
-    torch.onnx.is_in_onnx_export,
     torch._C._is_torch_function_mode_enabled if hasattr(torch._C, "_is_torch_function_mode_enabled") else None,
     torch._C._functorch.is_functorch_wrapped_tensor,
 )

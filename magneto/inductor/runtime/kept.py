@@ -74,18 +74,10 @@ def key_of_graph(
         counter("graphs_not_kept")
         return None
     flags = [f"{flag.name}={getattr(config, flag.name)!r}" for flag in FLAGS if flag.in_cache_key]
-    dtype = f"{torch.get_default_dtype()} {torch.are_deterministic_algorithms_enabled()}"
-    return key_of(
-        _version(),
-        *flags,
-        "" if isinstance(compiler, NoCompiler) else compiler.key(),
-        foreign and foreign + _cudnn(),
-        "" if isinstance(compiler, NoCompiler) else str(vector_math_level()),
-        dtype,
-        text,
-        repr(sorted(written.items())),
-        repr((sorted(state), training, _C.pages_watched() < 0)),
-    )
+    machine = ("", "") if isinstance(compiler, NoCompiler) else (compiler.key(), str(vector_math_level()))
+    where = foreign and foreign + _cudnn(), f"{torch.get_default_dtype()} {torch.are_deterministic_algorithms_enabled()}"
+    rest = sorted(written.items()), sorted(state), training, _C.pages_watched() < 0
+    return key_of(_version(), *flags, *machine, *where, text, repr(rest))
 
 
 def tensor_cores(dtype: torch.dtype) -> bool:

@@ -23,13 +23,13 @@ from magneto.inductor.codegen.triton_table import columns_of, triton_table
 from magneto.inductor.describe import describe
 from magneto.inductor.devices import device_of, split
 from magneto.inductor.draws import drawn_by_loops
+from magneto.inductor.halves import Compiled
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, Reduction, ViewOf
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.graph import lower_graph
 from magneto.inductor.made import (
     WORTH_RECORDING,
     Build,
-    Compiled,
     DevicePlan,
     Made,
     NoKernels,

@@ -23,6 +23,7 @@ from magneto.symbolic import Expr, Sym, add, mul
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
+LOOPED_ACROSS = 32  # rows of 64 elements of 4 bytes that a block of 8 warps walks at a time
 HELD_ACROSS = 8192  # elements of such a block where there are few
 IN_REGISTERS = 96  # elements of all operands that a thread holds of such a block
 VECTOR = 16  # bytes
@@ -197,6 +198,8 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         warps = 4 if x.block * across <= 2048 else 8
         if looks_up and x.blocks * outside >= WANTED:
             warps = max(1, min(warps, x.block * across // LOOKED_UP))
+        elif warps == 8 and x.block == across == 64 and across < length and widest(kernel) == 4:
+            across = LOOPED_ACROSS
         while across > 8 and x.block * across * len(walked(kernel)) > 32 * warps * IN_REGISTERS:
             across //= 2
         return Blocks(kernel, (x, Axis("r", kernel.cols, across)), across < length, warps, outer)

@@ -16,7 +16,7 @@ from torch import fx
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.overloads import aten
-from magneto.aot_autograd.recompute import computed_again
+from magneto.aot_autograd.recompute import computed_again, dear
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
@@ -56,7 +56,10 @@ def partition(joint: JointGraph) -> Partition:
     written = {mutation.index for mutation in joint.signature.mutations}
     roots = checked_by_autograd(joint)
     itself = {node for node in wanted if node.meta["stage"] == "forward"}  # gradients that are a value of the forward
-    kept_nodes = min_cut(sorted(read_by_backward(wanted) | itself), _cost(joint, roots), _recomputable)
+    read, cost = sorted(read_by_backward(wanted) | itself), _cost(joint, roots)
+    kept_nodes = min_cut(read, cost, _recomputable)
+    if free := dear(joint.graph.nodes, kept_nodes, lambda node: _recomputable(node) and not _checkpointed(node), _is_late):
+        kept_nodes = min_cut(read, lambda node: 0 if node in free else cost(node), _recomputable)
     forward = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -214,6 +217,10 @@ def checked_by_autograd(joint: JointGraph) -> frozenset[fx.Node]:
                 stack.append(node.all_input_nodes[0])
     results = set(joint.results)
     return frozenset(node for node in found if node.op == "placeholder" or node in results)
+
+
+def _is_late(node: fx.Node) -> bool:
+    return bool(node.meta.get("stage") != "forward")
 
 
 def _checkpointed(node: fx.Node) -> bool:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import fx
 
 import magneto
+from magneto.aot_autograd import partition, recompute
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.signature import Apart
 from magneto.aot_autograd.trace import trace
@@ -135,3 +136,49 @@ def test_what_the_caller_writes_before_backward(name: str, written: str, backend
     for got, expected in zip(outcomes[1], outcomes[0], strict=True):
         assert (got is None) == (expected is None)
         assert got is None or torch.allclose(got, expected, atol=1e-6)
+
+
+class Residual(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = torch.nn.ModuleList([torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)])
+        self.norms = torch.nn.ModuleList([torch.nn.BatchNorm2d(8) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = torch.relu(norm(convolution(x)) + x)
+        return x.mean((1, 2, 3))
+
+
+def step(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).square().sum()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_sums_at_the_ends_of_blocks_are_kept_on_a_gpu(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    """What a convolution reads in both directions is not computed from all blocks before it."""
+    found: list[int] = []
+    for place in (partition, recompute):
+        chosen = place.dear
+        monkeypatch.setattr(place, "dear", lambda *args, chosen=chosen: found.append(len(chosen(*args))) or chosen(*args))
+    outcomes = []
+    for on_gpu in (None, False, True):
+        magneto.reset()
+        monkeypatch.setattr(recompute, "_on_gpu", lambda meta, on_gpu=on_gpu: on_gpu)
+        torch.manual_seed(3)
+        model, x = Residual(), torch.randn(2, 8, 9, 9)
+
+        for _ in range(2):  # the first of them makes the gradients
+            if on_gpu is None:
+                loss = step(model, x)
+            elif whole:
+                loss = magneto.optimize("inductor")(step)(model, x)
+            else:
+                loss = magneto.optimize("inductor")(model)(x).square().sum()
+                loss.backward()
+        outcomes.append([loss, *(p.grad for p in model.parameters())])
+    assert found[0] == 0 and found[-1] == 3, found
+    for outcome in outcomes[1:]:
+        torch.testing.assert_close(outcome, outcomes[0], rtol=1e-4, atol=1e-5)

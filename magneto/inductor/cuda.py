@@ -174,7 +174,8 @@ def _texts(plan: Schedule, begin: Begin | None) -> dict[Kernel, Launched]:
     for step in plan.steps:
         if isinstance(step, LibraryCall):
             continue
-        key: Hashable = (likeness(step), reaches_far(parameters(step), plan.buffers)) if isinstance(step, FusedKernel) else step
+        loops = isinstance(step, FusedKernel) and not isinstance(step, ProductKernel)
+        key: Hashable = (likeness(step), reaches_far(parameters(step), plan.buffers)) if loops else step  # type: ignore[arg-type]
         if key not in written:
             written[key] = _text_of(step, plan)
             if begin is not None:

@@ -57,13 +57,13 @@ class Emitter:
         self.along: Expr | None = None  # what walks the last axis, where a block holds whole groups of four of it
         self.grouped = False  # the index of such groups is read
         self.used: set[Sym] = set()
-        self._count = 0
+        self.count = 0
 
     # ---- names and scopes ------------------------------------------------------------------------------------------------
 
     def fresh(self, prefix: str = "t") -> str:
-        self._count += 1
-        return f"{prefix}{self._count}"
+        self.count += 1
+        return f"{prefix}{self.count}"
 
     def line(self, text: str, axes: frozenset[str]) -> None:
         """A statement, where what it needs is known."""

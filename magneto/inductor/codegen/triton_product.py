@@ -1,7 +1,7 @@
 """ProductKernel -> Triton text: a block of the product is summed in float32 on the matrix units, rounded as the library rounds it, and goes through the loops behind it in registers.
 
 Blocks are taken in groups of rows, so that what the running ones read is in the cache. Operands are read through pointers or, as `Tiles.described` has it, by descriptors, whose blocks have zeros where
-the matrix ends.
+the matrix ends; or they are computed by loops (`Ahead`) and rounded to the type that they have in the graph.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton import Writer
-from magneto.inductor.codegen.triton_emit import Name
+from magneto.inductor.codegen.triton_emit import Name, Scope
 from magneto.inductor.codegen.triton_nest import VECTOR, Axis, Blocks
-from magneto.inductor.codegen.triton_types import MEMORY, POINTERS
+from magneto.inductor.codegen.triton_types import MEMORY, POINTERS, compute_type
 from magneto.inductor.loops.ir import Buffer, Load, Value, ViewOf
 from magneto.inductor.runtime.plan_code import Described, TritonKernel
-from magneto.inductor.schedule.kernel import Member
-from magneto.inductor.schedule.product import ProductKernel
+from magneto.inductor.schedule.kernel import Member, member_loads
+from magneto.inductor.schedule.product import Ahead, ProductKernel
 from magneto.symbolic import add, mul
 
 GROUP = 8  # rows of blocks
@@ -47,7 +47,8 @@ class _Product(Writer):
         self._once()
         tiles = self.step.tiles
         constants = [("YBLOCK", tiles.rows), ("XBLOCK", tiles.columns // tiles.parts), ("KBLOCK", tiles.terms)]
-        places = [*self._parts("y", self.tall.dims), *self._parts("x", self.wide_axis.dims)]
+        constants += [("RBLOCK", tiles.terms)] * (self.step.ahead != (None, None))
+        places = [*self._parts("z", self.blocks.outer), *self._parts("y", self.tall.dims), *self._parts("x", self.wide_axis.dims)]
         behind = [*self._rounded(), *places, *self.emitter.scopes[0].lines]
         if tiles.parts > 1:  # one half of the block after the other
             halves = "sums, rest = tl.split(tl.permute(tl.reshape(sums, (YBLOCK, 2, XBLOCK)), (0, 2, 1)))"
@@ -69,7 +70,7 @@ class _Product(Writer):
         lines, block = [], "block"
         if self.blocks.outer:
             block = "part"
-            lines = [f"z = (block // {rows * columns}){wide}", *self._parts("z", self.blocks.outer), f"part = block % {rows * columns}"]
+            lines = [f"z = (block // {rows * columns}){wide}", f"part = block % {rows * columns}"]
         height = str(GROUP) if rows % GROUP == 0 else "height"
         lines.append(f"first = {block} // {GROUP * columns} * {GROUP}")
         return [
@@ -100,21 +101,29 @@ class _Product(Writer):
 
     def _sum(self) -> list[str]:
         """The loop over terms, and what stands before it."""
-        (a, b), tiles, before, after = (self.step.a, self.step.b), self.step.tiles, [], []
-        if tiles.described:
-            texts = self._described(a, tiles.rows, tiles.terms, "top"), self._described(b, tiles.terms, tiles.columns, "side", True)
-        else:
-            masks = [
-                f", mask={k} < {self.inner} - step * KBLOCK, other=0" * (self.inner % tiles.terms > 0) for k in ("k[None, :]", "k[:, None]")
-            ]
-            texts = f"tl.load(left{masks[0]})", f"tl.load(right{masks[1]})"
-            left = f"left = {self._start(a)} + {self._row()} * {a.strides[-2]} + k[None, :] * {a.strides[-1]}"
-            right = f"right = {self._start(b)} + k[:, None] * {b.strides[-2]} + {self._column()} * {b.strides[-1]}"
-            before, after = (
-                ["k = tl.arange(0, KBLOCK)", left, right],
-                [f"left += KBLOCK * {a.strides[-1]}", f"right += KBLOCK * {b.strides[-2]}"],
-            )
-        turn = [f"sums = tl.dot({', '.join(texts)}, sums)", *after]
+        step, tiles = self.step, self.step.tiles
+        before, within, after, texts = ["k = tl.arange(0, KBLOCK)"] * (not tiles.described and None in step.ahead), [], [], []
+        if tiles.described and None not in step.ahead:
+            raise CannotEmit("no operand is read by descriptors")
+        for name, view, ahead in (("left", step.a, step.ahead[0]), ("right", step.b, step.ahead[1])):
+            second = name == "right"
+            if ahead is not None:
+                computed = _Operand(self, ahead, second)
+                before += computed.before
+                within += [*computed.within, f"{name} = {computed.text}"]
+                texts.append(name)
+            elif tiles.described:
+                rows, columns, place = (tiles.terms, tiles.columns, "side") if second else (tiles.rows, tiles.terms, "top")
+                texts.append(self._described(view, rows, columns, place, second))
+            else:
+                k, mask = "k[:, None]" if second else "k[None, :]", ""
+                if self.inner % tiles.terms:
+                    mask = f", mask={k} < {self.inner} - step * KBLOCK, other=0"
+                down, across = (k, self._column()) if second else (self._row(), k)
+                before.append(f"{name} = {self._start(view)} + {down} * {view.strides[-2]} + {across} * {view.strides[-1]}")
+                texts.append(f"tl.load({name}{mask})")
+                after.append(f"{name} += KBLOCK * {view.strides[-2 if second else -1]}")
+        turn = [*within, f"sums = tl.dot({', '.join(texts)}, sums)", *after]
         loop = f"for step in range(0, {-(-self.inner // tiles.terms)}):"
         return [*before, f"sums = tl.zeros(({tiles.rows}, {tiles.columns}), tl.float32)", loop, *indent(turn)]
 
@@ -146,3 +155,27 @@ class _Product(Writer):
         text = self.pointers[view.buffer] + (f" + {view.offset}" if view.offset else "")
         step = view.strides[0] if len(view.shape) == 3 and view.shape[0] != 1 else 0
         return text + (f" + z * {step}" if step else "")
+
+
+class _Operand(Writer):
+    """A block of an operand that loops compute: `text`, behind `within` in the loop over terms `r` and `before` ahead of it. Beyond the last term there are zeros."""
+
+    def __init__(self, product: _Product, ahead: Ahead, second: bool) -> None:
+        tiles, rows, first = product.step.tiles, ahead.kernel.rows, ahead.batch + ahead.tall
+        sizes = (("r", tiles.terms), ("x", tiles.columns)) if second else (("y", tiles.rows), ("r", tiles.terms))
+        axes = tuple(Axis(name, dims, size) for (name, size), dims in zip(sizes, (rows[ahead.batch : first], rows[first:]), strict=True))
+        super().__init__(Blocks(ahead.kernel, axes, False, tiles.warps, rows[: ahead.batch]), product.names, {}, product.wide)
+        product.dtypes.update({load.buffer: load.dtype for m in ahead.kernel.members for load in member_loads(m.body)})
+        self._name_all()
+        emitter, (terms, other) = self.emitter, axes if second else axes[::-1]
+        emitter.count = product.emitter.count
+        emitter.scopes.append(Scope())
+        (name,) = ahead.kernel.stored
+        member = self.members[name]
+        value = emitter.spread(self._value(member), self.every, compute_type(member.buffer.dtype))
+        product.emitter.count = emitter.count
+        self.text = f"{f'tl.where(rmask, {value}, 0)' if terms.masked else value}.to({MEMORY[member.buffer.dtype]})"
+        place = f"(step * RBLOCK + tl.arange(0, RBLOCK)){'.to(tl.int64)' if self.wide else ''}[{':, None' if second else 'None, :'}]"
+        mask = [f"rmask = r < {terms.size}"] if terms.masked else []
+        self.within = [f"r = {place}", *mask, *self._parts("r", terms.dims), *emitter.scopes.pop().lines]
+        self.before = [*self._parts("z", self.blocks.outer), *self._parts(other.name, other.dims), *emitter.scopes[0].lines]

@@ -1,14 +1,16 @@
-"""`mode="max-autotune"`: which products are computed by kernels of ours, together with what follows them, and in which tiles.
+"""`mode="max-autotune"`: which products are computed by kernels of ours, together with the loops around them, and in which tiles.
 
-Measured on the device against the library's product and the kernel behind it, on random numbers, once for each shape class; the choice is kept on disk. A graph has a
+Measured on the device against the library's product and the kernels around it, on random numbers, once for each shape class; the choice is kept on disk. A graph has a
 budget of seconds for that, beyond which the library serves.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from magneto.inductor.runtime.calls import FAST
 from magneto.inductor.runtime.store import key_of, store
 from magneto.inductor.runtime.triton_launch import launchers
 from magneto.inductor.schedule.kernel import FusedKernel
-from magneto.inductor.schedule.product import Match, Tiles, joined, matches, product_kernel
+from magneto.inductor.schedule.product import Match, Tiles, chosen_ahead, joined, matches, product_kernel
 from magneto.inductor.schedule.schedule import Schedule
 
 SECONDS = 60.0  # of one graph
@@ -43,11 +45,19 @@ DESCRIBED = (
 WALKING = (  # the seventh number: programs of each multiprocessor
     (128, 256, 64, 8, 3, 1, 1), (256, 128, 64, 8, 3, 1, 1), (128, 128, 64, 8, 4, 1, 1), (128, 128, 64, 4, 3, 1, 2), (128, 128, 64, 4, 3, 1, 2, 2),
 )  # fmt: skip
+AHEAD = (*BLOCKS[4:], *((*numbers, 1) for numbers in DESCRIBED[3:6]))  # where loops compute an operand
 HOPPER = (9, 0)  # compute capability from which on there are descriptors
 
 
-def candidates(device: torch.device) -> tuple[Tiles, ...]:
-    """Tiles worth a trial on a device."""
+def candidates(device: torch.device, match: Match | None = None) -> tuple[Tiles, ...]:
+    """Tiles worth a trial on a device. Those for all products with loops behind them are left out where these are missing."""
+    found = [Tiles(*numbers) for numbers in AHEAD if len(numbers) == 5 or torch.cuda.get_device_capability(device) >= HOPPER]
+    possible = 0 if match is None else sum(bit for bit, p in zip((1, 2), match.ahead, strict=True) if p is not None)
+    computing = [replace(tiles, ahead=bits) for bits in (1, 2, 3) if bits & possible == bits for tiles in found]
+    return (*(_behind(device) if match is None or match.kernel != match.call else ()), *computing)
+
+
+def _behind(device: torch.device) -> tuple[Tiles, ...]:
     plain = [Tiles(*numbers) for numbers in BLOCKS]
     if torch.cuda.get_device_capability(device) < HOPPER:
         return tuple(plain)
@@ -65,14 +75,12 @@ def tuned(plan: Schedule, device: torch.device) -> Schedule:
 
 
 def _choice(plan: Schedule, match: Match, device: torch.device, until: float) -> Tiles | None:
-    kernel = plan.steps[match.kernel]
-    assert isinstance(kernel, FusedKernel)
     *batch, rows, columns = (int(n) for n in match.result.shape)  # type: ignore[arg-type]
     views = [(v.strides, v.offset, v.dtype) for v in (match.a, match.b)]
     shape = batch, power_above(rows), columns, int(match.a.shape[-1])  # type: ignore[arg-type]
     kind = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device), torch.__version__
-    text = triton_kernel(kernel, plan.buffers).body
-    key = key_of("tiles", repr((shape, views, match.bias is not None, kind, candidates(device))), text)
+    texts = [triton_kernel(kernel, plan.buffers).body for kernel in _around(plan, match).values()]
+    key = key_of("tiles", repr((shape, views, match.bias is not None, kind, candidates(device, match))), *texts)
     found = store().get("tiles", key)
     if found is None:
         if time.monotonic() > until:
@@ -87,28 +95,39 @@ def _choice(plan: Schedule, match: Match, device: torch.device, until: float) ->
     return Tiles(*map(int, found.split())) if found else None
 
 
+def _around(plan: Schedule, match: Match) -> dict[int, FusedKernel]:
+    """The kernels ahead of a product and behind it, by position."""
+    positions = sorted({p for p in (*match.ahead, match.kernel) if p is not None} - {match.call})
+    return {p: plan.steps[p] for p in positions}  # type: ignore[misc]
+
+
 def _measured(plan: Schedule, match: Match, device: torch.device) -> Tiles | None:
-    """The fastest tiles; None: the library with the kernel behind it is about as fast."""
-    kernel = plan.steps[match.kernel]
-    assert isinstance(kernel, FusedKernel)
-    names = {*parameters(kernel), match.a.buffer, match.b.buffer, match.result.name, *([match.bias.buffer] if match.bias else ())}
+    """The fastest tiles; None: the library with the kernels around it is about as fast."""
+    around = _around(plan, match)
+    names = {
+        match.result.name,
+        *(v.buffer for v in (match.a, match.b, match.bias) if v is not None),
+        *(n for k in around.values() for n in parameters(k)),
+    }
     memory = {name: _filled(plan.buffers[name], device) for name in names}
-    plain = triton_kernel(kernel, plan.buffers)
-    behind = launchers([plain], device)[plain]
-    library = _library(plan.steps[match.call], memory)  # type: ignore[arg-type]
-    ways: dict[Tiles | None, Callable[[], Any]] = {None: lambda: (library(), behind(*(memory[n] for n in parameters(kernel))))}
+    written = {p: triton_kernel(kernel, plan.buffers) for p, kernel in around.items()}
+    made = launchers(written.values(), device)
+    runs: dict[int, Callable[[], Any]] = {p: partial(made[k], *(memory[n] for n in parameters(around[p]))) for p, k in written.items()}
+    runs[match.call] = _library(plan.steps[match.call], memory)  # type: ignore[arg-type]
+    ways: dict[Tiles | None, list[Callable[[], Any]]] = {None: [runs[p] for p in sorted(runs)]}
     texts = {}
     rows, columns = (2 * power_above(int(n)) for n in match.result.shape[-2:])  # type: ignore[arg-type]
-    for tiles in candidates(device):
+    for tiles in candidates(device, match):
         if tiles.rows <= rows and tiles.columns <= columns:
             step = product_kernel(plan, match, tiles)
             with suppress(CannotEmit):  # operands that have no descriptor
                 texts[tiles] = triton_product(step, plan.buffers), [memory[n] for n in parameters(step)]
-    made = launchers([text for text, _ in texts.values()], device, True)
+    ours = launchers([text for text, _ in texts.values()], device, True)
     for tiles, (text, tensors) in texts.items():
-        if text in made:
-            ways[tiles] = lambda run=made[text], given=tensors: run(*given)  # type: ignore[misc]
-    times = {tiles: _milliseconds(run, device) for tiles, run in ways.items()}
+        if text in ours:
+            left = {*match.ahead} - {None, *chosen_ahead(match, tiles)}
+            ways[tiles] = [*(runs[p] for p in left), partial(ours[text], *tensors)]  # type: ignore[index]
+    times = {tiles: _milliseconds(way, device) for tiles, way in ways.items()}
     best = min(times, key=lambda tiles: times[tiles])
     shape = "x".join(map(str, (*match.result.shape, match.a.shape[-1])))
     emit("artifact", artifact="tuning", product=shape, library_ms=times[None], best=str(best), best_ms=times[best])
@@ -127,14 +146,15 @@ def _library(call: LibraryCall, memory: Mapping[str, torch.Tensor]) -> Callable[
     return lambda: op(*args, out=result)
 
 
-def _milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+def _milliseconds(runs: Sequence[Callable[[], Any]], device: torch.device) -> float:
     """Of one call: the best of some means."""
     best = float("inf")
     for n in range(ROUNDS + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(REPEATS if n else 2):
-            run()
+            for run in runs:
+                run()
         end.record()
         torch.cuda.synchronize(device)
         best = min(best, float(begin.elapsed_time(end)) / REPEATS) if n else best

@@ -6,11 +6,9 @@ Writing the text of a kernel costs several times as much as renaming what it is 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.inductor.schedule.kernel import FusedKernel
-from magneto.inductor.schedule.product import ProductKernel
 from magneto.symbolic import Expr, Sym, add, substitute
 
 
@@ -25,11 +23,7 @@ def likeness(kernel: FusedKernel) -> Hashable:
         )
         for m in kernel.members
     )  # fmt: skip
-    found = tuple(d.size for d in kernel.rows), tuple(d.size for d in kernel.cols), members, tuple(map(to.name, kernel.stored))
-    if not isinstance(kernel, ProductKernel):
-        return found
-    views = tuple(replace(view, buffer=to.name(view.buffer)) for view in kernel.operands)
-    return found, views, to.name(kernel.result.name), kernel.result.dtype, kernel.batch, kernel.tall, kernel.tiles
+    return tuple(d.size for d in kernel.rows), tuple(d.size for d in kernel.cols), members, tuple(map(to.name, kernel.stored))
 
 
 class Renaming:

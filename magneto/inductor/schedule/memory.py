@@ -175,7 +175,7 @@ def _taken_over(
         return None  # a later pass may read the input again
     taken = {in_place[n] for n in step.stored if n in in_place}
     if isinstance(step, ProductKernel):  # other blocks read whole rows and columns of these
-        taken.update(view.buffer for view in step.operands)
+        taken.update(step.factors)
     buffer = plan.buffers[name]
     for source in step.reads():
         if source not in candidates or source in leaving or last[source] != position or source in taken:

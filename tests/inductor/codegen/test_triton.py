@@ -26,7 +26,7 @@ from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.kernel import FusedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
-from magneto.inductor.schedule.product import ProductKernel, Tiles, joined, matches
+from magneto.inductor.schedule.product import CHEAP, ProductKernel, Tiles, joined, matches
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
@@ -259,7 +259,7 @@ def products(name: str, tiles: Tiles | None = None) -> list[TritonKernel]:
     torch.manual_seed(0)
     g = Graph()
     CASES[name][0](g)
-    plan = schedule(lower_graph(g.fx), training=True)
+    plan = schedule(lower_graph(g.fx, on_gpu=True), training=True)
     plan = joined(plan, {match: tiles for match in matches(plan)})
     assert not any(isinstance(step, LibraryCall) for step in plan.steps)
     return [triton_product(step, plan.buffers) for step in plan.steps if isinstance(step, ProductKernel)]
@@ -268,11 +268,10 @@ def products(name: str, tiles: Tiles | None = None) -> list[TritonKernel]:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_and_what_follows_are_one_kernel(name: str) -> None:
     for kernel in products(name):
-        parts, turned = 1 + ("in parts" in name), "turned" in name.partition("in parts")[2]
+        _, _, _, _, _, described, _, parts, ahead = (*PRODUCTS[name], *(0, 0, 1, 0)[len(PRODUCTS[name]) - 5 :])
+        turned = "stored turned" in name
         assert kernel.body.count("tl.dot(") == 1 and kernel.body.count("tl.store(") == (parts == 1 or 2 * turned)
-        assert kernel.body.count(".load([") == (2 if "descriptors" in name else 0) and kernel.body.count(".store([") == (
-            2 if parts > 1 else 0
-        )
+        assert kernel.body.count(".load([") == (2 - ahead.bit_count()) * described and kernel.body.count(".store([") == 2 * (parts > 1)
 
 
 def test_what_descriptors_cannot_say_is_refused() -> None:
@@ -294,9 +293,13 @@ def test_gelu_of_halves_is_short() -> None:
     assert "lib.one_plus_erf_of_half(" in kernel.body and "lib.erf" not in kernel.body
 
 
-def test_text_of_a_product() -> None:
-    (kernel,) = products("a product with bias and residual")
-    path = GOLDEN / "product.py.txt"
+TEXTS_OF_PRODUCTS = {"product": "a product with bias and residual", "product_of_integers": "a product with integers as weights, turned"}
+
+
+@pytest.mark.parametrize("name", TEXTS_OF_PRODUCTS)
+def test_text_of_a_product(name: str) -> None:
+    (kernel,) = products(TEXTS_OF_PRODUCTS[name])
+    path = GOLDEN / f"{name}.py.txt"
     if os.environ.get("MAGNETO_UPDATE_GOLDEN"):
         path.write_text(written(kernel))
     assert written(kernel) == path.read_text()
@@ -311,7 +314,7 @@ def test_products_compile_for_hopper(name: str, tmp_path: Path, monkeypatch: pyt
     from magneto.inductor.runtime.triton_launch import job_of
 
     made = binary_of(job_of(products(name)[0], (9, 0)))
-    assert "wgmma.mma_async" in made.asm["ptx"] and ("cp.async.bulk.tensor" in made.asm["ptx"]) == ("descriptors" in name)
+    assert "wgmma.mma_async" in made.asm["ptx"] and ("cp.async.bulk.tensor" in made.asm["ptx"]) == bool(made.metadata.tensordesc_meta)
     assert [(meta["block_size"], meta["swizzle"]) for meta in made.metadata.tensordesc_meta] == [
         box_of(d[-1]) for d in products(name)[0].described
     ]
@@ -342,6 +345,28 @@ def test_no_product_is_written_over_its_own_factors() -> None:
     found = matches(plan)
     assert len(found) == 2 and plan_memory(plan, True, 0).in_place
     assert not plan_memory(joined(plan, {match: Tiles(64, 64, 64, 4, 3) for match in found}), True, 0).in_place
+
+
+def test_operands_are_computed_where_that_is_the_same_and_cheap() -> None:
+    """Ahead of the product, in: what may not wait for it, or is no kernel of the operand alone."""
+
+    def build(g: Graph, way: str) -> None:
+        mm, w = torch.ops.aten.mm.default, g.input(torch.randn(64, 64).half())
+        h = g.tanh(g.input(torch.randn(64, 80 if way == "a part" else 64).half()))
+        for k in range(CHEAP if way == "long" else 0):
+            h = g.tanh(g.mul(h, k + 2.0))
+        if way == "summed":
+            h = g.mul(h, g.broadcast_in_dim(g.sum(h, (1,)), (64, 64), (0,)))
+        found = [g.call(mm, g.slice(h, (0, 0), (64, 64), (1, 1)) if way == "a part" else h, h if way == "twice" else w)]
+        if way == "read again":
+            found.append(g.call(mm, h, w))
+        g.output(*found, *([h] * (way == "it leaves")))
+
+    for way in ("", "long", "summed", "a part", "twice", "it leaves", "read again"):
+        g = Graph()
+        build(g, way)
+        found = matches(schedule(lower_graph(g.fx), training=True))
+        assert [match.ahead for match in found] == ([(0, None)] if not way else []), way
 
 
 def test_large_memory_is_indexed_in_64_bits() -> None:

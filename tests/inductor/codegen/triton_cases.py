@@ -514,6 +514,42 @@ def _stored_turned(g: Graph) -> None:
     g.output(g.transpose(g.tanh(y), (1, 0)), g.exp(y))
 
 
+to = lambda g, x, dtype: g.convert_element_type(x, dtype)  # noqa: E731
+
+
+@product("a product of what a gelu makes", 32, 32, 32, 4, 3, 0, 0, 1, 1)
+def _product_of_a_gelu(g: Graph) -> None:
+    """Rows, terms and columns end within a block; what is made is rounded before it is multiplied."""
+    x = to(g, g.input(torch.randn(70, 72).half()), torch.float32)
+    half = to(g, g.mul(g.mul(x, 0.5), g.add(g.erf(g.mul(x, 0.7071067811865476)), 1.0)), torch.float16)
+    g.output(g.call(torch.ops.aten.mm.default, half, g.input((torch.randn(72, 80) * 0.2).half())))
+
+
+@product("a product with integers as weights, turned", 32, 32, 32, 4, 3, 1, 5, 1, 2)
+def _product_of_integers(g: Graph) -> None:
+    """The scale of each column is read once, ahead of the loop; loops follow the product."""
+    w, scale = g.input(torch.randint(-128, 128, (96, 72), dtype=torch.int8)), g.input((torch.rand(96) / 64).half())
+    wide = g.mul(to(g, w, torch.float16), g.broadcast_in_dim(scale, (96, 72), (0,)))
+    g.output(g.tanh(g.call(torch.ops.aten.mm.default, g.input(torch.randn(80, 72).half()), g.transpose(wide, (1, 0)))))
+
+
+@product("a product of two that are computed, in a batch", 32, 32, 32, 4, 3, 0, 4, 1, 3)
+def _product_of_computed(g: Graph) -> None:
+    """The rows of the first are two dimensions where it is computed; the second is masked by its terms."""
+    x, mask = g.input(torch.randn(3, 5, 16, 64)), g.input(torch.rand(64) < 0.5)
+    first = g.reshape(to(g, g.mul(x, g.broadcast_in_dim(g.input(torch.randn(3, 5)), (3, 5, 16, 64), (0, 1))), torch.float16), (3, 80, 64))
+    w = g.where(g.broadcast_in_dim(mask, (3, 64, 80), (1,)), g.input(torch.randn(3, 64, 80)), 0.0)
+    y = g.call(torch.ops.aten.bmm.default, first, to(g, w, torch.float16))
+    g.output(g.mul(y, g.broadcast_in_dim(g.input(torch.randn(80).half()), (3, 80, 80), (2,))))
+
+
+@product("a product of floats of a byte", 32, 32, 32, 4, 3, 0, 0, 1, 3)
+def _product_of_bytes(g: Graph) -> None:
+    x, w = g.input(torch.randn(96, 64).to(torch.float8_e4m3fn)), g.input(torch.randn(64, 64).to(torch.float8_e5m2))
+    y = g.call(torch.ops.aten.addmm.default, g.input(torch.randn(64).half()), to(g, x, torch.float16), to(g, w, torch.float16))
+    g.output(g.reshape(y, (2, 48, 64)))
+
+
 def joining(*tiles: int) -> Callable[..., Any]:
     """In place of `gather`: every product that can be joined is."""
     from magneto.inductor.schedule.product import Tiles, joined, matches

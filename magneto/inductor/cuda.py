@@ -61,6 +61,7 @@ from magneto.inductor.schedule.repeat import repeated
 from magneto.inductor.schedule.results import results_last
 from magneto.inductor.schedule.scatter import with_scatters
 from magneto.inductor.schedule.schedule import Schedule, schedule
+from magneto.inductor.schedule.segments import first_block
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
 from magneto.inductor.schedule.unroll import unrolled
@@ -137,10 +138,11 @@ def _planned(
         texts = _texts(plan, begin)
     with timer("plan"):
         numbers = {kernel: n for n, kernel in enumerate(dict.fromkeys(texts.values()))}
-        code = plan_code(plan, plan_memory(plan, True, 0, _given(graph, program)), lambda step: numbers[texts[step]], CudaBuilder)
+        memory = plan_memory(plan, True, 0, _given(graph, program))
+        code = plan_code(plan, memory, lambda step: numbers[texts[step]], CudaBuilder)
     _report(name, plan, texts, code)
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
-    return DevicePlan(code, tuple(numbers), direct, len(plan.steps), _lasting(plan))
+    return DevicePlan(code, tuple(numbers), direct, len(plan.steps), _lasting(plan), first_block(plan, memory))
 
 
 class CudaBuilder(Builder):

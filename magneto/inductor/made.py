@@ -32,13 +32,14 @@ WORTH_RECORDING = 4  # launches: a replay, with its copies, costs as much as thr
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """A graph whose memory is all on the device, compiled. `code` launches `kernels` by number. `direct`: outputs that are written into inputs. `launches`: and library calls of a run.
-    `lasting`: inputs in whose memory outputs may lie."""
+    `lasting`: inputs in whose memory outputs may lie. `first`: bytes that a recording's pool begins with."""
 
     code: PlanCode
     kernels: tuple[Launched, ...]
     direct: frozenset[int]
     launches: int
     lasting: frozenset[int]
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def whole(made: Made, found: Loaded, host: Compiled | None, name: str, replay: R
     run, parts = found
     if replay is not None and plan.launches >= WORTH_RECORDING and made.recordable:
         cloned = None if replay.results is None else results_of(halves, replay)
-        run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct), parts)
+        run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct), parts, plan.first)
     if host is None and not halves.draws and all(place is not None for place in halves.places):
         return run
     first = plan.code.n_inputs - len(halves.sent) - len(halves.draws)

@@ -78,7 +78,7 @@ class Recording:
 
 
 class Graphed:
-    """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move; `parts`: the same run in two."""
+    """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move; `parts`: the same run in two; `first`: bytes that the memory of a recording begins with."""
 
     def __init__(
         self,
@@ -89,9 +89,10 @@ class Graphed:
         cloned: int | None = None,
         written: frozenset[int] = frozenset(),
         parts: Parts | None = None,
+        first: int = 0,
     ) -> None:
         self.room = min(BUFFERS, int(launches * LAUNCH * BANDWIDTH))  # bytes worth copying for a replay
-        self.run, self.name, self.written, self.kind, self.parts = run, name, written, device.type, parts
+        self.run, self.name, self.written, self.kind, self.parts, self.first = run, name, written, device.type, parts, first
         self.take: Callable[[list[Any]], Sequence[Any]] = getattr(run, "consume", None) or (lambda values: run(*values))
         self.cloned = cloned if _users is not None else None
         self.of_backward = cloned == 0
@@ -265,7 +266,7 @@ class Graphed:
             self._off(f"{moved} bytes of inputs would be copied in each call")
             return None
         run = self.run if self.parts is None else self.parts.head
-        made.graph, outs = record.recorded(run, given, self.index)
+        made.graph, outs = record.recorded(run, given, self.index, self.first)
         release = getattr(run, "release_workspace", None)
         if release is not None:  # views of inputs that lay where they lie: they would be users of what another recording lends
             release()

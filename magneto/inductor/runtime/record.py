@@ -16,8 +16,8 @@ from torch import fx
 from magneto.base.logs import KERNELS, log
 
 
-def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int) -> tuple[Any, Sequence[Any]]:
-    """The graph of what `run(*given)` launches, to be replayed on the current stream, and what it returned."""
+def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int, first: int = 0) -> tuple[Any, Sequence[Any]]:
+    """The graph of what `run(*given)` launches, to be replayed on the current stream, and what it returned. Its memory begins with a segment of `first` bytes (`schedule/segments.py`)."""
     graph: Any = torch.cuda.CUDAGraph()
     side, collecting = _side(index), gc.isenabled()
     with torch.cuda.device(index):
@@ -30,6 +30,8 @@ def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int
                 graph.workspace = _lay_out_workspace(index, number, operands)  # lives as long as a recording that works in it
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
+                    if first:
+                        torch.UntypedStorage(first, device=torch.device("cuda", index))  # given back at once
                     outs = run(*given)
                 finally:
                     graph.capture_end()

@@ -10,7 +10,7 @@ buffers stay out of the arena: what a plan holds between its steps, and while ot
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -96,19 +96,24 @@ def plan_memory(
 
 def peak_bytes(plan: Schedule, memory: Memory) -> int:
     """The most that a call holds at any step besides its inputs: the arena, fresh memory, and what library calls return."""
-    takers = {source: name for name, source in memory.in_place.items()}
     changes = [0] * (len(plan.steps) + 2)
+    for buffer, position, until in lives(plan, memory):
+        changes[position] += int(buffer.nbytes)  # type: ignore[arg-type]
+        changes[until + 1] -= int(buffer.nbytes)  # type: ignore[arg-type]
+    return memory.arena_bytes + max(itertools.accumulate(changes), default=0)
+
+
+def lives(plan: Schedule, memory: Memory) -> Iterator[tuple[Buffer, int, int]]:
+    """What has memory outside the arena, in order, with the first and the last step that touch that memory."""
+    takers = {source: name for name, source in memory.in_place.items()}
     for position, step in enumerate(plan.steps):
-        made = step.buffers if isinstance(step, LibraryCall) else tuple(plan.buffers[name] for name in step.stored)
-        for buffer in made:
+        for buffer in step.buffers if isinstance(step, LibraryCall) else tuple(plan.buffers[name] for name in step.stored):
             if buffer.name in memory.arena or buffer.name in memory.in_place or buffer.name in plan.into:
                 continue
             name, until = buffer.name, memory.last_use.get(buffer.name, position)
             while (taker := takers.get(name)) is not None:
                 name, until = taker, memory.last_use[taker]
-            changes[position] += int(buffer.nbytes)  # type: ignore[arg-type]
-            changes[until + 1] -= int(buffer.nbytes)  # type: ignore[arg-type]
-    return memory.arena_bytes + max(itertools.accumulate(changes), default=0)
+            yield buffer, position, until
 
 
 def _allocated(step: Step) -> tuple[str, ...]:

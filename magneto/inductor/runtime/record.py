@@ -31,7 +31,7 @@ def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     if first:
-                        torch.UntypedStorage(first, device=torch.device("cuda", index))  # given back at once
+                        torch.UntypedStorage(first, device=torch.device("cuda", index))  # type: ignore[no-untyped-call]  # given back at once
                     outs = run(*given)
                 finally:
                     graph.capture_end()

@@ -121,9 +121,10 @@ def test_many_sizes(program: Many, dtype: torch.dtype, tmp_path: Path, monkeypat
     compiled = magneto.compile(program)(xs)
     exact = program([x.double() if dtype is torch.float32 and program is not picked else x for x in xs])
     for got, want in zip(compiled, exact, strict=True):
-        torch.testing.assert_close(
-            got, want.to(got.dtype), rtol=2e-5 if dtype is torch.float32 else None, atol=2e-5 if dtype is torch.float32 else None
-        )
+        near = {torch.float32: 2e-5, torch.float16: 4e-3}.get(
+            dtype
+        )  # gelu of halves may be a unit from eager's, which a norm behind it makes two
+        torch.testing.assert_close(got, want.to(got.dtype), rtol=near, atol=near and min(near, 1e-3))
     assert max(served) > 1 or dtype is not torch.float32 or program in (totals, windows, picked), "nothing was shared"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from magneto.base.flags import config
 from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.codegen.triton_gathers import GATHERS
 from tests.inductor.lower.prim_graphs import Graph
@@ -160,6 +161,23 @@ def _looped(g: Graph) -> None:
     e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
     total = g.sum(e, (1,))
     g.output(g.div(e, wide(total)), g.log(total), g.any(g.gt(x, 9.0), (1,)))
+
+
+@case("long rows in parts, whose results trail behind their numbers", 2e-5)
+def _trailing(g: Graph) -> None:
+    """Softmax, and log-softmax of halves; a row of nothing but -inf, one with NaN, and chunks that are not full."""
+    found = []
+    for shape, dtype in (((2, 3, 24576), torch.float32), ((5, 20000), torch.bfloat16)):
+        values = torch.randn(shape).mul(3).to(dtype)
+        values.view(-1, shape[-1])[1], values.view(-1, shape[-1])[4, 7] = -float("inf"), float("nan")
+        x = g.convert_element_type(g.input(values), torch.float32)
+        last = len(shape) - 1
+        wide = lambda v, shape=shape: g.broadcast_in_dim(v, shape, tuple(range(len(shape) - 1)))  # noqa: E731
+        shifted = g.sub(x, wide(g.amax(x, (last,))))
+        e = g.exp(shifted)
+        total = g.sum(e, (last,))
+        found.append(g.div(e, wide(total)) if dtype is torch.float32 else g.sub(shifted, wide(g.log(total))))
+    g.output(*found)
 
 
 @case("few long rows, in two steps", 3e-5)
@@ -578,7 +596,7 @@ def as_on_a_gpu() -> Iterator[None]:
 @contextmanager
 def few_programs() -> Iterator[None]:
     """Rows are walked by few programs, however few and short they are."""
-    from magneto.inductor.schedule import columns, split
+    from magneto.inductor.schedule import columns, split, trailing
 
     numbers = [
         (split, "ONE_EACH", 4),
@@ -587,6 +605,8 @@ def few_programs() -> Iterator[None]:
         (split, "SMALL", 1),
         (columns, "SHARED", 1),
         (columns, "SHORTEST", 16),
+        (trailing, "WORTH", 1),
+        (trailing, "BEHIND", 1 << 17),
     ]
     before = [getattr(module, name) for module, name, _ in numbers]
     for module, name, number in numbers:
@@ -631,7 +651,10 @@ def _execute(name: str) -> str:
     try:
         cuda.gather = joining(*PRODUCTS[name]) if name in PRODUCTS else gather
         cuda.WORTH_RECORDING = 1
-        run, parts = loaded(cuda._planned(g.fx, "case", {}, torch.device("cpu"), len(g.expected)), interpreted)
+        with config.patch(trail_long_rows="trail" in name):
+            plan = cuda._planned(g.fx, "case", {}, torch.device("cpu"), len(g.expected))
+        assert ("trail" in name) is any("while tl.atomic_add(" in getattr(k, "body", "") for k in plan.kernels)
+        run, parts = loaded(plan, interpreted)
         call = run if parts is None else in_two(parts)
         for found, wanted in zip(call(*g.inputs), g.expected, strict=True):
             assert (found.dtype, found.shape, found.stride()) == (wanted.dtype, wanted.shape, wanted.stride())

@@ -77,6 +77,7 @@ class TrainingPlan:
     watched: tuple[
         tuple[int, int], ...
     ]  # (place among the values kept, input) of the new numbers of written inputs that autograd's formulas read there
+    related: dict[int, frozenset[int]]  # results that other results are computed from: these
     backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
@@ -191,7 +192,23 @@ def plan_training(
         tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
         joint.order,
         tuple((place, written[k.index]) for place, k in enumerate(cut.kept) if k.kind == "result" and k.index in written),
+        _related(joint),
     )
+
+
+def _related(joint: JointGraph) -> dict[int, frozenset[int]]:
+    nodes = {index: joint.results[index] for index in joint.differentiable}
+    found: dict[int, set[int]] = {}
+    for later, node in nodes.items() if len(nodes) > 1 else ():
+        seen, stack = {node}, [node]
+        while stack:
+            new = [source for source in stack.pop().all_input_nodes if source not in seen]
+            seen.update(new)
+            stack += new
+        for index, other in nodes.items():
+            if other is not node and other in seen and other.op != "placeholder":
+                found.setdefault(index, set()).add(later)
+    return {index: frozenset(others) for index, others in found.items()}
 
 
 def training_function(plan: TrainingPlan) -> Compiled:
@@ -243,6 +260,8 @@ class CompiledGraph(torch.autograd.Function):
         results = out[: plan.n_results] if plan.shown is None else plan.shown(out)
         if plan.silent:
             ctx.mark_non_differentiable(*[results[i] for i in plan.silent])
+        if plan.related:
+            ctx.related = [(i, weakref.ref(results[i])) for i in plan.related if results[i] is not None]
         ctx.set_materialize_grads(False)
         return results
 
@@ -258,6 +277,8 @@ class CompiledGraph(torch.autograd.Function):
         backward = plan.backward_for(choice)
         if plan.watched and _written_since(ctx, backward.kept):
             raise RuntimeError(_WRITTEN)
+        if plan.related:
+            _C.call_inactive(functools.partial(_on_the_way, ctx, plan, gradients))
         run = backward.run
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
             run = plan.batched(choice)
@@ -392,18 +413,33 @@ def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
         return [0 if inputs[i].is_inference() else inputs[i]._version for i in places]
 
 
-def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
-    """Backward with create_graph=True, or of functions that read other values by now: the captured graph runs again in eager."""
-    again = torch.is_grad_enabled()
+def _on_the_way(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> None:
+    """Results that other results are computed from, whose gradient the program keeps: what flows back to them inside the graph is added to what the engine has seen of it."""
+    for index, reference in ctx.related:
+        tensor = reference()
+        if tensor is None or not (tensor._backward_hooks or tensor.retains_grad):
+            continue
+        if all(gradients[later] is None for later in plan.related[index]):
+            continue
+        if tensor._backward_hooks:
+            raise UserError("U007", graph=plan.name)
+        pairs = _again(ctx, plan, gradients, "a result that others are computed from retains its gradient")
+        itself = pairs.pop(plan.differentiable.index(index))[0]
+        pairs = [(result, gradient) for result, gradient in pairs if gradient is not None and result.requires_grad]
+        (found,) = torch.autograd.grad([o for o, _ in pairs], [itself], [g for _, g in pairs], allow_unused=True)
+        if found is not None:
+            tensor.grad = found if tensor.grad is None else tensor.grad + found
+
+
+def _again(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any], what: str) -> list[tuple[torch.Tensor, Any]]:
+    """The captured graph run again in eager: its differentiable results, with the gradients that there are."""
     if plan.replay is None:
-        raise _cannot_replay(plan, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
+        raise _cannot_replay(plan, what, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
     inputs = ctx.inputs
     if inputs is None:
-        raise _cannot_replay(plan, "whose backward has run already")
+        raise _cannot_replay(plan, what, "whose backward has run already")
     if ctx.versions != _versions(inputs, plan.unchecked):
-        raise _cannot_replay(plan, "an input of which has been written since")
-    unwanted = plan.unwanted(ctx)
-    wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad and i not in unwanted}
+        raise _cannot_replay(plan, what, "an input of which has been written since")
     present = torch.get_rng_state() if plan.replay.draws else None
     try:
         if present is not None:
@@ -414,14 +450,22 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
         if present is not None:
             torch.set_rng_state(present)
     pairs = [(result, gradients[index]) for result, index in zip(plan.replay.results(outputs), plan.differentiable, strict=True)]
-    pairs = [(result, gradient) for result, gradient in pairs if gradient is not None]
-    if any(result is None or result.shape != gradient.shape for result, gradient in pairs):
-        raise _cannot_replay(plan, "which returns views of what it does not show")
+    if any(gradient is not None and (result is None or result.shape != gradient.shape) for result, gradient in pairs):
+        raise _cannot_replay(plan, what, "which returns views of what it does not show")
+    return pairs
+
+
+def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
+    """Backward with create_graph=True, or of functions that read other values by now: the captured graph runs again in eager."""
+    again = torch.is_grad_enabled()
+    what = "create_graph=True" if again else "a module's value, changed since the forward, is read by a custom backward"
+    pairs = [(result, gradient) for result, gradient in _again(ctx, plan, gradients, what) if gradient is not None]
+    unwanted, inputs = plan.unwanted(ctx), ctx.inputs
+    wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad and i not in unwanted}
     found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=again, allow_unused=True)
     by_input = dict(zip(wanted, found, strict=True))
     return [by_input.get(i) for i in range(len(inputs))]
 
 
-def _cannot_replay(plan: TrainingPlan, why: str) -> UserError:
-    what = "create_graph=True" if torch.is_grad_enabled() else "a module's value, changed since the forward, is read by a custom backward"
+def _cannot_replay(plan: TrainingPlan, what: str, why: str) -> UserError:
     return UserError("U006", function="backward", reason=f"{what}: graph {plan.name}, {why}")

@@ -323,3 +323,45 @@ def test_gradients_of_whatever_can_be_iterated_over():
     for fn in (adapted, plain):
         got, want = magneto.optimize("aot_eager", nopython=True)(fn)(x), fn(x)
         torch.testing.assert_close(got, want)
+
+
+def _features(x, w):
+    h = torch.tanh(x @ w)
+    z = h * 2
+    return (z * h).sum(), h, z.sin(), x + 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("used", [(0,), (0, 1), (2,), (0, 2), (1,), (3,), (0, 1, 2, 3)])
+def test_a_result_that_others_are_computed_from_retains_its_gradient(used: tuple[int, ...], backend: str) -> None:
+    """Outside, behind the call: what flows back inside the compiled graph counts."""
+
+    def seen(call: Any) -> list[Any]:
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+        found: list[Any] = []
+        for _ in range(2):
+            results = call(x, w)
+            for result in results:
+                result.retain_grad()
+            torch.stack([results[k].square().sum() for k in used]).sum().backward()
+            found += [*(r.grad for r in results), x.grad.clone(), None if w.grad is None else w.grad.clone()]
+        return found
+
+    torch.testing.assert_close(seen(magneto.optimize(backend)(_features)), seen(_features), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_hook_on_a_result_that_others_are_computed_from(backend: str) -> None:
+    """It would see a part of the gradient: an error, where something flows back inside."""
+    x, w, called = torch.randn(4, 3), torch.randn(3, 5, requires_grad=True), []
+    loss, h, late, _ = magneto.optimize(backend)(_features)(x, w)
+    late.register_hook(lambda gradient: called.append(gradient))
+    late.sum().backward(retain_graph=True)
+    assert len(called) == 1
+    handle = h.register_hook(lambda gradient: gradient if gradient is None else gradient * 2)
+    h.sum().backward(retain_graph=True)
+    with pytest.raises(magneto.UserError, match="(?s)U007.*inside the optimised function"):
+        loss.backward(retain_graph=True)
+    handle.remove()
+    loss.backward()

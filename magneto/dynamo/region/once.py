@@ -7,12 +7,14 @@ call in eager, never another result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import CodeType
 from typing import Any
 
 from torch import fx
 
 from magneto.dynamo.guards.rows import GuardSet, Kind
-from magneto.dynamo.guards.source import Attr, InstanceDict, Item, Source
+from magneto.dynamo.guards.source import Attr, Cell, InstanceDict, Item, Local, Source
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.graph.atomic import atomic
@@ -20,11 +22,16 @@ from magneto.graph.atomic import atomic
 Effect = tuple[str, tuple[Tracker, ...]]
 
 
-def breaks_its_guards(guards: GuardSet, effects: Iterable[Effect]) -> bool:
-    """Whether the effects put a value where the guards want none: a new key of a dictionary, a value in place of None."""
+def breaks_its_guards(code: CodeType, guards: GuardSet, effects: Iterable[Effect]) -> bool:
+    """Whether the effects put a value where the guards want none: a new key of a dictionary, a value in place of None. (Each call of `code` has a dictionary of its own for `**kwargs`.)"""
+    slot = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS) if code.co_flags & CO_VARKEYWORDS else -1
     filled: dict[Source, bool] = {}
     for text, operands in effects:
         for written in _written(text, operands):
+            of = written.of if isinstance(written, Item) else None
+            of = of.of if isinstance(of, Cell) else of
+            if isinstance(of, Local) and of.slot == slot:
+                continue
             filled[written] = not (isinstance(operands[-1], ConstTracker) and operands[-1].value is None)
     if not any(filled.values()):
         return False

@@ -372,7 +372,7 @@ def _report(context: Context, plan: RegionPlan) -> None:
 def _graph_of(context: Context, plan: RegionPlan) -> Callable[..., Any]:
     gm, info, machine = plan.gm, plan.info, plan.machine
     assert gm is not None
-    if context.slow_backend and breaks_its_guards(plan.guards, machine.effects):
+    if context.slow_backend and breaks_its_guards(plan.code, plan.guards, machine.effects):
         events.counter("graphs_for_one_call")
         log(1, lambda: f"{plan.name} is not expected to be called again: its own effects break its guards. It is compiled if it is")
         return CompiledWhenCalledAgain(gm, lambda inputs: _compile_again(context, gm, info, inputs))

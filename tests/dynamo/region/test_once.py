@@ -97,6 +97,27 @@ def test_what_is_written_decides(value: object, waits: bool) -> None:
     assert (_kernels() == 0) == waits and counter.value == value
 
 
+def _with_defaults(x: torch.Tensor, *rest: Any, scale: float = 2.0, **options: Any) -> Any:
+    if "bias" not in options:
+        options["bias"] = 1
+    return torch.sin(x) * scale + options["bias"]
+
+
+def _in_a_closure(x: torch.Tensor, **options: Any) -> Any:
+    options.setdefault("bias", 1)
+    return torch.sin(x) + (lambda: options["bias"])()
+
+
+@pytest.mark.parametrize("fn", [_with_defaults, _in_a_closure])
+def test_keyword_arguments_are_new_in_each_call(fn: Callable[..., Any]) -> None:
+    ours, x = magneto.optimize("inductor", nopython=True)(fn), torch.ones(3)
+    torch.testing.assert_close(ours(x), fn(x))
+    assert _kernels() > 0
+    given = {"other": 3}
+    torch.testing.assert_close(ours(x, **given), fn(x, **given))
+    assert given == {"other": 3}
+
+
 def test_an_error_of_the_first_call_leaves_no_trace() -> None:
     def fn(net: torch.nn.Module, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         net.weight.data.add_(1)

@@ -37,6 +37,7 @@ BANDWIDTH = 1.5e12  # bytes copied per second
 BUFFERS = 1 << 28  # bytes of inputs that are copied, at most: they are held twice
 WAITS = 3  # plain calls in which inputs begin to move, before it is recorded all the same
 FORWARD_WAITS = 8  # plain calls of a backward to which nothing is lent, before it is recorded all the same
+LARGE = 1 << 24  # bytes of what a backward is given that is better read where it lies, if it stays
 DEBT = 6  # a call that does not fit adds two, one that does takes one off; then it is recorded anew
 TRIAL = 256  # replays after which what was copied out, since it had been found alive, is lent once more
 
@@ -101,7 +102,7 @@ class Graphed:
         self.recording: Recording | None = None
         self.seen: tuple[int, ...] | None = None  # addresses in the last plain call
         self.moved: set[int] | None = None  # inputs that lay elsewhere in the one before
-        self.attempts = self.debt = self.waited = 0
+        self.attempts = self.debt = self.waited = self.lent_to = 0
         self.why_off = ""
         self.strayed: set[int] = set()  # inputs that lay elsewhere than this recording reads them
         self.blamed: Counter[int] = Counter()  # in how many recordings they did
@@ -168,7 +169,7 @@ class Graphed:
         if self.why_off or record.capturing():
             return self._launched(inputs)
         here = tuple([x.data_ptr() if isinstance(x, torch.Tensor) and x.device.type == self.kind else 0 for x in inputs])
-        steady = self._steady(here)
+        steady = self._steady(inputs, here)
         if self.recording is not None:
             self._note(self.recording, here)
             if self.debt < DEBT:
@@ -196,15 +197,19 @@ class Graphed:
             self.recording = made
             return self._replay(made, inputs)
 
-    def _steady(self, here: tuple[int, ...]) -> bool:
-        """Whether it is known by now which inputs stay: none has begun to move in this call. (What another graph gives lies elsewhere once that is recorded.)"""
+    def _steady(self, inputs: Inputs, here: tuple[int, ...]) -> bool:
+        """Whether it is known by now which inputs stay: none has begun to move in this call. (What another graph gives lies elsewhere once that is recorded; large gradients of results often do once more.)"""
         before, self.seen = self.seen, here
         if before is None:
             return False
         if self.of_backward:  # its forward may be recorded later than this would be
             self.waited += 1
             self.moved = {i for i, (a, b) in enumerate(zip(before, here, strict=True)) if a != b}
-            return self.waited > FORWARD_WAITS or any(address in _lent for address in here)
+            self.lent_to += any(address in _lent for address in here)
+            if not self.lent_to:
+                return self.waited > FORWARD_WAITS
+            begun = (i for i in self.moved if here[i] and here[i] not in _lent and self.blamed[i] < 2)
+            return self.lent_to > WAITS or not any(_large(inputs[i]) for i in begun)
         was, self.moved = self.moved, {i for i, (a, b) in enumerate(zip(before, here, strict=True)) if a != b}
         if self.moved <= (was or set()) or self.waited >= WAITS:
             return True
@@ -233,7 +238,7 @@ class Graphed:
         self.blamed.update(self.strayed)
         self.found.clear()
         self.strayed.clear()
-        self.recording, self.waited = None, 0
+        self.recording, self.waited, self.lent_to = None, 0, 0
 
     def _off(self, reason: str) -> None:
         self.why_off = reason
@@ -245,26 +250,22 @@ class Graphed:
     def _record(self, inputs: Inputs, here: tuple[int, ...]) -> Recording | None:
         given = list(inputs)
         made = Recording(None, record.stream(self.index))
-        torch.cuda.empty_cache()  # what calls before have left; before there are buffers, which would hold what they lie in
-        lie: list[int] = []
         stays = self._staying(inputs, here)
-        for i, x in enumerate(inputs):
-            if not here[i]:
-                continue
-            if i in stays:
-                lie.append(i)
-                given[i] = x.detach()
-            elif i in self.written or not _dense(x):
-                self._off("an input that is written, or has gaps, moves")
-                return None
-            else:
-                given[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-                made.copied.append((given[i], i))
-        made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes()
-        moved = sum(buffer.nbytes for buffer, _ in made.copied)
-        if moved > self.room:
+        lie = [i for i, address in enumerate(here) if address and i in stays]
+        copied = [i for i, address in enumerate(here) if address and i not in stays]
+        if any(i in self.written or not _dense(inputs[i]) for i in copied):
+            self._off("an input that is written, or has gaps, moves")
+            return None
+        if (moved := sum(inputs[i].nbytes for i in copied)) > self.room:
             self._off(f"{moved} bytes of inputs would be copied in each call")
             return None
+        torch.cuda.empty_cache()  # what calls before have left; before there are buffers, which would hold what they lie in
+        for i in lie:
+            given[i] = inputs[i].detach()
+        for i in copied:
+            given[i] = torch.empty_strided(inputs[i].shape, inputs[i].stride(), dtype=inputs[i].dtype, device=inputs[i].device)
+        made.copied = [(given[i], i) for i in copied]
+        made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes()
         run = self.run if self.parts is None else self.parts.head
         made.graph, outs = record.recorded(run, given, self.index, self.first)
         release = getattr(run, "release_workspace", None)
@@ -296,12 +297,13 @@ class Graphed:
 
     def _staying(self, inputs: Inputs, here: tuple[int, ...]) -> set[int]:
         """The inputs that are read where they lie. What a forward keeps that is not recorded may lie where the allocator has put it twice, and elsewhere as soon as a recorded backward
-        takes no memory any more; but a parameter stays, and so does what a recording lends or reads."""
+        takes no memory any more; but a parameter stays, and so does what a recording lends or reads; and where it lends what the forward keeps, a large gradient of a result that lay there in
+        the call before is taken to stay too."""
         stays = {i for i, address in enumerate(here) if address and i not in (self.moved or ()) and self.blamed[i] < 2}
         if not self.of_backward:
             return stays
         read = {address for r in _alive for address in array("q", r.lie[1])}
-        known = {i for i in stays if isinstance(inputs[i], torch.nn.Parameter) or here[i] in read}
+        known = {i for i in stays if isinstance(inputs[i], torch.nn.Parameter) or here[i] in read or (self.lent_to and _large(inputs[i]))}
         return known | {i for i, address in enumerate(here) if address in _lent and self.blamed[i] < 2}
 
     def _output(
@@ -351,6 +353,10 @@ def _references(shown: list[tuple[torch.Tensor, int, int]]) -> list[tuple[torch.
         references, uses = getrefcount(out), out._use_count()  # type: ignore[attr-defined]
         shown[k] = out, references, uses
     return shown
+
+
+def _large(x: torch.Tensor) -> bool:
+    return x.nbytes >= LARGE
 
 
 def _dense(x: torch.Tensor) -> bool:

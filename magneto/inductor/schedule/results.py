@@ -1,7 +1,7 @@
 """Results behind everything else: `results_last(plan, results)` moves the steps that make nothing but what the user gets to the end of a schedule.
 
 A recording's memory is overwritten by its next replay, so results are copied out of it: one launch each, and the memory twice. Where as few launches compute them, those run behind the replay, into
-memory of the call's own (`runtime/parted.py`).
+memory of the call's own (`runtime/parted.py`). Products of the library do only where the result is large: they need a workspace (cuBLAS's has 32 MiB) on the stream of the replays, too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def results_last(plan: Schedule, results: Collection[str], at_least: int) -> Sch
     for position in reversed(range(len(plan.steps))):
         step = plan.steps[position]
         made = _made(step)
-        large = sum(int(plan.buffers[name].nbytes) for name in made if name not in results) >= BETWEEN  # type: ignore[arg-type,misc]
-        wanted = not made.isdisjoint(results) or (large and any(not made.isdisjoint(_read(plan.steps[p])) for p in chosen))
+        size = sum(int(plan.buffers[name].nbytes) for name in made)  # type: ignore[arg-type,misc]
+        if made.isdisjoint(results):
+            wanted = size >= BETWEEN and any(not made.isdisjoint(_read(plan.steps[p])) for p in chosen)
+        else:
+            wanted = size >= COPIED or not isinstance(step, LibraryCall)
         if made and wanted and _moves(step) and made.isdisjoint(others | read | written) and written.isdisjoint(_read(step)):
             chosen.append(position)
         else:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import magneto
-from magneto.inductor.runtime import record
+from magneto.inductor.runtime import cuda_graphs, record
 from magneto.inductor.runtime.cuda_graphs import Graphed
 from tests.inductor.runtime.tape import CPU, Deck, deck
 
@@ -196,11 +196,12 @@ def one_of_several_results_is_used(m: nn.Module, run: Callable[..., Any]) -> lis
     return found
 
 
-@pytest.mark.parametrize("in_two", [False, True])
+@pytest.mark.parametrize("way", ["copied", "in two", "large"])
 @pytest.mark.parametrize("name", LOOPS)
-def test_numbers_are_eagers(name: str, in_two: bool, deck: Deck) -> None:
-    """`in_two`: results are made behind the replays."""
-    deck.parted = in_two
+def test_numbers_are_eagers(name: str, way: str, deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two: results are made behind the replays. Large: what a backward is given is read where it lies, if it stays."""
+    deck.parted = in_two = way == "in two"
+    monkeypatch.setattr(cuda_graphs, "LARGE", 1 if way == "large" else cuda_graphs.LARGE)
     plain, ours = model(), model()
     expected = LOOPS[name](plain, plain)
     found = LOOPS[name](ours, magneto.optimize("cudagraphs")(ours))
@@ -231,6 +232,44 @@ def test_what_a_forward_lends_is_read_where_it_lies(deck: Deck) -> None:
     assert large == []  # what the results become may be copied
     assert [tape.replays for tape in deck.tapes] == [7, 7]
     assert forward.shown and not backward.shown
+
+
+@pytest.mark.parametrize("large", [80, 81])
+def test_a_large_gradient_of_a_result_that_stays_is_read_where_it_lies(large: int, deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not, it costs two recordings more, and is copied from then on."""
+    monkeypatch.setattr(cuda_graphs, "LARGE", large)
+    m, x, plain = model(), batches(1)[0], model()
+    run = magneto.optimize("cudagraphs")(m)
+
+    def back(given: torch.Tensor) -> int:
+        for net, f in ((m, run), (plain, plain)):
+            net.zero_grad()
+            f(x).backward(given)
+        torch.testing.assert_close(gradients(m), gradients(plain))
+        made = deck.of(True).recording
+        return len(made.copied) if made is not None else -1
+
+    seed = torch.randn(5, 4)
+    assert [back(seed) for _ in range(6)][-1] == (large > seed.nbytes)
+    assert deck.tapes[1].replays == 5
+    moving = [torch.randn(5, 4) for _ in range(24)]
+    assert [back(given) for given in moving][-1] == 1
+    assert len(deck.tapes) == (2 if large > seed.nbytes else 3)
+    replays = deck.replays
+    back(seed)
+    assert deck.replays == replays + 2
+
+
+def test_inputs_that_will_not_be_copied_take_no_memory(deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known from their sizes that they are too large for a recording."""
+    m, made = model(), list[Any]()
+    monkeypatch.setattr(cuda_graphs, "BUFFERS", 5 * 8 * 4 - 1)
+    run = magneto.optimize("cudagraphs")(m)
+    fresh = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: made.append(args) or fresh(*args, **kwargs))
+    with torch.no_grad():
+        kept = [run(x) for x in batches(8)]
+    assert kept and all(args[0] != (5, 8) for args in made) and not deck.tapes and "160 bytes" in deck.made[0].why_off
 
 
 def test_a_moving_input_is_copied_and_costs_one_call_more(deck: Deck) -> None:

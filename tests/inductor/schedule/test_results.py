@@ -8,6 +8,7 @@ from magneto.inductor import cuda
 from magneto.inductor.made import DevicePlan
 from magneto.inductor.runtime.parted import parted
 from magneto.inductor.runtime.plan_code import PlanCode
+from magneto.inductor.schedule.results import COPIED
 from tests.inductor.lower.prim_graphs import Graph
 
 aten = torch.ops.aten
@@ -30,17 +31,28 @@ def launches(instructions: tuple[tuple[object, ...], ...]) -> list[str]:
     return [getattr(i[2], "__name__", "kernel") for i in instructions if i[0] in ("LAUNCH", "CALL")]
 
 
-def test_a_large_product_is_made_behind_the_replay() -> None:
+WIDE = COPIED // (4 * 8)  # columns of float32
+
+
+def with_logits(columns: int) -> DevicePlan:
     g = Graph()
     h, _ = chain(g, 5)
-    logits = g.call(aten.mm.default, h, g.input(torch.randn(8, 9)))
-    g.output(logits, h)
-    code = planned(g, 1).code
+    g.output(g.call(aten.mm.default, h, g.input(torch.randn(8, columns))), h)
+    return planned(g, 1)
+
+
+def test_a_large_product_is_made_behind_the_replay() -> None:
+    code = with_logits(WIDE).code
     two = parted(code)
     assert two.places == (0, -1)
     assert launches(two.tail.instructions) == ["mm"]
     assert len(launches(two.head.instructions)) == 6
     assert two.head.outputs == (code.outputs[1], code.outputs[1])  # what is kept, and what the tail reads
+
+
+def test_a_small_product_is_copied_out() -> None:
+    """Behind the replay it would need a workspace of its own, which takes more memory than the result."""
+    assert not with_logits(WIDE - 1).code.tail
 
 
 def test_a_result_takes_over_no_memory_of_the_recording() -> None:
@@ -56,6 +68,9 @@ def test_a_result_takes_over_no_memory_of_the_recording() -> None:
 def test_what_is_kept_too_or_read_again_stays() -> None:
     g = Graph()
     h, first = chain(g, 5)
+    h, first = g.tanh(h), g.tanh(first)
+    h = g.call(aten.mm.default, h, first)
+    h = g.tanh(h)
     g.output(h, first, h)
     assert not planned(g, 1).code.tail  # backward reads it
     assert not planned(g, 2).code.tail  # `first` is read by others, `h` is kept
@@ -75,7 +90,7 @@ def test_more_launches_than_copies_stay_unless_they_spare_much() -> None:
 def test_few_launches_before_it_are_no_recording() -> None:
     g = Graph()
     h, _ = chain(g, 2)
-    g.output(h)
+    g.output(g.tanh(h))
     assert not planned(g, 1).code.tail
 
 

@@ -1,7 +1,7 @@
 """ProductKernel -> Triton text: a block of the product is summed in float32 on the matrix units, rounded as the library rounds it, and goes through the loops behind it in registers.
 
 Blocks are taken in groups of rows, so that what the running ones read is in the cache. Operands are read through pointers or, as `Tiles.described` has it, by descriptors, whose blocks have zeros where
-the matrix ends; or they are computed by loops (`Ahead`) and rounded to the type that they have in the graph.
+the matrix ends; or they are computed by loops (`Ahead`) and rounded to the type that they have in the graph. Windows of convolutions: triton_convolution.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton import Writer
+from magneto.inductor.codegen.triton_convolution import window_sums
 from magneto.inductor.codegen.triton_emit import Name, Scope
 from magneto.inductor.codegen.triton_nest import VECTOR, Axis, Blocks
 from magneto.inductor.codegen.triton_types import MEMORY, POINTERS, compute_type
@@ -102,6 +103,11 @@ class _Product(Writer):
     def _sum(self) -> list[str]:
         """The loop over terms, and what stands before it."""
         step, tiles = self.step, self.step.tiles
+        precision = f', input_precision="{step.precision}"' if step.precision else ""
+        if step.window is not None:
+            if tiles.described:
+                raise CannotEmit("windows have no descriptor")
+            return window_sums(step, self._start(step.a), self._start(step.b), self._row(), self._column(), precision)
         before, within, after, texts = ["k = tl.arange(0, KBLOCK)"] * (not tiles.described and None in step.ahead), [], [], []
         if tiles.described and None not in step.ahead:
             raise CannotEmit("no operand is read by descriptors")
@@ -123,7 +129,7 @@ class _Product(Writer):
                 before.append(f"{name} = {self._start(view)} + {down} * {view.strides[-2]} + {across} * {view.strides[-1]}")
                 texts.append(f"tl.load({name}{mask})")
                 after.append(f"{name} += KBLOCK * {view.strides[-2 if second else -1]}")
-        turn = [*within, f"sums = tl.dot({', '.join(texts)}, sums)", *after]
+        turn = [*within, f"sums = tl.dot({', '.join(texts)}, sums{precision})", *after]
         loop = f"for step in range(0, {-(-self.inner // tiles.terms)}):"
         return [*before, f"sums = tl.zeros(({tiles.rows}, {tiles.columns}), tl.float32)", loop, *indent(turn)]
 
@@ -135,7 +141,7 @@ class _Product(Writer):
         if turned:
             at, shape, block, down, along = at[::-1], shape[::-1], block[::-1], along, down
         size = view.dtype.itemsize
-        if self.blocks.outer or along != 1 or down < shape[1] or down * size % VECTOR or view.offset * size % VECTOR:  # type: ignore[operator]
+        if size != 2 or self.blocks.outer or along != 1 or down < shape[1] or down * size % VECTOR or view.offset * size % VECTOR:  # type: ignore[operator]
             raise CannotEmit("an operand that has no descriptor")
         number = len(self.described)
         self.described += ((self.names.index(view.buffer), view.offset, shape, down, block),)  # type: ignore[operator]

@@ -2,7 +2,7 @@
 
 - addmm whose result only loops read: the bias is added by those loops, not written into the product's memory beforehand; other linear layers.
 - mm and addmm with a weight that seldom changes: packed (lower/linear.py).
-- convolution with a bias whose result only loops read, on a GPU: they add it, where cuDNN would need a pass of its own.
+- convolution with a bias whose result only loops read, on a GPU: they add it, where cuDNN would need a pass of its own. With `max_autotune` its weight is laid out as kernels of ours, and cuDNN's, read it.
 - the gradient of such a bias, on a GPU: a sum in loops, where ATen would make a slower pass.
 - dropout that our kernels draw (lower/dropout.py).
 - clone: the same values in another layout; whether that needs a copy depends on who reads it.
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from magneto.base.flags import config
+from magneto.graph.layout import channels_last_strides
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import Lowering, same_layout
 from magneto.inductor.lower.dropout import DROPOUT, lower_dropout
@@ -92,9 +93,16 @@ def lower_clone(low: Lowering, val: Any, x: Box, *, memory_format: Any = None) -
 
 
 def lower_convolution(low: Lowering, val: Any, x: Box, weight: Box, bias: Box | None, *sizes: Any) -> Any:
-    if bias is None or val.device.type != "cuda" or not low.only_loops or bias.dtype is not val.dtype:
+    given, added = weight, bias is not None and val.device.type == "cuda" and low.only_loops and bias.dtype is val.dtype
+    dense = not sizes[3] and sizes[5] == 1 and tuple(weight.shape[2:]) != (1, 1)
+    if dense and low.on_gpu and config.max_autotune and len(val.shape) == 4 and val.is_channels_last():
+        lying = channels_last_strides(weight.shape)  # type: ignore[arg-type]
+        given = weight if same_layout(weight.shape, weight.strides, lying) else low.copy(weight, lying)
+    if given is weight and not added:
         return None
-    made = emit_call(low, aten.convolution.default, (x, weight, None, *sizes), {}, val)
+    made = emit_call(low, aten.convolution.default, (x, given, None if added else bias, *sizes), {}, val)
+    if bias is None or not added:
+        return made
     spread = View(bias, lambda i: (i[1],), tuple(val.shape), tuple(val.strides))
     return pointwise(low, "add", (made, spread), val.dtype, tuple(val.shape), tuple(val.strides))
 

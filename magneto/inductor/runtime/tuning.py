@@ -1,7 +1,7 @@
-"""`mode="max-autotune"`: which products are computed by kernels of ours, together with the loops around them, and in which tiles.
+"""`mode="max-autotune"`: which products and convolutions are computed by kernels of ours, together with the loops around them, and in which tiles.
 
-Measured on the device against the library's product and the kernels around it, on random numbers, once for each shape class; the choice is kept on disk. A graph has a
-budget of seconds for that, beyond which the library serves.
+Measured on the device against the library's call and the kernels around it, on random numbers, once for each shape class; the choice is kept on disk. A graph has a
+budget of seconds for that, beyond which the library serves. Where runs are recorded, what the host takes to launch them does not count.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit
+from magneto.base.flags import config
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.triton import triton_kernel
@@ -32,6 +33,7 @@ from magneto.inductor.schedule.schedule import Schedule
 
 SECONDS = 60.0  # of one graph
 REPEATS, ROUNDS = 10, 5
+ASLEEP = 4_000_000  # cycles that the device sleeps, while the host launches what is measured
 GAIN = 0.97  # of the library's time: less is not worth another rounding order
 
 BLOCKS = (
@@ -46,28 +48,40 @@ WALKING = (  # the seventh number: programs of each multiprocessor
     (128, 256, 64, 8, 3, 1, 1), (256, 128, 64, 8, 3, 1, 1), (128, 128, 64, 8, 4, 1, 1), (128, 128, 64, 4, 3, 1, 2), (128, 128, 64, 4, 3, 1, 2, 2),
 )  # fmt: skip
 AHEAD = (*BLOCKS[4:], *((*numbers, 1) for numbers in DESCRIBED[3:6]))  # where loops compute an operand
+WINDOWS = (  # of convolutions, where they are no products of matrices
+    (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (256, 64, 64, 8, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4), (128, 32, 32, 4, 4),
+)  # fmt: skip
+FLOATS = (
+    (128, 256, 32, 8, 3), (128, 128, 32, 4, 3), (128, 128, 32, 8, 4), (128, 64, 32, 4, 4), (256, 64, 32, 8, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4), (128, 32, 32, 4, 4),
+)  # fmt: skip
+EXACT = ((64, 64, 16, 4, 3), (128, 64, 16, 8, 3), (64, 32, 16, 4, 3))  # float32 that may not be TF32
 HOPPER = (9, 0)  # compute capability from which on there are descriptors
 
 
 def candidates(device: torch.device, match: Match | None = None) -> tuple[Tiles, ...]:
     """Tiles worth a trial on a device. Those for all products with loops behind them are left out where these are missing."""
-    found = [Tiles(*numbers) for numbers in AHEAD if len(numbers) == 5 or torch.cuda.get_device_capability(device) >= HOPPER]
+    of = None if match is None else match.of
+    if of is not None and (of.window is not None or of.precision):
+        behind = found = [Tiles(*numbers) for numbers in {"": WINDOWS, "tf32": FLOATS, "ieee": EXACT}[of.precision]]
+    else:
+        found = [Tiles(*numbers) for numbers in AHEAD if len(numbers) == 5 or torch.cuda.get_device_capability(device) >= HOPPER]
+        behind = _behind(device) if match is None or match.kernel != match.call or match.of.convolution else []
     possible = 0 if match is None else sum(bit for bit, p in zip((1, 2), match.ahead, strict=True) if p is not None)
     computing = [replace(tiles, ahead=bits) for bits in (1, 2, 3) if bits & possible == bits for tiles in found]
-    return (*(_behind(device) if match is None or match.kernel != match.call else ()), *computing)
+    return (*behind, *computing)
 
 
-def _behind(device: torch.device) -> tuple[Tiles, ...]:
+def _behind(device: torch.device) -> list[Tiles]:
     plain = [Tiles(*numbers) for numbers in BLOCKS]
     if torch.cuda.get_device_capability(device) < HOPPER:
-        return tuple(plain)
+        return plain
     many = torch.cuda.get_device_properties(device).multi_processor_count
     plain += [Tiles(*numbers, 1) for numbers in DESCRIBED]
-    return (*plain, *(Tiles(*numbers[:6], numbers[6] * many, *numbers[7:]) for numbers in WALKING))
+    return [*plain, *(Tiles(*numbers[:6], numbers[6] * many, *numbers[7:]) for numbers in WALKING)]
 
 
 def tuned(plan: Schedule, device: torch.device) -> Schedule:
-    """The schedule with the products that kernels of ours compute faster."""
+    """The schedule with the products and convolutions that kernels of ours compute faster."""
     until = time.monotonic() + SECONDS
     chosen = {match: tiles for match in matches(plan) if (tiles := _choice(plan, match, device, until)) is not None}
     counter("products_of_ours", len(chosen))
@@ -76,11 +90,13 @@ def tuned(plan: Schedule, device: torch.device) -> Schedule:
 
 def _choice(plan: Schedule, match: Match, device: torch.device, until: float) -> Tiles | None:
     *batch, rows, columns = (int(n) for n in match.result.shape)  # type: ignore[arg-type]
-    views = [(v.strides, v.offset, v.dtype) for v in (match.a, match.b)]
-    shape = batch, power_above(rows), columns, int(match.a.shape[-1])  # type: ignore[arg-type]
-    kind = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device), torch.__version__
+    of = match.of
+    views = [(v.strides, v.offset, v.dtype) for v in (of.a, of.b)]
+    call = of.bias is not None, of.window, of.precision, of.relu, of.residual is not None, of.convolution
+    shape = batch, power_above(rows), columns, int(match.of.a.shape[-1])  # type: ignore[arg-type]
+    kind = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device), torch.__version__, config.cuda_graphs
     texts = [triton_kernel(kernel, plan.buffers).body for kernel in _around(plan, match).values()]
-    key = key_of("tiles", repr((shape, views, match.bias is not None, kind, candidates(device, match))), *texts)
+    key = key_of("tiles", repr((shape, views, call, kind, candidates(device, match))), *texts)
     found = store().get("tiles", key)
     if found is None:
         if time.monotonic() > until:
@@ -103,16 +119,25 @@ def _around(plan: Schedule, match: Match) -> dict[int, FusedKernel]:
 
 def _measured(plan: Schedule, match: Match, device: torch.device) -> Tiles | None:
     """The fastest tiles; None: the library with the kernels around it is about as fast."""
+    times = times_of(plan, match, device)
+    best = min(times, key=lambda tiles: times[tiles])
+    shape = "x".join(map(str, (*match.result.shape, match.of.a.shape[-1])))
+    emit("artifact", artifact="tuning", product=shape, library_ms=times[None], best=str(best), best_ms=times[best])
+    return best if best is not None and times[best] < GAIN * times[None] else None
+
+
+def times_of(plan: Schedule, match: Match, device: torch.device) -> dict[Tiles | None, float]:
+    """Milliseconds of each way; None: the library's call with the kernels around it."""
     around = _around(plan, match)
     names = {
         match.result.name,
-        *(v.buffer for v in (match.a, match.b, match.bias) if v is not None),
+        *(v.buffer for v in match.views),
         *(n for k in around.values() for n in parameters(k)),
     }
     memory = {name: _filled(plan.buffers[name], device) for name in names}
     written = {p: triton_kernel(kernel, plan.buffers) for p, kernel in around.items()}
     made = launchers(written.values(), device)
-    runs: dict[int, Callable[[], Any]] = {p: partial(made[k], *(memory[n] for n in parameters(around[p]))) for p, k in written.items()}
+    runs = {p: _kernel(made[k], parameters(around[p]), memory) for p, k in written.items()}
     runs[match.call] = _library(plan.steps[match.call], memory)  # type: ignore[arg-type]
     ways: dict[Tiles | None, list[Callable[[], Any]]] = {None: [runs[p] for p in sorted(runs)]}
     texts = {}
@@ -127,11 +152,12 @@ def _measured(plan: Schedule, match: Match, device: torch.device) -> Tiles | Non
         if text in ours:
             left = {*match.ahead} - {None, *chosen_ahead(match, tiles)}
             ways[tiles] = [*(runs[p] for p in left), partial(ours[text], *tensors)]  # type: ignore[index]
-    times = {tiles: _milliseconds(way, device) for tiles, way in ways.items()}
-    best = min(times, key=lambda tiles: times[tiles])
-    shape = "x".join(map(str, (*match.result.shape, match.a.shape[-1])))
-    emit("artifact", artifact="tuning", product=shape, library_ms=times[None], best=str(best), best_ms=times[best])
-    return best if best is not None and times[best] < GAIN * times[None] else None
+    return {tiles: _milliseconds(way, device) for tiles, way in ways.items()}
+
+
+def _kernel(launch: Callable[..., Any], names: Sequence[str], memory: Mapping[str, torch.Tensor]) -> Callable[[], Any]:
+    """Reads what the library has made, where that lies in memory of its own."""
+    return lambda: launch(*[memory[name] for name in names])
 
 
 def _filled(buffer: Buffer, device: torch.device) -> torch.Tensor:
@@ -140,9 +166,12 @@ def _filled(buffer: Buffer, device: torch.device) -> torch.Tensor:
     return torch.as_strided(flat, buffer.shape, buffer.strides)  # type: ignore[arg-type]
 
 
-def _library(call: LibraryCall, memory: Mapping[str, torch.Tensor]) -> Callable[[], Any]:
+def _library(call: LibraryCall, memory: dict[str, torch.Tensor]) -> Callable[[], Any]:
     args = [torch.as_strided(memory[x.buffer], x.shape, x.strides, x.offset) if isinstance(x, ViewOf) else x for x in call.args]  # type: ignore[arg-type]
-    op, result = FAST[call.op], memory[call.buffers[0].name]
+    op, name = FAST.get(call.op, call.op), call.buffers[0].name
+    if call.out_op is None:
+        return lambda: memory.update({name: op(*args)})
+    result = memory[name]
     return lambda: op(*args, out=result)
 
 
@@ -151,6 +180,8 @@ def _milliseconds(runs: Sequence[Callable[[], Any]], device: torch.device) -> fl
     best = float("inf")
     for n in range(ROUNDS + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if config.cuda_graphs:
+            torch.cuda._sleep(ASLEEP)  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(REPEATS if n else 2):
             for run in runs:

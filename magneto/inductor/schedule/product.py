@@ -1,6 +1,6 @@
 """Products of matrices together with the loops around them: one kernel may do all.
 
-A `Match` is a library call mm, addmm, bmm or baddbmm of a schedule, the pointwise kernel behind it that reads its result, and those ahead of it that compute nothing but an operand. `joined` makes them one
+A `Match` is a library call mm, addmm, bmm, baddbmm or a convolution (convolution.py) of a schedule, the pointwise kernel behind it that reads its result, and those ahead of it that compute nothing but an operand. `joined` makes them one
 step, whose domain are the batch, the rows and the columns of the product. Which is faster is measured (runtime/tuning.py); without that the library's call stays.
 """
 
@@ -13,12 +13,13 @@ from typing import Any, TypeAlias
 import torch
 
 from magneto.graph.layout import contiguous_strides
-from magneto.inductor.loops.ir import Buffer, LibraryCall, Load, Op, Value, ViewOf, walk_values
+from magneto.inductor.loops.ir import Buffer, Const, LibraryCall, Load, Op, Value, ViewOf, walk_values
+from magneto.inductor.schedule.convolution import Factors, Window, factors
 from magneto.inductor.schedule.domain import align, fresh_symbol, replaced, strided_terms
 from magneto.inductor.schedule.inplace import may_raise, touched
 from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member, member_loads
 from magneto.inductor.schedule.schedule import Schedule
-from magneto.symbolic.nodes import ZERO, Expr
+from magneto.symbolic.nodes import ZERO, Expr, add
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
@@ -59,7 +60,7 @@ class Ahead:
 @dataclass(frozen=True, slots=True)
 class ProductKernel(FusedKernel):
     """A pointwise kernel over the result of a product, which it computes itself: `result` is never in memory. The first `batch` dimensions count its matrices, the next `tall` the rows,
-    the others the columns. `bias`: spread over the result and added before that is rounded. `ahead`: loops of the two operands, where this kernel computes them."""
+    the others the columns. `bias`: spread over the result and added before that is rounded. `ahead`: loops of the two operands, where this kernel computes them. `window`, `precision`: as of `Factors`."""
 
     a: ViewOf = field(kw_only=True)
     b: ViewOf = field(kw_only=True)
@@ -69,6 +70,8 @@ class ProductKernel(FusedKernel):
     tall: int = field(kw_only=True)
     tiles: Tiles = field(kw_only=True)
     ahead: tuple[Ahead | None, Ahead | None] = field(kw_only=True)
+    window: Window | None = field(kw_only=True)
+    precision: str = field(kw_only=True)
 
     @property
     def operands(self) -> tuple[ViewOf, ...]:
@@ -91,11 +94,17 @@ class Match:
 
     call: int
     kernel: int
-    a: ViewOf
-    b: ViewOf
-    bias: ViewOf | None
-    result: Buffer
+    of: Factors
     ahead: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def result(self) -> Buffer:
+        return self.of.result
+
+    @property
+    def views(self) -> list[ViewOf]:
+        """What the call reads."""
+        return [v for v in (self.of.a, self.of.b, self.of.bias, self.of.residual) if v is not None]
 
 
 def matches(plan: Schedule) -> list[Match]:
@@ -118,17 +127,19 @@ def matches(plan: Schedule) -> list[Match]:
             if call < 0 or only.get(name) != position:
                 continue
             match = _match(plan, call, position)
-            if match is not None and _domain(step, match) is not None:
+            if match is not None and not match.of.relu and _domain(step, match) is not None:
                 found[call] = match
                 break
     behind = {match.kernel for match in found.values()}
     for call in range(len(plan.steps)):
         match = found.get(call) or _match(plan, call, call)
         if match is not None:
-            views = (match.a, match.b)
+            views, fits = (match.of.a, match.of.b), match.of.window is None
             alone = [writer.get(v.buffer, call) if only.get(v.buffer) == call else call for v in views]
-            first, second = (p if p not in behind and _may_wait(plan, p, v, match) else None for p, v in zip(alone, views, strict=True))
-            if (ahead := (first, second)) != (None, None):
+            first, second = (
+                p if fits and p not in behind and _may_wait(plan, p, v, match) else None for p, v in zip(alone, views, strict=True)
+            )
+            if (ahead := (first, second)) != (None, None) or match.of.convolution:
                 found[call] = replace(match, ahead=ahead)
     return list(found.values())
 
@@ -138,7 +149,7 @@ def _may_wait(plan: Schedule, position: int, view: ViewOf, match: Match) -> bool
     step = plan.steps[position]
     if not isinstance(step, FusedKernel) or step.cols or step.stored != (view.buffer,) or may_raise(step):
         return False
-    if [v.buffer for v in (match.a, match.b, match.bias) if v is not None].count(view.buffer) > 1 or view.buffer in plan.into:
+    if [v.buffer for v in match.views].count(view.buffer) > 1 or view.buffer in plan.into:
         return False
     operations = {v for m in step.members for v in walk_values(m.body) if isinstance(v, Op)}
     if len(operations) > CHEAP or any(op.name == "uniform" for op in operations) or any(m.kind != POINT for m in step.members):
@@ -161,23 +172,27 @@ def _operand(kernel: FusedKernel, view: ViewOf) -> Ahead | None:
 def _match(plan: Schedule, call: int, kernel: int) -> Match | None:
     """`kernel`: `call` itself where the product stands alone."""
     step = plan.steps[call]
-    if not isinstance(step, LibraryCall) or step.op not in PRODUCTS or step.kwargs:
+    if not isinstance(step, LibraryCall) or (of := _factors(step) if step.op in PRODUCTS else factors(step)) is None:
         return None
-    (result,) = step.buffers
-    *biases, a, b = step.args
+    match = Match(call, kernel, of)
+    operands = {view.buffer for view in match.views}
+    written = {name for between in plan.steps[call + 1 : kernel] for name in touched(between)[1]}
+    return match if operands.isdisjoint(written) and operands.isdisjoint(plan.into.values()) else None
+
+
+def _factors(call: LibraryCall) -> Factors | None:
+    """Of products of matrices as the library is called for them."""
+    (result,) = call.buffers
+    *biases, a, b = call.args
     bias = biases[0] if biases else None
-    if bias is not None and (not isinstance(bias, ViewOf) or bias.dtype is not result.dtype):
+    if call.kwargs or (bias is not None and (not isinstance(bias, ViewOf) or bias.dtype is not result.dtype)):
         return None
     sizes = (*a.shape[-2:], b.shape[-1])
     if result.dtype not in HALVES or {a.dtype, b.dtype} != {result.dtype} or not all(isinstance(n, int) and n >= LEAST for n in sizes):
         return None
     if not all(isinstance(n, int) for n in result.shape) or result.strides != contiguous_strides(result.shape):  # type: ignore[arg-type]
         return None
-    operands = {view.buffer for view in (a, b, bias) if view is not None}
-    written = {name for between in plan.steps[call + 1 : kernel] for name in touched(between)[1]}
-    if not operands.isdisjoint(written) or not operands.isdisjoint(plan.into.values()):
-        return None
-    return Match(call, kernel, a, b, bias, result)
+    return Factors(a, b, bias, result)
 
 
 def _domain(kernel: FusedKernel, match: Match) -> Domain | None:
@@ -212,24 +227,31 @@ def product_kernel(plan: Schedule, match: Match, tiles: Tiles) -> ProductKernel:
     (batch, tall, wide), mapping = found
     memo: dict[Value, Value] = {}
     members: tuple[Member, ...] = tuple(m.mapped(mapping, memo) for m in kernel.members)
-    pairs = zip(ahead := chosen_ahead(match, tiles), (match.a, match.b), strict=True)
+    of, ahead = match.of, chosen_ahead(match, tiles)
+    pairs = zip(ahead, (of.a, of.b), strict=True)
     first, second = (None if p is None else _operand(plan.steps[p], view) for p, view in pairs)  # type: ignore[arg-type]
     origins = (*(o for p in (*ahead, match.call) if p is not None for o in plan.steps[p].origins), *kernel.origins)
     return ProductKernel(
         (*batch, *tall, *wide), (), members, kernel.stored, origins, kernel.why,
-        a=match.a, b=match.b, bias=match.bias, result=match.result, batch=len(batch), tall=len(tall), tiles=tiles, ahead=(first, second),
+        a=of.a, b=of.b, bias=of.bias, result=of.result, batch=len(batch), tall=len(tall), tiles=tiles, ahead=(first, second),
+        window=of.window, precision=of.precision,
     )  # fmt: skip
 
 
 def _alone(match: Match) -> tuple[FusedKernel, Match]:
-    """The loops of a product with nothing behind it: they store what comes under another name."""
-    result = match.result
+    """The loops of a product with nothing behind it: they store what comes, or what the call makes of it, under another name."""
+    result, residual = match.result, match.of.residual
     inner = replace(result, name=f"{result.name}_here")
     dims = tuple(Dim(fresh_symbol(int(n)), int(n)) for n in result.shape if n != 1)  # type: ignore[arg-type]
     symbols = iter(dims)
     place = result.offset(tuple(ZERO if n == 1 else next(symbols).sym for n in result.shape))
-    member = Member(POINT, result, Load(inner.name, place, result.dtype), place, True, result.dtype)
-    return FusedKernel(dims, (), (member,), (result.name,)), replace(match, result=inner)
+    body: Value = Load(inner.name, place, result.dtype)
+    if residual is not None:
+        body = Op("add", (body, Load(residual.buffer, add(residual.offset, place), result.dtype)), result.dtype)
+    if match.of.relu:
+        body = Op("maximum", (body, Const(0.0, result.dtype)), result.dtype)
+    member = Member(POINT, result, body, place, True, result.dtype)
+    return FusedKernel(dims, (), (member,), (result.name,)), replace(match, of=replace(match.of, result=inner))
 
 
 def chosen_ahead(match: Match, tiles: Tiles) -> tuple[int | None, int | None]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from magneto.base.flags import config
+from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.codegen.triton_gathers import GATHERS
 from tests.inductor.lower.prim_graphs import Graph
@@ -460,8 +461,9 @@ for _small in FLOATS_OF_A_BYTE:
 
 CASES.update(GATHERS)
 CASES.update(DRAWS)
+CASES.update(CONVOLUTIONS)
 
-PRODUCTS: dict[str, Any] = {}
+PRODUCTS: dict[str, Any] = dict(TILES)
 """Cases in which kernels of ours compute products too: tiles."""
 
 

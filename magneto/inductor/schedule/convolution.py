@@ -1,0 +1,122 @@
+"""Convolutions as products of matrices: rows are the places of the result, columns its channels, terms what a window covers, channels innermost.
+
+Two dimensions, channels-last, one group, not transposed; also cuDNN's calls with a bias, a residual and relu behind them. What covers single places, and all of them, is a product of matrices as they lie (`window`
+None); for others the kernel finds each term in the image (codegen/triton_convolution.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+from magneto.graph.layout import channels_last_strides
+from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf
+from magneto.inductor.runtime.kept import tensor_cores
+
+aten = torch.ops.aten
+CONVOLUTION, RELU, ADD_RELU = (op.default for op in (aten.convolution, aten.cudnn_convolution_relu, aten.cudnn_convolution_add_relu))
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+LEAST_ROWS, LEAST = 64, 16  # places; channels of the result, and terms, worth a kernel
+
+Pair: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Along height and width: elements that a window covers, steps between windows, zeros around the image, steps between a window's elements, the image and the result."""
+
+    size: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    image: Pair
+    result: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Of a product, or of a `convolution`; with a window `a` is the image (batch, height, width, channels) and `b` the weight (height, width, channels, channels of the result). `precision`: of products of float32.
+    `relu`, `residual`: what the call does behind the product."""
+
+    a: ViewOf
+    b: ViewOf
+    bias: ViewOf | None
+    result: Buffer
+    window: Window | None = None
+    precision: str = ""
+    relu: bool = False
+    residual: ViewOf | None = None
+    convolution: bool = False
+
+
+def factors(call: LibraryCall) -> Factors | None:
+    """None for what is no such convolution."""
+    residual: Any = None
+    if call.op is CONVOLUTION:
+        x, w, bias, stride, padding, dilation, transposed, _, groups = call.args
+    elif call.op is RELU:
+        (x, w, bias, stride, padding, dilation, groups), transposed = call.args, False
+    elif call.op is ADD_RELU and call.args[3] == 1:
+        (x, w, residual, _, bias, stride, padding, dilation, groups), transposed = call.args, False
+    else:
+        return None
+    (result,) = call.buffers
+    given = [view for view in (x, w, bias, residual) if view is not None]
+    if transposed or groups != 1 or call.kwargs or len(w.shape) != 4 or {result.dtype, *(v.dtype for v in given)} - {result.dtype}:
+        return None
+    if result.dtype not in TYPES or not all(isinstance(n, int) for v in (*given, result) for n in v.shape):
+        return None
+    if not _lie_last(x) or any(not _dense(v) for v in (result, residual) if v is not None):
+        return None
+    batch, columns, *places = _ints(result.shape)
+    high, wide = _ints(x.shape[2:])
+    window = Window(_pair(w.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), (high, wide), (places[0], places[1]))
+    rows, terms = batch * places[0] * places[1], prod(_ints(w.shape[1:]))
+    if rows < LEAST_ROWS or columns < LEAST or terms < LEAST:
+        return None
+    matrix = Buffer(result.name, (rows, columns), (columns, 1), result.dtype, result.device)
+    precision = "" if result.dtype is not torch.float32 else "tf32" if tensor_cores(torch.float32) else "ieee"
+    a, b = _moved(x, (0, 2, 3, 1)), _moved(w, (2, 3, 1, 0))
+    rest = precision, call.op is not CONVOLUTION, residual, True
+    if (step := _one_step(a)) and window.size == window.stride == (1, 1) and window.padding == (0, 0):
+        a = ViewOf(x.buffer, (rows, terms), (step, 1), x.offset, x.dtype)
+        return Factors(a, ViewOf(w.buffer, b.shape[2:], b.strides[2:], w.offset, w.dtype), bias, matrix, None, *rest)
+    return Factors(a, b, bias, matrix, window, *rest)
+
+
+def _ints(sizes: Sequence[Any]) -> list[int]:
+    return [int(n) for n in sizes]
+
+
+def _pair(sizes: Sequence[Any]) -> Pair:
+    """One number serves both."""
+    return int(sizes[0]), int(sizes[-1])
+
+
+def _lie_last(view: ViewOf) -> bool:
+    return view.shape[1] == 1 or view.strides[1] == 1
+
+
+def _dense(view: ViewOf | Buffer) -> bool:
+    wanted = channels_last_strides(view.shape)  # type: ignore[arg-type]
+    return all(n == 1 or s == t for n, s, t in zip(view.shape, view.strides, wanted, strict=True))
+
+
+def _moved(view: ViewOf, order: Sequence[int]) -> ViewOf:
+    shape, strides = (tuple(given[k] for k in order) for given in (view.shape, view.strides))
+    return ViewOf(view.buffer, shape, strides, view.offset, view.dtype)
+
+
+def _one_step(image: ViewOf) -> int:
+    """From each place to the next; 0 where there is no such step."""
+    step = reach = 0
+    for size, stride in list(zip(image.shape, image.strides, strict=True))[2::-1]:
+        if size != 1 and step and stride != reach:
+            return 0
+        if size != 1:
+            step, reach = step or int(stride), int(size) * int(stride)  # type: ignore[arg-type]
+    return step

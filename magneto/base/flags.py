@@ -53,6 +53,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("skip_files", str, "", "comma-separated path fragments of Python files that are never captured"),
     # Capture
     Flag("recompile_limit", int, 8, "compiled variants per entry point; beyond it the frame runs in eager", low=1),
+    Flag("size_variants", int, 64, "compiled variants per entry point for sizes that come again beyond recompile_limit", low=1),
     Flag("error_on_recompile", bool, False, "raise instead of recompiling, to find what keeps changing"),
     Flag("fallback_ops", str, "", "comma-separated ATen operations (aten.gelu.default) that are never decomposed", True),
     # Kernels

@@ -42,6 +42,7 @@ from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.once import CompiledWhenCalledAgain, breaks_its_guards
+from magneto.dynamo.region.sizes import AGAIN, SizesThatCome, Verdict, missed_sizes
 from magneto.dynamo.region.skip import looks_at_memory, skip_reason
 from magneto.graph.atomic import atomic
 from magneto.graph.program import standalone
@@ -80,6 +81,7 @@ class Context:
             log(1, lambda: f"{code.co_qualname} runs in eager: {reason}")
 
     changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: what differed between calls
+    sizes: collections.defaultdict[tuple[Any, int], SizesThatCome] = field(default_factory=lambda: collections.defaultdict(SizesThatCome))
     flips: collections.Counter[tuple[Any, int]] = field(
         default_factory=collections.Counter
     )  # by entry point: how often a small tensor has decided otherwise
@@ -146,8 +148,8 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     if mode is not None:
         context.leave_to_eager(state.code, mode)
         return None
-    if missed and not _may_recompile(context, state, missed):
-        return _C.SKIP_ENTRY
+    if missed and not (may := _may_recompile(context, state, missed)):
+        return None if may is None else _C.SKIP_ENTRY
     started = time.perf_counter()
     with events.timer("compile"), no_collection():
         try:
@@ -214,17 +216,25 @@ def _explained(region: Any, state: Any) -> Miss:
     return explain_miss(region.info["guards"], state, getattr(region.guards, "failed_row", -1))
 
 
-def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool:
+def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | None:
+    """None: not in this call."""
     code = state.code
     if len(missed) >= PLAIN_LIMIT and all(_is_plain(region.info) for region in missed):
         return False
+    verdict = Verdict.NOW
+    if len(missed) >= config.recompile_limit:
+        known = (code, state.offset) in context.sizes
+        verdict = context.sizes[code, state.offset].verdict(missed_sizes(missed, state), len(missed))
+        if known and verdict is Verdict.LATER:
+            return None
     reason = _explained(missed[0], state) if missed[0].info else None
     where = {"file": code.co_filename, "line": code.co_firstlineno}
-    if len(missed) >= config.recompile_limit:
+    if verdict is not Verdict.NOW:
         worst = keeps_failing([_explained(region, state) for region in missed if region.info])
         often = f"; {subject(worst[0])} differs from {worst[1]} of {len(missed)} variants. {remedy(worst[0])}" if worst is not None else ""
-        warn_once("W011", code=code.co_qualname, **where, limit=config.recompile_limit, reason=f"{reason}{often}")
-        return False
+        later = f" Sizes that come {AGAIN} times get variants still, up to {config.size_variants}." if verdict is Verdict.LATER else ""
+        warn_once("W011", code=code.co_qualname, **where, limit=config.recompile_limit, reason=f"{reason}{often}{later}")
+        return None if later else False
     told = reason.fields() if reason is not None else {}
     events.emit("recompile", function=code.co_qualname, **where, reason=str(reason), variants=len(missed), **told)
     log(1, lambda: f"recompile of {code.co_qualname} ({code.co_filename}:{code.co_firstlineno}): {reason}")

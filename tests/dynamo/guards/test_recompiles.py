@@ -248,3 +248,52 @@ def test_limit(fn, calls, subject, remedy):
     assert len(texts) == 1
     assert f"; {subject} differs from 8 of 8 variants. {remedy}" in texts[0]
     assert "MAGNETO_RECOMPILE_LIMIT raises the limit" in texts[0]
+
+
+def _of_rows(x, scale):
+    return torch.relu(x @ x.T).sum() * scale
+
+
+def _calls(compiled, sizes, make=lambda n: torch.ones(n, 3)):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in sizes:
+            x = make(n)
+            assert torch.equal(compiled(x, 2.0), _of_rows(x, 2.0))
+
+
+def test_sizes_that_come_again_beyond_the_limit():
+    compiled = magneto.optimize("eager")(_of_rows)
+    _calls(compiled, range(2, 14))
+    assert magneto.stats()["graphs"] == 8
+    _calls(compiled, [*range(2, 14)] * 2)
+    assert magneto.stats()["graphs"] == 12
+    before = magneto.stats()["hook"]
+    _calls(compiled, range(2, 14))
+    after = magneto.stats()["hook"]
+    assert (after["hits"] - before["hits"], after["misses"] - before["misses"]) == (12, 0)
+
+
+def test_sizes_that_grow_stay_at_the_limit():
+    compiled, before = magneto.optimize("eager")(_of_rows), magneto.stats()["hook"]["compiles"]
+    _calls(compiled, range(2, 400))
+    assert magneto.stats()["graphs"] == 8
+    compiles = magneto.stats()["hook"]["compiles"]
+    assert compiles - before < 300  # the entry is left to CPython
+    _calls(compiled, [500] * 5)
+    assert magneto.stats()["graphs"] == 8 and magneto.stats()["hook"]["compiles"] == compiles
+
+
+def test_size_variants_are_bounded():
+    with magneto.config.patch(size_variants=10):
+        compiled = magneto.optimize("eager")(_of_rows)
+        _calls(compiled, [*range(2, 30)] * 4)
+    assert magneto.stats()["graphs"] == 10
+
+
+def test_only_sizes_come_again():
+    compiled = magneto.optimize("eager")(_of_rows)
+    _calls(compiled, range(2, 11))
+    _calls(compiled, [3, 4], lambda n: torch.ones(n, 3, dtype=torch.float64))
+    _calls(compiled, [20] * 5)
+    assert magneto.stats()["graphs"] == 8  # another dtype is no size

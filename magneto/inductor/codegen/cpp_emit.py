@@ -215,10 +215,11 @@ class Emitter:
         return max(depth, self._mask_depths[mask]) if mask and self._reads_memory(value) else depth
 
     def _reads_memory(self, value: Value) -> bool:
-        """Does the value read memory, or divide, so that it must not be computed where its mask is false?"""
+        """Does the value read memory, divide or check an index, so that it must not be computed where its mask is false?"""
         found = self._reading.get(value)
         if found is None:
             reads = isinstance(value, Load) or (isinstance(value, Op) and value.name in DIVIDING)
+            reads = reads or (isinstance(value, IndexValue) and any(isinstance(s, Indirect) for s in value.expr.free))
             found = self._reading[value] = reads or any(map(self._reads_memory, value.children()))
         return found
 

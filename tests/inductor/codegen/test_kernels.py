@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -280,6 +281,20 @@ def test_wrong_index_and_zero_divisor_raise() -> None:
     assert plan(*g.inputs)[0].tolist() == [2, 1]
     with pytest.raises((RuntimeError, ZeroDivisionError)):
         plan(g.inputs[0], torch.tensor([1, 0]))
+
+
+def test_an_index_behind_a_condition_is_checked_where_it_holds() -> None:
+    """The gradient of padding in circles, cut at one side: places computed from loop variables alone, wanted in a part of the loop."""
+
+    def run(call: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.arange(12.0).view(1, 3, 4).requires_grad_()
+        y = call(x)
+        return y, *torch.autograd.grad(y.sin().sum(), x)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (-1, 1), mode="circular")
+
+    torch.testing.assert_close(run(magneto.compile(program)), run(program))
 
 
 def test_tiled_transposition() -> None:

@@ -19,6 +19,7 @@ from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, 
 from magneto.symbolic import Const as IntConst
 
 NARROW = 1 << 31
+SQRT_HALF = 0.7071067811865476
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -123,9 +124,9 @@ class Emitter:
     def _op(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
         if value.name == "uniform":
             return self._uniform(value, under)
-        if self.halves and value.name == "add" and (of := self._one_plus_erf(value)) is not None:
-            name = self.emit(of, under)
-            return f"lib.one_plus_erf_of_half({name.text})", name.axes
+        if self.halves and (short := self._short(value)) is not None:
+            name = self.emit(short[1], under)
+            return f"lib.{short[0]}_of_half({name.text})", name.axes
         consts = [isinstance(a, Const) for a in value.args]
         kind = value.args[0].dtype if value.args else value.dtype
         bare = (
@@ -136,14 +137,32 @@ class Emitter:
         axes = frozenset(a for n in names if n is not None for a in n.axes)
         return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves), axes
 
-    def _one_plus_erf(self, value: Op) -> Value | None:
-        """x of 1 + erf(x), which needs no accuracy far below 1: the heart of gelu."""
-        for one, other in (value.args, value.args[::-1]):
-            while isinstance(other, Load) and (inner := self.resolve(other)) is not None and not isinstance(inner, Name):
-                other = inner
-            if isinstance(one, Const) and one.value == 1.0 and isinstance(other, Op) and other.name == "erf":
-                return other.args[0] if other.args[0].dtype is not torch.float64 else None
+    def _short(self, value: Op) -> tuple[str, Value] | None:
+        """Gelu, or its heart 1 + erf(x), which needs no accuracy far below 1."""
+        if value.name not in ("mul", "add") or value.dtype is torch.float64:
+            return None
+        for first, other in (value.args, value.args[::-1]):
+            second = self._seen(other)
+            if value.name == "add" and _is(first, 1.0) and isinstance(second, Op) and second.name == "erf":
+                return "one_plus_erf", second.args[0]
+            if value.name == "mul" and isinstance(second, Op) and second.name == "add" and (half := self._times(first, 0.5)) is not None:
+                inner = self._short(second)
+                if inner is not None and self._times(inner[1], SQRT_HALF) is half:
+                    return "gelu", half
         return None
+
+    def _times(self, value: Value, number: float) -> Value | None:
+        """x of x * number."""
+        seen = self._seen(value)
+        if isinstance(seen, Op) and seen.name == "mul":
+            return next((self._seen(a) for a, b in (seen.args, seen.args[::-1]) if _is(b, number)), None)
+        return None
+
+    def _seen(self, value: Value) -> Value:
+        """What the kernel computes itself, as it computes it."""
+        while isinstance(value, Load) and (inner := self.resolve(value)) is not None and not isinstance(inner, Name):
+            value = inner
+        return value
 
     def _uniform(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
         """A random number. Neighbours whose numbers one call of Philox gives are computed together, where they lie along the last axis."""
@@ -245,6 +264,10 @@ class Emitter:
             self.checks.append((asserted, axes))
         kind = "tl.int64" if self.wide else "tl.int32"
         return self.name(f"tl.where({inside.text}, {raw.text}, 0).to({kind})", raw.axes, key, "i")
+
+
+def _is(value: Value, number: float) -> bool:
+    return isinstance(value, Const) and isinstance(value.value, float | int) and abs(value.value - number) <= 1e-7 * number
 
 
 def _narrow(index: Expr) -> bool:

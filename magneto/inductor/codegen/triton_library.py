@@ -99,6 +99,18 @@ def one_plus_erf_of_half(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def gelu_of_half(x):  # type: ignore[no-untyped-def]
+    """x * (1 + erf(x / sqrt(2))) / 2, of x < 0 as x * erfc(-x / sqrt(2)) / 2: the same polynomial, of |x|."""
+    t = tl.abs(x)
+    p = tl.fma(t, -0.0005204487124755052, 0.007397464476525785)
+    p = tl.fma(p, t, -0.052561166190541915)
+    p = tl.fma(p, t, -0.4592547118663789)
+    p = tl.fma(p, t, -1.151091377175463)
+    half = exp2_of_half(tl.fma(p, t, -1.0))
+    return x * tl.where(x < 0, half, 1.0 - half)
+
+
+@triton.jit
 def to_e4m3(x, beyond):  # type: ignore[no-untyped-def]
     """Rounded to nearest, ties to even, as torch does it. `beyond`: the byte of what is too large."""
     bits = x.to(tl.int32, bitcast=True)

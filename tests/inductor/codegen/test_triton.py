@@ -288,9 +288,17 @@ def test_few_programs_walk_all_blocks() -> None:
     assert kernel.grid == (36,) and "tl.range" not in kernel.body
 
 
+def _almost_gelu(g: Graph) -> Any:
+    """Another number is multiplied than erf is computed of."""
+    v, w = (g.convert_element_type(g.input(torch.randn(64).bfloat16()), torch.float32) for _ in range(2))
+    return g.convert_element_type(g.mul(g.mul(w, 0.5), g.add(g.erf(g.mul(v, 0.7071067811865476)), 1.0)), torch.bfloat16)
+
+
 def test_gelu_of_halves_is_short() -> None:
     (kernel,) = kernels(CASES["gelu of torch.bfloat16"][0])
-    assert "lib.one_plus_erf_of_half(" in kernel.body and "lib.erf" not in kernel.body
+    assert "lib.one_plus_erf_of_half(" in kernel.body and kernel.body.count("lib.gelu_of_half(") == 1 and "lib.erf" not in kernel.body
+    (kernel,) = kernels(lambda g: g.output(_almost_gelu(g)))
+    assert "gelu_of_half" not in kernel.body and kernel.body.count("lib.one_plus_erf_of_half(") == 1
 
 
 TEXTS_OF_PRODUCTS = {"product": "a product with bias and residual", "product_of_integers": "a product with integers as weights, turned"}

@@ -17,7 +17,7 @@ from magneto.inductor import draws
 from magneto.inductor import halves as joining
 from magneto.inductor.devices import split
 from magneto.inductor.halves import Joined
-from magneto.inductor.loops.philox import advance_of, threads_of, vector_of, word_of
+from magneto.inductor.loops.philox import advance_of, limit_of, threads_of, vector_of, word_of
 from magneto.inductor.lower.dropout import DROPOUT
 from magneto.prims import prims
 from tests.inductor.codegen.triton_draws import DRAWS
@@ -38,6 +38,19 @@ def test_what_a_device_drew(row: list[Any]) -> None:
     mask = words.astype(np.float32) * np.float32(2**-32) + np.float32(2**-33) < (np.float64 if size == 8 else np.float32)(1 - DRAWN["p"])
     assert "".join("01"[int(m)] for m in mask) == f"{int(bits, 16):b}"[1:]
     assert advance_of(n, threads) == after - before
+
+
+@pytest.mark.parametrize("keep", [0.9, 0.7, 0.5, 1e-3, 1 - 2**-25, 2**-32, 1 - 1e-9, 0.0, 1.5])
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
+def test_words_of_numbers_below_one(keep: float, wide: Any) -> None:
+    """A word is less than the limit where its number is less than that which it is compared with: around the limit, and anywhere."""
+    keep = float(wide(keep))
+    limit = limit_of(keep)
+    near = np.arange(max(limit - 2000, 0), min(limit + 2000, 1 << 32))
+    words = np.concatenate([near, np.linspace(0, (1 << 32) - 1, 4001).astype(np.int64)]).astype(np.uint32)
+    numbers = words.astype(np.float32) * np.float32(2**-32) + np.float32(2**-33)
+    assert ((numbers < wide(keep)) == (words.astype(np.int64) < limit)).all()
+    assert 0 < limit < 1 << 32 or keep in (0.0, 1.5) or (keep, wide) == (1.0, np.float32)
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -15,6 +15,7 @@ from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, literal, number
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
+from magneto.inductor.loops.philox import limit_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
 from magneto.symbolic import Const as IntConst
 
@@ -124,6 +125,10 @@ class Emitter:
     def _op(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
         if value.name == "uniform":
             return self._uniform(value, under)
+        if value.name == "lt" and (drawn := self._drawn(value.args[0])) is not None:
+            limit = value.args[1]
+            if isinstance(limit, Const) and isinstance(limit.value, float) and 0 < (words := limit_of(limit.value)) < 1 << 32:
+                return self._uniform(drawn, under, words)
         if self.halves and (short := self._short(value)) is not None:
             name = self.emit(short[1], under)
             return f"lib.{short[0]}_of_half({name.text})", name.axes
@@ -164,22 +169,29 @@ class Emitter:
             value = inner
         return value
 
-    def _uniform(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
-        """A random number. Neighbours whose numbers one call of Philox gives are computed together, where they lie along the last axis."""
+    def _drawn(self, value: Value) -> Op | None:
+        """The random number that a value is, as it is drawn or as a wider float."""
+        value = self._seen(value)
+        while isinstance(value, Op) and value.name == "convert_element_type" and value.dtype.is_floating_point and value.dtype.itemsize > 2:
+            value = self._seen(value.args[0])
+        return value if isinstance(value, Op) and value.name == "uniform" else None
+
+    def _uniform(self, value: Op, under: Name | None, limit: int = 0) -> tuple[str, frozenset[str]]:
+        """A random number, or whether it is one that the `limit` least words give. Neighbours whose numbers one call of Philox gives are computed together, where they lie along the last axis."""
         seed, offset, place, threads, vector = value.args
         assert isinstance(threads, Const) and isinstance(vector, Const)
         state = f"{self.emit(seed, under).text}, {self.emit(offset, under).text}"
         if not isinstance(place, IndexValue):
-            return f"lib.uniform({state}, tl.full([], 0, tl.int32), {threads.value}, {vector.value})", NOTHING
+            return f"lib.uniform({state}, tl.full([], 0, tl.int32), {threads.value}, {vector.value}, {limit})", NOTHING
         rest = place.expr - self.along if self.along is not None else None
         if rest is not None and vector.value >= 4 and not rest.free & self.along.free and mod(rest, 4) == IntConst(0):  # type: ignore[operator,union-attr]
             self.grouped = True
             base, last = self.index(floordiv(rest, 4), under), self.axes[-1]
             turns = place.expr.hi is None or place.expr.hi >= threads.value * vector.value  # type: ignore[operator]
             group = f"{last}group" if rest == IntConst(0) else f"{base.text} + {last}group"
-            return f"lib.uniforms({state}, {group}, {threads.value if turns else 0}, {vector.value // 4})", base.axes | {last}  # type: ignore[operator]
+            return f"lib.uniforms({state}, {group}, {threads.value if turns else 0}, {vector.value // 4}, {limit})", base.axes | {last}  # type: ignore[operator]
         index = self.index(place.expr, under)
-        return f"lib.uniform({state}, {index.text}, {threads.value}, {vector.value})", index.axes
+        return f"lib.uniform({state}, {index.text}, {threads.value}, {vector.value}, {limit})", index.axes
 
     def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
         condition = self.emit(value.cond, under)

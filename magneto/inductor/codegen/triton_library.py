@@ -157,19 +157,28 @@ if INTERPRETED:
 
 @triton.jit
 def words(seed, offset, sequence, calls):  # type: ignore[no-untyped-def]
-    """The four numbers of a call of Philox (loops/philox.py)."""
+    """The four numbers of a call of Philox (loops/philox.py): products of 64 bits, one instruction each."""
     counter = (offset >> 2) + calls
-    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
-    return tl.philox(seed, low, high, sequence.to(tl.uint32), high * 0)
-
-
-@triton.jit
-def between(word):  # type: ignore[no-untyped-def]
-    return word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    a, b, c = counter.to(tl.uint32), (counter >> 32).to(tl.uint32), sequence.to(tl.uint32)
+    d, k, l = c * 0, seed.to(tl.uint32), (seed >> 32).to(tl.uint32)  # noqa: E741
+    for _ in tl.static_range(10):
+        one, two = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
+        a, b, c, d = (two >> 32).to(tl.uint32) ^ b ^ k, two.to(tl.uint32), (one >> 32).to(tl.uint32) ^ d ^ l, one.to(tl.uint32)
+        k, l = k + 0x9E3779B9, l + 0xBB67AE85  # noqa: E741
+    return a, b, c, d
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def uniform(seed, offset, i, threads: tl.constexpr, vector: tl.constexpr):  # type: ignore[no-untyped-def]
+def between(word, limit: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A word's number, or whether it is less than `limit`."""
+    if limit:
+        return word < limit
+    else:
+        return tl.fma(word.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def uniform(seed, offset, i, threads: tl.constexpr, vector: tl.constexpr, limit: tl.constexpr):  # type: ignore[no-untyped-def]
     """The number of each element `i`."""
     if vector == 1:
         sequence, calls, which = i % threads, i // (4 * threads), i % (4 * threads) // threads
@@ -177,11 +186,11 @@ def uniform(seed, offset, i, threads: tl.constexpr, vector: tl.constexpr):  # ty
         turn, within = i // vector, i % vector
         sequence, calls, which = turn % threads, turn // threads * ((vector + 3) // 4) + within // 4, within % 4
     a, b, c, d = words(seed, offset, sequence, calls)
-    return between(tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d)))
+    return between(tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d)), limit)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def uniforms(seed, offset, group, threads: tl.constexpr, calls: tl.constexpr):  # type: ignore[no-untyped-def]
+def uniforms(seed, offset, group, threads: tl.constexpr, calls: tl.constexpr, limit: tl.constexpr):  # type: ignore[no-untyped-def]
     """The numbers of groups of four elements along the last axis; `calls` groups belong to one turn of a thread. `threads` 0: there is one turn."""
     turn = group // calls
     if threads:
@@ -190,9 +199,9 @@ def uniforms(seed, offset, group, threads: tl.constexpr, calls: tl.constexpr):  
         a, b, c, d = words(seed, offset, turn, group % calls)
     found = tl.join(tl.join(a, c), tl.join(b, d))
     if len(group.shape) == 1:
-        return between(tl.reshape(found, [group.shape[0] * 4]))
+        return between(tl.reshape(found, [group.shape[0] * 4]), limit)
     else:
-        return between(tl.reshape(found, [group.shape[0], group.shape[1] * 4]))
+        return between(tl.reshape(found, [group.shape[0], group.shape[1] * 4]), limit)
 
 
 @triton.jit

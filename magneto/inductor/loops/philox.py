@@ -6,6 +6,7 @@ A generator is a seed and an offset. A kernel has `threads`, of which each draws
 
 from __future__ import annotations
 
+from struct import pack, unpack
 from typing import Any
 
 BLOCK = 256  # threads of a block
@@ -52,3 +53,17 @@ def word_of(seed: Any, offset: Any, i: Any, threads: int, vector: int) -> Any:
         a, b, c, d = (two >> 32 & LOW) ^ b ^ k, two & LOW, (one >> 32 & LOW) ^ d ^ l, one & LOW
         k, l = k + 0x9E3779B9 & LOW, l + 0xBB67AE85 & LOW  # noqa: E741
     return a * (which == 0) + b * (which == 1) + c * (which == 2) + d * (which == 3)
+
+
+def limit_of(keep: float) -> int:
+    """How many words give a number below `keep`: those that are less than this. Numbers do not decrease with words."""
+    low, high = 0, 1 << 32
+    while low < high:
+        word = (low + high) // 2
+        low, high = (word + 1, high) if number_of(word) < keep else (low, word)
+    return low
+
+
+def number_of(word: int) -> float:
+    """bits * 2**-32 + 2**-33, each step rounded to float32."""
+    return unpack("f", pack("f", unpack("f", pack("f", float(word)))[0] * 2.0**-32 + 2.0**-33))[0]  # type: ignore[no-any-return]

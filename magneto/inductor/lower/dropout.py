@@ -56,7 +56,6 @@ def lower_dropout(low: Lowering, val: Any, x: Box, state: Box, p: float, threads
         return Op("lt", (convert(number, wide), Const(keep, wide)), torch.bool)
 
     mask = low.realise(low.computed(Computed(drawn, shape, strides, torch.bool, x.device, state.reads, low.origins, DRAWN, 1)))
-    factor = pointwise(low, "convert_element_type", (mask,), wide, shape, strides)
-    kept = pointwise(low, "mul", (lower_convert(low, val[0].with_(dtype=wide), x, wide), factor), wide, shape, strides)
-    scaled = pointwise(low, "mul", (kept, Const(scale, wide)), wide, shape, strides)
+    factor = pointwise(low, "where", (mask, Const(scale, wide), Const(0.0, wide)), wide, shape, strides)  # x * 1 * scale, or x * 0 * scale
+    scaled = pointwise(low, "mul", (lower_convert(low, val[0].with_(dtype=wide), x, wide), factor), wide, shape, strides)
     return lower_convert(low, val[0], scaled, x.dtype), mask

@@ -20,6 +20,7 @@ from magneto.inductor.codegen.triton import triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import triton_table
 from magneto.inductor.loops.ir import LibraryCall
+from magneto.inductor.loops.philox import limit_of
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable, work_of
 from magneto.inductor.schedule.columns import join_columns
@@ -143,7 +144,11 @@ def test_text(name: str) -> None:
 def test_neighbours_are_drawn_together_in_one_kernel_with_what_follows() -> None:
     """One call of Philox gives four numbers, where rows are groups of four."""
     (kernel,) = kernels(CASES["drawn: residual and layer norm"][0])
-    assert "lib.uniforms(" in kernel.body and "rgroup = tl.arange(0, RBLOCK // 4)" in kernel.body
+    assert (
+        "lib.uniforms(" in kernel.body
+        and f", {limit_of(0.699999988079071)})" in kernel.body
+        and "rgroup = tl.arange(0, RBLOCK // 4)" in kernel.body
+    )
     assert all("lib.uniform(" in k.body for k in kernels(CASES["drawn: rows that are no groups of four"][0]))
 
 

@@ -42,7 +42,7 @@ from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.once import CompiledWhenCalledAgain, breaks_its_guards
-from magneto.dynamo.region.sizes import AGAIN, SizesThatCome, Verdict, missed_sizes
+from magneto.dynamo.region.sizes import AGAIN, FLEETING, SizesThatCome, Verdict, missed_sizes
 from magneto.dynamo.region.skip import looks_at_memory, skip_reason
 from magneto.graph.atomic import atomic
 from magneto.graph.program import standalone
@@ -82,6 +82,7 @@ class Context:
 
     changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: what differed between calls
     sizes: collections.defaultdict[tuple[Any, int], SizesThatCome] = field(default_factory=lambda: collections.defaultdict(SizesThatCome))
+    fleeting: set[tuple[Any, int]] = field(default_factory=set)  # entry points whose variant in the making may not come again
     flips: collections.Counter[tuple[Any, int]] = field(
         default_factory=collections.Counter
     )  # by entry point: how often a small tensor has decided otherwise
@@ -222,6 +223,9 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     if len(missed) >= PLAIN_LIMIT and all(_is_plain(region.info) for region in missed):
         return False
     verdict = Verdict.NOW
+    context.fleeting.discard((code, state.offset))
+    if FLEETING <= len(missed) < config.recompile_limit and missed_sizes(missed, state) is not None:
+        context.fleeting.add((code, state.offset))
     if len(missed) >= config.recompile_limit:
         known = (code, state.offset) in context.sizes
         verdict = context.sizes[code, state.offset].verdict(missed_sizes(missed, state), len(missed))
@@ -312,7 +316,7 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
     _report(context, plan)
     if context.on_plan is not None:
         context.on_plan(plan)
-    graph = _graph_of(context, plan) if plan.gm is not None else None
+    graph = _graph_of(context, plan, (state.code, state.offset) in context.fleeting) if plan.gm is not None else None
     with events.timer("guards"):
         program = build_program(plan.guards, plan.exports, plan.packed, state)
     plan.info.update(
@@ -379,12 +383,14 @@ def _report(context: Context, plan: RegionPlan) -> None:
         log(2, plan.text)
 
 
-def _graph_of(context: Context, plan: RegionPlan) -> Callable[..., Any]:
+def _graph_of(context: Context, plan: RegionPlan, fleeting: bool) -> Callable[..., Any]:
+    """The callable of the plan's graph. `fleeting`: it is one more of several sizes, which may change with each call."""
     gm, info, machine = plan.gm, plan.info, plan.machine
     assert gm is not None
-    if context.slow_backend and breaks_its_guards(plan.code, plan.guards, machine.effects):
+    if context.slow_backend and (fleeting or breaks_its_guards(plan.code, plan.guards, machine.effects)):
         events.counter("graphs_for_one_call")
-        log(1, lambda: f"{plan.name} is not expected to be called again: its own effects break its guards. It is compiled if it is")
+        why = "sizes change from call to call" if fleeting else "its own effects break its guards"
+        log(1, lambda: f"{plan.name} is not expected to be called again: {why}. It is compiled if it is")
         return CompiledWhenCalledAgain(gm, lambda inputs: _compile_again(context, gm, info, inputs))
     return _call_backend(context, gm, info, list(plan.example_inputs))
 

@@ -1,4 +1,4 @@
-"""Sizes beyond the recompile limit: one that comes again is worth a variant of its own, one that grows in each call is not."""
+"""Sizes that differ from call to call: one that comes again is worth compiling, one that grows in each call is not."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Source
 
 AGAIN = 3  # calls with the same sizes, until they have a variant
+FLEETING = 3  # variants: one more size runs as captured and is compiled when it comes again
 PATIENCE = 256  # different sizes that are counted; then the entry is left to CPython
 
 Sizes = frozenset[tuple[Source, tuple[int, ...]]]

@@ -297,3 +297,23 @@ def test_only_sizes_come_again():
     _calls(compiled, [3, 4], lambda n: torch.ones(n, 3, dtype=torch.float64))
     _calls(compiled, [20] * 5)
     assert magneto.stats()["graphs"] == 8  # another dtype is no size
+
+
+def test_kernels_are_made_for_sizes_that_come_again():
+    compiled = magneto.optimize("inductor")(_of_rows)
+    made = []
+    for n in [2, 3, 4, 5, 6, 7, 5, 6, 5, 2]:
+        x = torch.ones(n, 3)
+        torch.testing.assert_close(compiled(x, 2.0), _of_rows(x, 2.0))
+        made.append(magneto.stats()["kernels"])
+    steps = [b > a for a, b in zip([0, *made], made, strict=False)]
+    assert steps == [True, True, True, False, False, False, True, True, False, False]
+
+
+def test_other_changes_are_no_fleeting_sizes():
+    compiled = magneto.optimize("inductor")(_of_rows)
+    for count, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16), 1):
+        x = torch.ones(4, 3, dtype=dtype)
+        torch.testing.assert_close(compiled(x, 2.0), _of_rows(x, 2.0))
+        assert magneto.stats()["graphs"] == count
+    assert events.counters().get("graphs_for_one_call", 0) == 0

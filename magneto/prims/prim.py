@@ -13,9 +13,9 @@ Meaning = Callable[..., Any]
 class Prim:
     """A primitive operation.
 
-    category: unary, binary, ternary, convert, reduction, shape or index.
+    category: unary, binary, ternary, convert, reduction, shape, index or window.
     signature: parameter names, for reading.
-    dtype_rule: same (the operands'), bool, int64 or argument.
+    dtype_rule: same (the operands'), bool, int8, int64 or argument.
     meta: result metadata from operand metadata (the shape rule; operands are TensorMeta, constants stay).
     torch_meaning, numpy_meaning: what it computes, on tensors and on arrays (numpy knows no bfloat16).
     """

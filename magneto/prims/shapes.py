@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import contiguous_strides, iterator_strides, numel, view_strides, wrap_dim
+from magneto.graph.layout import contiguous_strides, iterator_strides, numel, suggested_strides, view_strides, wrap_dim
 from magneto.graph.meta import CPU, TensorMeta
 from magneto.graph.promotion import float_type, sum_type
 
@@ -136,3 +136,13 @@ def index_select_meta(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
 
 def gather_meta(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     return TensorMeta.contiguous(index.shape, x.dtype, x.device)
+
+
+def window_meta(dtype: torch.dtype | None) -> Callable[..., TensorMeta]:
+    """One element for each window over the last dimensions."""
+
+    def meta(x: TensorMeta, size: Sequence[int], step: Any, pad: Any, dilation: Any, count: Sequence[int]) -> TensorMeta:
+        shape = (*x.shape[: -len(size)], *count)
+        return TensorMeta(shape, suggested_strides(shape, x.is_channels_last()), dtype or x.dtype, x.device)
+
+    return meta

@@ -31,6 +31,7 @@ class Builder:
         self.known: dict[Any, Value] = {}
         self.late = False
         self.wanted: frozenset[Any] = frozenset()  # of an operation with several results: the positions of those that somebody reads
+        self.places: dict[fx.Node, Value] = {}  # by indices of pooling's maxima: which element of its window each is, in a byte
 
     def emit(self, name: str, *args: Any) -> Value:
         """One prim node of a single result."""

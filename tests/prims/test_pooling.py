@@ -177,3 +177,87 @@ def test_on_the_cpu_gradients_stay_library_calls() -> None:
     r = Recorder(torch.randn(2, 3, 18, 80))
     graph = decompose(r.output(r(aten.upsample_nearest2d_backward.default, r.nodes[0], [18, 80], [2, 3, 9, 40])))
     assert targets(graph) == ["aten.upsample_nearest2d_backward.default"]
+
+
+# ---- maxima with indices, as on a GPU ------------------------------------------------------------------------------------
+
+TRAINED: list[tuple[Any, ...]] = [
+    ((3, 3), (2, 2), (1, 1), (1, 1), False), ((2, 2), (2, 2), (0, 0), (1, 1), False), ((3, 2), (1, 2), (1, 1), (2, 1), False), ((3, 3), (2, 2), (1, 1), (1, 1), True),
+    ((2, 2), (3, 3), (0, 0), (1, 1), True), ((3, 3), (1, 1), (1, 1), (2, 2), True), ((1, 3), (2, 1), (0, 1), (1, 1), False),
+]  # fmt: skip
+
+
+def numbers(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Many equal ones; several NaN in one window, at edges; windows of -inf alone."""
+    x = torch.randn(2, 3, 9, 12, generator=torch.Generator().manual_seed(2)).to(dtype)
+    x[0, 0], x[0, 1, 3, 5], x[0, 1, 4, 4:6], x[1, 2, 0, 0], x[1, 1, -1, -1] = (
+        -float("inf"),
+        float("nan"),
+        float("nan"),
+        float("nan"),
+        float("nan"),
+    )
+    return [images(dtype)[0], x, x.to(memory_format=torch.channels_last), x[1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("args", TRAINED, ids=str)
+def test_maxima_and_their_gradients(args: tuple[Any, ...], dtype: torch.dtype, gpu: None) -> None:
+    """Indices that somebody sees are eager's; those that only a gradient reads are places in the windows."""
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d((x * 2).relu(), *args) * 3
+
+    both = magneto.optimize("inductor", nopython=True)(lambda x: F.max_pool2d(x, *args, return_indices=True))
+    trained = magneto.optimize("inductor", nopython=True)(train)
+    for x in numbers(dtype):
+        for found, wanted in zip(both(x), F.max_pool2d(x, *args, return_indices=True), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+            assert found.stride() == wanted.stride()
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        found, wanted = trained(a), train(b)
+        weight = torch.randint(-3, 4, wanted.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+        found.backward(weight)
+        wanted.backward(weight)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "pool", [lambda x: F.max_pool1d(x[0], 3, 2, 1), lambda x: F.max_pool3d(x, 2), lambda x: F.max_pool3d(x, (1, 3, 3), 2, (0, 1, 1))]
+)
+def test_one_and_three_dimensions(pool: Callable[[torch.Tensor], torch.Tensor], gpu: None) -> None:
+    x = images()[0]
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, wanted = magneto.optimize("inductor", nopython=True)(pool)(a), pool(b)
+    assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_training_graph_keeps_a_byte_for_each_maximum(gpu: None) -> None:
+    """Norm, relu and pool are one kernel that writes the maxima and their places; neither indices nor what the relu gives are in memory."""
+    from magneto.aot_autograd.decomposed import decompose_joint
+    from magneto.aot_autograd.joint import trace_joint
+    from magneto.aot_autograd.partition import partition
+    from magneto.inductor.loops.ir import LibraryCall
+    from magneto.inductor.lower import lower_graph
+    from magneto.inductor.schedule.kernel import FusedKernel
+    from magneto.inductor.schedule.schedule import schedule
+    from magneto.inductor.schedule.split import split_reductions
+
+    def stem(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(F.batch_norm(F.conv2d(x, w, stride=2, padding=3), None, None, scale, bias, training=True))
+        return F.conv2d(F.max_pool2d(x, 3, 2, 1), v)
+
+    inputs = torch.randn(4, 3, 256, 256), torch.randn(16, 3, 7, 7), torch.randn(16), torch.randn(16), torch.randn(8, 16, 1, 1)
+    cut = partition(decompose_joint(trace_joint(torch.fx.symbolic_trace(stem), [t.requires_grad_(k > 0) for k, t in enumerate(inputs)])))
+    kept = [node.meta["val"] for node in cut.forward.output_node().args[0]]
+    assert [(m.shape, m.dtype) for m in kept if m.dtype not in (torch.float32,)] == [((4, 16, 64, 64), torch.int8)]
+    for graph in (cut.forward, cut.backward):
+        plan = schedule(split_reductions(lower_graph(graph, on_gpu=True)), training=True)
+        assert not [step for step in plan.steps if isinstance(step, LibraryCall) and "pool" in str(step.op)]
+        written = [[plan.buffers[n].shape for n in step.stored] for step in plan.steps if isinstance(step, FusedKernel)]
+        if graph is cut.forward:
+            assert [shapes for shapes in written if any(len(s) == 4 for s in shapes)] == [[(4, 16, 64, 64)] * 2]

@@ -40,7 +40,7 @@ def test_categories_have_the_contracts_members() -> None:
     assert by_category["ternary"] == {"where"} and by_category["convert"] == {"convert_element_type"}
     assert by_category["reduction"] == {"sum", "prod", "amax", "amin", "argmax", "argmin", "any", "all", "var"}
     assert by_category["shape"] == {"broadcast_in_dim", "reshape", "transpose", "slice", "flip", "cat", "pad"}
-    assert by_category["index"] == {"iota", "full", "index_select", "gather"}
+    assert by_category["index"] == {"iota", "full", "index_select", "gather"} and by_category["window"] == {"window_max", "window_argmax"}
     assert len(by_category["unary"]) == 35 and len(by_category["binary"]) == 22
 
 
@@ -56,6 +56,9 @@ X = torch.tensor([[0.5, -1.5, 2.0], [3.25, -0.0, 0.75]])
 Y = torch.tensor([[1.5, 2.0, -0.5], [-2.0, 3.0, 0.25]])
 N = torch.tensor([[5, -3, 2], [0, 7, -1]])
 INDEX = torch.tensor([2, 0, 1])
+WINDOWS = [(x, (3,), (2,), (1,), (1,), (2,)) for x in (X, N.float(), X.half(), X * float("nan"))] + [
+    (X, (1, 2), (1, 1), (0, 1), (1, 2), (2, 3))
+]
 OTHERS: dict[str, list[tuple[Any, ...]]] = {
     "where": [(X > 0, X, Y), (X > 0, X, 1.5), (X > 0, 0.0, Y)],
     "convert_element_type": [(X, torch.int32), (N, torch.float64), (X, torch.bool), (X, torch.float16)],
@@ -71,6 +74,8 @@ OTHERS: dict[str, list[tuple[Any, ...]]] = {
     "pad": [(X, (1, 0), (0, 2), 1.5)],
     "iota": [(5, torch.int64, torch.device("cpu")), (3, torch.float32, torch.device("cpu"))],
     "full": [((2, 3), 1.5, torch.float32, torch.device("cpu")), ((), 2, torch.int64, torch.device("cpu"))],
+    "window_max": WINDOWS,
+    "window_argmax": WINDOWS,
     "index_select": [(X, 1, INDEX), (X, 0, torch.tensor([[1, 0], [0, 0]]))],
     "gather": [(X, 1, torch.tensor([[2, 0, 1, 1], [0, 0, 2, 2]])), (X, 0, torch.tensor([[1, 0]]))],
 }

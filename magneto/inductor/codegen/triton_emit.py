@@ -108,7 +108,7 @@ class Emitter:
             if answer is not None:
                 return self.emit(answer, under)
         key = (value, under)
-        known = self.found(key)
+        known = self.found(key) or (self.found((value, None)) if under is not None else None)  # what is known everywhere is known here
         if known is not None:
             return known
         if isinstance(value, Load):

@@ -11,13 +11,13 @@ import torch
 from torch import fx
 
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
-from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, views
+from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, views, windows
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, overlaps, same_layout
 from magneto.inductor.lower.library import emit_call
 from magneto.symbolic import ZERO
 
-PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS}
+PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS, **windows.ROWS}
 """One row per prim with a loop form: fn(lowering, meta value of the result, *args, **kwargs) -> box(es), or None: run as library call."""
 
 OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS, **ordered.OP_ROWS, **bags.OP_ROWS}

@@ -1,5 +1,5 @@
 """Decompositions of pooling over small windows (a maximum or a sum of strided slices) and of nearest-neighbour enlargement by whole factors; on a GPU of their gradients too:
-per element of the input, what comes back from the few windows that it lies in."""
+per element of the input, what comes back from the few windows that it lies in. There a maximum's place in its window is one byte, which is what its gradient reads."""
 
 from __future__ import annotations
 
@@ -22,22 +22,32 @@ ROWS, row = rule_table()
 MOST_TAPS = 16  # elements of a window: longer chains than this do not fit one loop
 
 
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    return (values[0], values[-1])
+def _each(values: Sequence[int], n: int) -> tuple[int, ...]:
+    return tuple(values) if len(values) == n else (values[0],) * n
 
 
 class _Windows:
-    """The windows of one pooling over the last two dimensions: `count` of them per dimension; padding where one reaches beyond the input."""
+    """The windows of one pooling over the last `n` dimensions: `count` of them per dimension; padding where one reaches beyond the input."""
 
-    def __init__(self, x: Value, size: Sequence[int], step: Sequence[int], pad: Sequence[int], ceil_mode: bool) -> None:
-        self.x, self.size, self.step, self.pad = x, _pair(size), _pair(step or size), _pair(pad)
-        self.axes = (x.ndim - 2, x.ndim - 1)
-        self.inputs = x.shape[-2:]
-        self.count = tuple(self._count(d, ceil_mode) for d in (0, 1))
-        self.beyond = any(self._reach(d) > self.inputs[d] + 2 * self.pad[d] for d in (0, 1))
+    def __init__(
+        self,
+        x: Value,
+        size: Sequence[int],
+        step: Sequence[int],
+        pad: Sequence[int],
+        ceil_mode: bool,
+        dilation: Sequence[int] = (1,),
+        n: int = 2,
+    ) -> None:
+        self.x, self.size, self.step, self.pad, self.dilation = x, *(_each(v, n) for v in (size, step or size, pad, dilation))
+        self.axes = tuple(range(x.ndim - n, x.ndim))
+        self.inputs = x.shape[-n:]
+        self.count = tuple(self._count(d, ceil_mode) for d in range(n))
+        self.beyond = any(self._reach(d) > self.inputs[d] + 2 * self.pad[d] for d in range(n))
+        self.spread = any(d != 1 for d in self.dilation)
 
     def _count(self, d: int, ceil_mode: bool) -> int:
-        rest = self.inputs[d] + 2 * self.pad[d] - self.size[d]
+        rest = self.inputs[d] + 2 * self.pad[d] - self.dilation[d] * (self.size[d] - 1) - 1
         count = (rest + (self.step[d] - 1 if ceil_mode else 0)) // self.step[d] + 1
         return count - 1 if ceil_mode and (count - 1) * self.step[d] >= self.inputs[d] + self.pad[d] else count
 
@@ -46,7 +56,7 @@ class _Windows:
         return (self.count[d] - 1) * self.step[d] + self.size[d]
 
     def fit(self) -> bool:
-        return self.size[0] * self.size[1] <= MOST_TAPS and min(self.count) > 0 and self.x.numel() > 0
+        return math.prod(self.size) <= MOST_TAPS and min(self.count) > 0 and self.x.numel() > 0
 
     def taps(self) -> list[Value]:
         """Per element of a window, in order of rows, the values of all windows there; zeros beyond the edges."""
@@ -75,24 +85,29 @@ class _Windows:
     def _along(self, x: Value, d: int, start: int) -> Value:
         return x.narrow(self.axes[d], start, start + (self.count[d] - 1) * self.step[d] + 1, self.step[d])
 
-    def around(self, d: int, device: torch.device) -> Iterator[tuple[Value, Value | None]]:
-        """Along a dimension, for each element of the input the windows around it, the nearest first: which window, and whether it is one (None: it always is)."""
+    def around(self, d: int, device: torch.device) -> Iterator[tuple[Value, Value | None, Value]]:
+        """Along a dimension, for each element of the input the windows around it, the nearest first: which window, whether it is one (None: it always is), and which element of it this is."""
         inputs, size, step, pad, count = self.inputs[d], self.size[d], self.step[d], self.pad[d], self.count[d]
         steps = -(-(inputs + pad) // step)
-        place, nearest = self.x.b.iota(inputs, torch.int64, device) + pad, self.x.b.iota(steps, torch.int64, device)
-        nearest = nearest.along((steps, step), (0,)).reshape((steps * step,)).narrow(0, pad, pad + inputs)  # place // step, as a view
+
+        def viewed(length: int, at: int) -> Value:
+            return (
+                self.x.b.iota(length, torch.int64, device).along((steps, step), (at,)).reshape((steps * step,)).narrow(0, pad, pad + inputs)
+            )
+
+        nearest, first = viewed(steps, 0), viewed(step, 1)  # of a place counted from the padding's first: place // step and place % step
         for k in range(-(-size // step)):
-            window = nearest - k
-            known = [(i // step - k, i) for i in range(pad, inputs + pad)]
+            window, tap = nearest - k, first + k * step
+            known = [(i // step - k, i % step + k * step) for i in range(pad, inputs + pad)]
             conditions = []
-            if any(w < 0 for w, _ in known):
+            if any(w < 0 and t < size for w, t in known):
                 conditions.append(window >= 0)
-            if any(w >= count for w, _ in known):
+            if any(w >= count and t < size for w, t in known):
                 conditions.append(window < count)
-            if any(w * step + size <= i for w, i in known):
-                conditions.append(window * step + size > place)
+            if any(t >= size for _, t in known):
+                conditions.append(tap < size)
             inside = functools.reduce(operator.and_, conditions) if conditions else None
-            yield window.maximum(0).minimum(count - 1), inside
+            yield window.maximum(0).minimum(count - 1), inside, tap
 
     def inside(self, d: int) -> Value:
         """How many elements of each window along a dimension are of the input."""
@@ -110,14 +125,53 @@ def _max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Any:
-    """Only where nobody asks for the indices. Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.)"""
-    windows = _Windows(x, size, step, pad, ceil_mode)
-    if b.wanted != {0} or any(d != 1 for d in dilation) or not windows.fit() or x.dtype is torch.bool:
+    """Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.) With indices only on a GPU."""
+    return _maxima(b, _Windows(x, size, step, pad, ceil_mode, dilation))
+
+
+@row("max_pool3d_with_indices.default")
+def _max_pool3d(
+    b: Builder,
+    x: Value,
+    size: Sequence[int],
+    step: Sequence[int] = (),
+    pad: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> Any:
+    return _maxima(b, _Windows(x, size, step, pad, ceil_mode, dilation, 3)) if on_gpu(x) else LIBRARY
+
+
+def _maxima(b: Builder, windows: _Windows) -> Any:
+    x = windows.x
+    if not windows.fit() or x.dtype is torch.bool:
+        return LIBRARY
+    if on_gpu(x) and x.dtype.is_floating_point and (b.wanted != {0} or windows.spread or len(windows.size) != 2):
+        return _places(b, windows)
+    if b.wanted != {0} or windows.spread:
         return LIBRARY
     first, *rest = windows.nearest()
     for value in rest:
         first = value.maximum(first)
     return first, None
+
+
+def _places(b: Builder, windows: _Windows) -> tuple[Value, Value]:
+    """Maxima and their indices in the input, which are computed of their places in the windows: those are what a gradient reads."""
+    x = windows.x
+    args = (x, windows.size, windows.step, windows.pad, windows.dilation, windows.count)
+    values, place = b.emit("window_max", *args), b.emit("window_argmax", *args)
+    rest, index, below = place.to(torch.int64), None, math.prod(windows.size)
+    for d, axis in enumerate(windows.axes):
+        below //= windows.size[d]
+        tap = b.emit("floordiv", rest, below) if below > 1 else rest
+        rest = rest - tap * below
+        first = b.iota(windows.count[d], torch.int64, x.device) * windows.step[d] - windows.pad[d]
+        where = first.along(values.shape, (axis,)) + tap * windows.dilation[d]
+        index = where if index is None else index * windows.inputs[d] + where
+    assert index is not None
+    b.places[index.node] = place
+    return values, index
 
 
 @row("avg_pool2d.default")
@@ -192,19 +246,20 @@ def on_gpu(x: Value) -> bool:
     return x.device.type == "cuda"
 
 
-def _returned(b: Builder, grad: Value, windows: _Windows, of_window: Any) -> Value:
-    """Per element of the input the sum of what its windows give back: `of_window(window's gradient, how its windows are looked up)`, a value or (value, condition)."""
-    x, (rows, columns) = windows.x, windows.axes
+def _returned(b: Builder, grad: Value, windows: _Windows, chosen: Any = None) -> Value:
+    """Per element of the input the sum of what its windows give back. `chosen(how its windows are looked up, which elements of them it is)`: the condition under which they give it."""
+    x, axes = windows.x, windows.axes
     dtype = compute_type(grad.dtype)
     total: Value | None = None
-    pairs = itertools.product(*(windows.around(d, x.device) for d in (0, 1)))
-    for (row_window, in_row), (column_window, in_column) in pairs:
+    for around in itertools.product(*(windows.around(d, x.device) for d in range(len(axes)))):
 
-        def looked_up(v: Value, i: Value = row_window, j: Value = column_window) -> Value:
-            return b.emit("index_select", b.emit("index_select", v, rows, i), columns, j)
+        def looked_up(v: Value, around: Any = around) -> Value:
+            return functools.reduce(lambda v, at: b.emit("index_select", v, at[0], at[1][0]), zip(axes, around, strict=True), v)
 
-        value, condition = of_window(looked_up(grad).to(dtype), looked_up)
-        for inside, axis in ((in_row, rows), (in_column, columns)):
+        value, condition = looked_up(grad).to(dtype), None
+        if chosen is not None:
+            condition = chosen(looked_up, [tap for _, _, tap in around])
+        for (_, inside, _), axis in zip(around, axes, strict=True):
             if inside is not None:
                 spread = inside.along(x.shape, (axis,))
                 condition = spread if condition is None else condition & spread
@@ -226,13 +281,42 @@ def _max_pool_backward(
     ceil_mode: bool,
     indices: Value,
 ) -> Any:
-    windows = _Windows(x, size, step, pad, ceil_mode)
-    if not on_gpu(x) or not windows.fit() or any(d != 1 for d in dilation):
+    return _maximum_returned(b, grad, _Windows(x, size, step, pad, ceil_mode, dilation), indices)
+
+
+@row("max_pool3d_with_indices_backward.default")
+def _max_pool3d_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    size: Sequence[int],
+    step: Sequence[int],
+    pad: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> Any:
+    return _maximum_returned(b, grad, _Windows(x, size, step, pad, ceil_mode, dilation, 3), indices)
+
+
+def _maximum_returned(b: Builder, grad: Value, windows: _Windows, indices: Value) -> Any:
+    x, place = windows.x, b.places.get(indices.node)
+    if not on_gpu(x) or not windows.fit() or windows.spread:
         return LIBRARY
-    height, width = windows.inputs
-    rows = (b.iota(height, torch.int64, x.device) * width).along((height, width), (0,))
-    place = (rows + b.iota(width, torch.int64, x.device).along((height, width), (1,))).along(x.shape, windows.axes)
-    return _returned(b, grad, windows, lambda value, looked_up: (value, looked_up(indices).eq(place)))
+
+    def flat(parts: Sequence[Value], sizes: Sequence[int]) -> Value:
+        spread = (part.along(windows.inputs, (d,)) for d, part in enumerate(parts))
+        first, *rest = spread
+        for part, size in zip(rest, sizes[1:], strict=True):
+            first = first * size + part
+        return first.along(x.shape, windows.axes)
+
+    if place is not None:
+        return _returned(
+            b, grad, windows, lambda looked_up, taps: looked_up(place).to(torch.int32).eq(flat(taps, windows.size).to(torch.int32))
+        )
+    here = flat([b.iota(size, torch.int64, x.device) for size in windows.inputs], windows.inputs)
+    return _returned(b, grad, windows, lambda looked_up, taps: looked_up(indices).eq(here))
 
 
 @row("avg_pool2d_backward.default")
@@ -253,7 +337,7 @@ def _avg_pool_backward(
     if divisor is None and (windows.beyond or (any(windows.pad) and not count_include_pad)):
         return LIBRARY
     count = float(divisor or windows.size[0] * windows.size[1])
-    return _returned(b, grad, windows, lambda value, looked_up: (value / count, None))
+    return _returned(b, grad.to(compute_type(grad.dtype)) / count, windows).to(grad.dtype)
 
 
 def _nearest_backward(dims: int) -> Any:

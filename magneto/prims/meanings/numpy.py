@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -211,3 +212,29 @@ def gather(x: Array, dim: int, index: Array) -> Array:
     grids = np.ogrid[tuple(builtins.slice(0, size) for size in index.shape)] if index.ndim else []
     position = [_checked(index, x.shape[d]) if d == dim else grid for d, grid in enumerate(grids)]
     return x[tuple(position)] if index.ndim else x
+
+
+def _windows(x: Array, size: Sequence[int], step: Any, pad: Any, dilation: Any, count: Any) -> tuple[Array, Array]:
+    """All elements of each window one behind the other: the first of those that are the maximum, or the last nan."""
+    taps, inside, each = [], [], [*zip(range(x.ndim - len(size), x.ndim), step, pad, dilation, count, strict=True)]
+    for at in itertools.product(*map(range, size)):
+        tap, known = x, np.ones((1,) * x.ndim, bool)
+        for i, (axis, s, p, d, c) in zip(at, each, strict=True):
+            where_ = np.arange(c) * s - p + i * d
+            tap = np.take(tap, where_.clip(0, x.shape[axis] - 1), axis)
+            known = known & ((where_ >= 0) & (where_ < x.shape[axis])).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+        taps.append(tap)
+        inside.append(np.broadcast_to(known, tap.shape))
+    v, ok = np.stack(taps), np.stack(inside)
+    nan = np.isnan(v) & ok
+    first = np.argmax(ok & (v == np.where(ok, v, -np.inf).max(0)), 0)
+    place = np.where(nan.any(0), len(v) - 1 - np.argmax(nan[::-1], 0), first)
+    return np.take_along_axis(v, place[None], 0)[0], place.astype(np.int8)
+
+
+def window_max(*args: Any) -> Array:
+    return _windows(*args)[0]
+
+
+def window_argmax(*args: Any) -> Array:
+    return _windows(*args)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,3 +142,34 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
         return torch.embedding(x, index)
     picked = torch.index_select(x, dim, index.reshape(-1))
     return picked.reshape(x.shape[:dim] + index.shape + x.shape[dim + 1 :])
+
+
+def _windows(x: Tensor, size: Sequence[int], step: Sequence[int], pad_: Any, dilation: Any, count: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Of each window over the last dimensions the maximum, and which element it is: of equal ones the first, of several nan the last. What lies outside of x never is."""
+    n, each = len(size), [*zip(size, step, pad_, dilation, count, strict=True)]
+    beyond = [max(0, (c - 1) * s + (k - 1) * d + 1 - p - have) for (k, s, p, d, c), have in zip(each, x.shape[-n:], strict=True)]
+    lead = [0] * (x.ndim - n)
+    inside = pad(torch.ones_like(x, dtype=torch.bool), [*lead, *pad_], [*lead, *beyond], False)
+    x = pad(x, [*lead, *pad_], [*lead, *beyond], 0)
+    best, place = None, None
+    for number, at in enumerate(itertools.product(*map(range, size))):
+        where_: tuple[Any, ...] = (
+            ...,
+            *(builtins.slice(i * d, i * d + (c - 1) * s + 1, s) for i, (_, s, _, d, c) in zip(at, each, strict=True)),
+        )
+        tap, known = x[where_], inside[where_]
+        if best is None or place is None:
+            best, place = tap, torch.where(known, 0, -1).to(torch.int8)
+            continue
+        taken = known & ((tap > best) | (tap != tap) | (place < 0))
+        best, place = torch.where(taken, tap, best), torch.where(taken, number, place)
+    assert best is not None and place is not None
+    return best, place
+
+
+def window_max(*args: Any) -> Tensor:
+    return _windows(*args)[0]
+
+
+def window_argmax(*args: Any) -> Tensor:
+    return _windows(*args)[1]

@@ -74,6 +74,7 @@ COMPILED = (
     "searches torch.float32", "softmax and layer norm", "transposed operands", "looked up", "rows too long for one block",
     "variances in parts of torch.float32", "variances in parts of torch.float64", "sums over rows of three tensors by heads, in parts",
     "drawn: residual and layer norm", "drawn: 9000 of torch.bfloat16", "drawn: 1003 of torch.float64",
+    "maxima of windows of torch.float32", "maxima of windows of torch.bfloat16",
 )  # fmt: skip
 
 

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 
 from magneto.base.flags import config
+from magneto.prims.decompose import decompose
+from magneto.prims.decompositions import pooling
 from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.codegen.triton_gathers import GATHERS
 from tests.inductor.lower.prim_graphs import Graph
+from tests.prims.test_decompose import Recorder
 
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, 1.0, -1.0, 2.5, -2.5, 0.5, 3.5, -0.75]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -369,6 +374,37 @@ def _views(g: Graph) -> None:
         g.pad(g.add(x, 1.0), (1, 2), (0, 3), 5.0),
         g.reshape(joined, (13, 6)),
     )
+
+
+def pooled(g: Graph, args: tuple[Any, ...], x: torch.Tensor, seen: bool) -> None:
+    """Maxima and their gradient, which reads places in the windows; `seen`: what somebody sees of the indices. As decomposed for a GPU."""
+    aten = torch.ops.aten
+    r = Recorder(x, torch.randint(-4, 5, aten.max_pool2d_with_indices(x, *args)[0].shape).to(x.dtype))
+    of, grad = r.nodes
+    pair = r(aten.max_pool2d_with_indices.default, r(aten.mul.Tensor, of, 2.0), *args)
+    top, place = (r(operator.getitem, pair, k) for k in (0, 1))
+    with mock.patch.object(pooling, "on_gpu", lambda x: True):
+        back = r(aten.max_pool2d_with_indices_backward.default, grad, of, *args, place)
+        g.fx = decompose(r.output(top, back, *([place] if seen else [])))
+    g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in r.graph.output_node().args[0])
+
+
+for _dtype, _seen in ((torch.float32, True), (torch.float32, False), (torch.bfloat16, False)):
+
+    @case(f"maxima of windows of {_dtype}{', seen' if _seen else ''}", 0)
+    def _windows(g: Graph, dtype: torch.dtype = _dtype, seen: bool = _seen) -> None:
+        x = torch.randint(-3, 4, (2, 4, 9, 12)).to(dtype)
+        x.view(-1)[::7], x.view(-1)[5::40], x[0, 0] = -float("inf"), float("nan"), -float("inf")
+        pooled(
+            g, ([3, 3], [2, 2], [1, 1], [1, 1], seen), x.to(memory_format=torch.contiguous_format if seen else torch.channels_last), seen
+        )
+
+
+@case("maxima of windows with gaps", 0)
+def _dilated(g: Graph) -> None:
+    x = g.input(torch.randint(-3, 4, (3, 9, 12)).float())
+    args = (x, (2, 3), (2, 1), (1, 1), (3, 2), (4, 10))
+    g.output(g.window_max(*args), g.window_argmax(*args))
 
 
 @case("looked up", 0)

@@ -16,6 +16,7 @@ from magneto.inductor.loops.parse import parse_program
 from magneto.inductor.loops.show import show_program
 from magneto.inductor.loops.verify import verify_program
 from magneto.inductor.lower import PRIM_ROWS, lower_graph
+from magneto.prims import PRIMS
 
 
 def _var(x: torch.Tensor, dims: Sequence[int], correction: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +61,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "cat": torch.cat, "pad": _pad, "iota": lambda n, dtype, device: torch.arange(n, dtype=dtype, device=device),
     "full": lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
     "index_select": torch.index_select, "gather": torch.gather, "div": torch.true_divide, "floordiv": torch.floor_divide,
-    "shift_left": torch.bitwise_left_shift, "shift_right": torch.bitwise_right_shift,
+    "window_max": PRIMS["window_max"], "window_argmax": PRIMS["window_argmax"], "shift_left": torch.bitwise_left_shift, "shift_right": torch.bitwise_right_shift,
 }  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,7 +14,9 @@ from magneto import optimize
 from magneto.inductor import cuda
 from magneto.inductor.runtime import tuning
 from magneto.inductor.runtime.triton_launch import launchers
+from tests.gpu.convolutions import distance
 from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, joining
+from tests.inductor.codegen.triton_convolutions import convolved, last, scaled
 from tests.inductor.lower.prim_graphs import Graph
 
 ON_THE_CPU = ("numbers of indices",)  # makes its indices there
@@ -77,4 +81,81 @@ def autotuned() -> None:
         torch.testing.assert_close(compiled(x[4:], y), run(x[4:], y), rtol=2e-2, atol=2e-2)
 
 
+def windows() -> None:
+    """The same of convolutions: channels that fill blocks of terms, and three colours; float32 as TF32, and in full."""
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        for dtype, allowed, found in (
+            (torch.bfloat16, True, tuning.WINDOWS),
+            (torch.float32, True, tuning.FLOATS),
+            (torch.float32, False, tuning.EXACT),
+        ):
+            torch.backends.cudnn.allow_tf32 = allowed
+            for numbers in found:
+                for image, weight, stride, padding in (
+                    ((3, 64, 30, 29), (72, 64, 3, 3), 2, 1),
+                    ((3, 128, 16, 16), (256, 128, 3, 3), 1, 1),
+                    ((3, 3, 33, 31), (64, 3, 7, 7), 2, 3),
+                ):
+
+                    def build(g: Graph, sizes: tuple[Any, ...] = (image, weight, stride, padding, dtype)) -> None:
+                        image, weight, stride, padding, dtype = sizes
+                        x, w = g.input(last(*image, dtype=dtype)), g.input(last(*weight, dtype=dtype, scale=0.1))
+                        g.output(scaled(g, convolved(g, x, w, (stride, stride), (padding, padding)), dtype))
+
+                    try:
+                        _run(build, 1e-4 if not allowed else 2e-2 if dtype is torch.float32 else 5e-2, *numbers)
+                    except Exception as error:
+                        raise AssertionError(f"{numbers} {image} {weight} {dtype}: {error}") from error
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+class Convolved(torch.nn.Module):
+    """Colours, windows, single places and every second one, with norms, a residual and a depthwise convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(64)
+        self.narrow, self.middle, self.wide = torch.nn.Conv2d(64, 32, 1), torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.Conv2d(32, 64, 1)
+        self.depth, self.last = torch.nn.Conv2d(64, 64, 3, 2, 1, groups=64), torch.nn.Conv2d(64, 128, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = torch.relu(self.wide(torch.relu(self.middle(torch.relu(self.narrow(x))))) + x)
+        return torch.nn.functional.gelu(self.last(torch.nn.functional.silu(self.depth(x))))
+
+
+def autotuned_convolutions() -> None:
+    """`mode="max-autotune"` as users meet it, in inference and training, channels-last or not: whoever computes the convolutions."""
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        for dtype, allowed in ((torch.bfloat16, True), (torch.float32, True), (torch.float32, False)):
+            torch.backends.cudnn.allow_tf32 = allowed
+            torch.manual_seed(0)
+            exact = Convolved().cuda().double()
+            plain, ours = (copy.deepcopy(exact).to(dtype, memory_format=torch.channels_last) for _ in range(2))
+            for train in (False, True):
+                compiled = optimize("inductor", mode="max-autotune")(ours.train(train))
+                exact.train(train), plain.train(train)
+                x = torch.randn(8, 3, 64, 64, device="cuda").double().contiguous(memory_format=torch.channels_last)
+                for _ in range(4):
+                    with torch.enable_grad() if train else torch.no_grad():
+                        found, near, far = compiled(x.to(dtype)), plain(x.to(dtype)), exact(x)
+                    assert (found.shape, found.stride(), found.dtype) == (near.shape, near.stride(), near.dtype)
+                    assert distance(found, far) <= 2 * distance(near, far) + 1e-3, (
+                        f"{dtype} {train}: {distance(found, far)}, eager {distance(near, far)}"
+                    )
+                    if train:
+                        for net, out in ((ours, found), (plain, near), (exact, far)):
+                            net.zero_grad()
+                            out.square().mean().backward()
+                        for (name, a), b, c in zip(ours.named_parameters(), plain.parameters(), exact.parameters(), strict=True):
+                            assert a.grad is not None and b.grad is not None and c.grad is not None
+                            assert distance(a.grad, c.grad) <= 4 * distance(b.grad, c.grad) + 0.05, f"{dtype}: the gradient of {name}"
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+KERNELS |= {"convolutions: candidates": windows, "convolutions: autotuned": autotuned_convolutions}
 KERNELS |= {"products: candidates": candidates, "products: autotuned": autotuned}

@@ -57,7 +57,7 @@ from magneto.inductor.schedule.inplace import write_inputs
 from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
 from magneto.inductor.schedule.online import online_sums
-from magneto.inductor.schedule.product import ProductKernel
+from magneto.inductor.schedule.product import TiledKernel
 from magneto.inductor.schedule.repeat import repeated
 from magneto.inductor.schedule.results import results_last
 from magneto.inductor.schedule.scatter import with_scatters
@@ -179,7 +179,7 @@ def _texts(plan: Schedule, begin: Begin | None) -> dict[Kernel, Launched]:
     for step in plan.steps:
         if isinstance(step, LibraryCall):
             continue
-        loops = isinstance(step, FusedKernel) and not isinstance(step, (ProductKernel, TrailingKernel))
+        loops = isinstance(step, FusedKernel) and not isinstance(step, (TiledKernel, TrailingKernel))
         key: Hashable = (likeness(step), reaches_far(parameters(step), plan.buffers)) if loops else step  # type: ignore[arg-type]
         if key not in written:
             written[key] = _text_of(step, plan)
@@ -190,7 +190,7 @@ def _texts(plan: Schedule, begin: Begin | None) -> dict[Kernel, Launched]:
 
 
 def _text_of(step: Kernel, plan: Schedule) -> Launched:
-    if isinstance(step, ProductKernel):
+    if isinstance(step, TiledKernel):
         return triton_product(step, plan.buffers)
     if isinstance(step, TrailingKernel):
         return triton_trailing(step, plan.buffers)

@@ -20,15 +20,18 @@ from magneto.inductor.codegen.triton_types import MEMORY, POINTERS, compute_type
 from magneto.inductor.loops.ir import Buffer, Load, Value, ViewOf
 from magneto.inductor.runtime.plan_code import Described, TritonKernel
 from magneto.inductor.schedule.kernel import Member, member_loads
-from magneto.inductor.schedule.product import Ahead, ProductKernel
+from magneto.inductor.schedule.product import Ahead, ProductKernel, TiledKernel
 from magneto.symbolic import add, mul
 
 GROUP = 8  # rows of blocks
 
 
-def triton_product(step: ProductKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
+def triton_product(step: TiledKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
     """The kernel's text. CannotEmit for what Triton has no type or operation for, and where operands cannot be described."""
-    return _Product(step, buffers).run()
+    if isinstance(step, ProductKernel):
+        return _Product(step, buffers).run()
+    tall, wide = Axis("y", step.rows[: step.tall], step.tiles.rows), Axis("x", step.rows[step.tall :], step.tiles.columns)
+    return Writer(Blocks(step, (tall, wide), False, step.tiles.warps, tall=True), parameters(step), buffers).run()
 
 
 class _Product(Writer):

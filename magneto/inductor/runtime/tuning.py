@@ -55,6 +55,9 @@ FLOATS = (
     (128, 256, 32, 8, 3), (128, 128, 32, 4, 3), (128, 128, 32, 8, 4), (128, 64, 32, 4, 4), (256, 64, 32, 8, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4), (128, 32, 32, 4, 4),
 )  # fmt: skip
 EXACT = ((64, 64, 16, 4, 3), (128, 64, 16, 8, 3), (64, 32, 16, 4, 3))  # float32 that may not be TF32
+DEEP = (  # of depthwise convolutions
+    (16, 64, 1, 4, 0), (32, 64, 1, 4, 0), (64, 64, 1, 4, 0), (128, 64, 1, 8, 0), (64, 32, 1, 4, 0), (128, 32, 1, 4, 0),
+)  # fmt: skip
 HOPPER = (9, 0)  # compute capability from which on there are descriptors
 
 
@@ -62,7 +65,7 @@ def candidates(device: torch.device, match: Match | None = None) -> tuple[Tiles,
     """Tiles worth a trial on a device. Those for all products with loops behind them are left out where these are missing."""
     of = None if match is None else match.of
     if of is not None and (of.window is not None or of.precision):
-        behind = found = [Tiles(*numbers) for numbers in {"": WINDOWS, "tf32": FLOATS, "ieee": EXACT}[of.precision]]
+        behind = found = [Tiles(*numbers) for numbers in (DEEP if of.deep else {"": WINDOWS, "tf32": FLOATS, "ieee": EXACT}[of.precision])]
     else:
         found = [Tiles(*numbers) for numbers in AHEAD if len(numbers) == 5 or torch.cuda.get_device_capability(device) >= HOPPER]
         behind = _behind(device) if match is None or match.kernel != match.call or match.of.convolution else []
@@ -92,7 +95,7 @@ def _choice(plan: Schedule, match: Match, device: torch.device, until: float) ->
     *batch, rows, columns = (int(n) for n in match.result.shape)  # type: ignore[arg-type]
     of = match.of
     views = [(v.strides, v.offset, v.dtype) for v in (of.a, of.b)]
-    call = of.bias is not None, of.window, of.precision, of.relu, of.residual is not None, of.convolution
+    call = of.bias is not None, of.window, of.precision, of.relu, of.residual is not None, of.convolution, of.deep
     shape = batch, power_above(rows), columns, int(match.of.a.shape[-1])  # type: ignore[arg-type]
     kind = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device), torch.__version__, config.cuda_graphs
     texts = [triton_kernel(kernel, plan.buffers).body for kernel in _around(plan, match).values()]

@@ -1,7 +1,7 @@
 """Convolutions as products of matrices: rows are the places of the result, columns its channels, terms what a window covers, channels innermost.
 
-Two dimensions, channels-last, one group, not transposed; also cuDNN's calls with a bias, a residual and relu behind them. What covers single places, and all of them, is a product of matrices as they lie (`window`
-None); for others the kernel finds each term in the image (codegen/triton_convolution.py).
+Two dimensions, channels-last, not transposed; also cuDNN's calls with a bias, a residual and relu behind them. In one group what covers single places, and all of them, is a product of matrices as they lie (`window`
+None); for others the kernel finds each term in the image (codegen/triton_convolution.py). Of depthwise ones, with a group for each channel, a result is a short sum: loops like any other (`windowed`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from typing import Any, TypeAlias
 import torch
 
 from magneto.graph.layout import channels_last_strides
-from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Load, Op, Value, ViewOf
+from magneto.inductor.lower.values import constant, convert, make_masked
 from magneto.inductor.runtime.kept import tensor_cores
+from magneto.symbolic import Expr, add, compare, conj, floordiv, mod, mul
 
 aten = torch.ops.aten
 CONVOLUTION, RELU, ADD_RELU = (op.default for op in (aten.convolution, aten.cudnn_convolution_relu, aten.cudnn_convolution_add_relu))
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 LEAST_ROWS, LEAST = 64, 16  # places; channels of the result, and terms, worth a kernel
+MOST = 49  # terms of a depthwise one, which are written out
 
 Pair: TypeAlias = tuple[int, int]
 
@@ -40,7 +43,7 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class Factors:
     """Of a product, or of a `convolution`; with a window `a` is the image (batch, height, width, channels) and `b` the weight (height, width, channels, channels of the result). `precision`: of products of float32.
-    `relu`, `residual`: what the call does behind the product."""
+    `relu`, `residual`: what the call does behind the product. `deep`: each channel has its own window, and `b` one channel."""
 
     a: ViewOf
     b: ViewOf
@@ -51,6 +54,7 @@ class Factors:
     relu: bool = False
     residual: ViewOf | None = None
     convolution: bool = False
+    deep: bool = False
 
 
 def factors(call: LibraryCall) -> Factors | None:
@@ -66,7 +70,14 @@ def factors(call: LibraryCall) -> Factors | None:
         return None
     (result,) = call.buffers
     given = [view for view in (x, w, bias, residual) if view is not None]
-    if transposed or groups != 1 or call.kwargs or len(w.shape) != 4 or {result.dtype, *(v.dtype for v in given)} - {result.dtype}:
+    deep = groups != 1 and groups == x.shape[1] == w.shape[0]
+    if (
+        transposed
+        or not (groups == 1 or deep)
+        or call.kwargs
+        or len(w.shape) != 4
+        or {result.dtype, *(v.dtype for v in given)} - {result.dtype}
+    ):
         return None
     if result.dtype not in TYPES or not all(isinstance(n, int) for v in (*given, result) for n in v.shape):
         return None
@@ -76,12 +87,14 @@ def factors(call: LibraryCall) -> Factors | None:
     high, wide = _ints(x.shape[2:])
     window = Window(_pair(w.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), (high, wide), (places[0], places[1]))
     rows, terms = batch * places[0] * places[1], prod(_ints(w.shape[1:]))
-    if rows < LEAST_ROWS or columns < LEAST or terms < LEAST:
+    if rows < LEAST_ROWS or columns < LEAST or (terms > MOST if deep else terms < LEAST):
         return None
     matrix = Buffer(result.name, (rows, columns), (columns, 1), result.dtype, result.device)
     precision = "" if result.dtype is not torch.float32 else "tf32" if tensor_cores(torch.float32) else "ieee"
     a, b = _moved(x, (0, 2, 3, 1)), _moved(w, (2, 3, 1, 0))
     rest = precision, call.op is not CONVOLUTION, residual, True
+    if deep:
+        return Factors(a, b, bias, matrix, window, "", *rest[1:], True)
     if (step := _one_step(a)) and window.size == window.stride == (1, 1) and window.padding == (0, 0):
         a = ViewOf(x.buffer, (rows, terms), (step, 1), x.offset, x.dtype)
         return Factors(a, ViewOf(w.buffer, b.shape[2:], b.strides[2:], w.offset, w.dtype), bias, matrix, None, *rest)
@@ -120,3 +133,29 @@ def _one_step(image: ViewOf) -> int:
         if size != 1:
             step, reach = step or int(stride), int(size) * int(stride)  # type: ignore[arg-type]
     return step
+
+
+def windowed(of: Factors, row: Expr, channel: Expr) -> Value:
+    """An element of a depthwise convolution."""
+    window, kind = of.window, torch.float32
+    assert window is not None
+    tall, broad = window.result
+    places = floordiv(row, tall * broad), mod(floordiv(row, broad), tall), mod(row, broad)
+    sums: Value | None = None
+    for down in range(window.size[0]):
+        for over in range(window.size[1]):
+            at = [add(mul(places[1 + k], window.stride[k]), n * window.dilation[k] - window.padding[k]) for k, n in enumerate((down, over))]
+            inside = conj(
+                *(compare(how, place, end) for place, size in zip(at, window.image, strict=True) for how, end in (("ge", 0), ("lt", size)))
+            )
+            value = make_masked(inside, lambda at=at: _load(of.a, (places[0], *at, channel)), lambda: constant(0.0, of.a.dtype))  # type: ignore[misc]
+            term = Op("mul", (convert(value, kind), convert(_load(of.b, (down, over, 0, channel)), kind)), kind)
+            sums = term if sums is None else Op("add", (sums, term), kind)
+    assert sums is not None
+    if of.bias is not None:
+        sums = Op("add", (sums, convert(_load(of.bias, (channel,)), kind)), kind)
+    return convert(sums, of.result.dtype)
+
+
+def _load(view: ViewOf, index: Sequence[Expr | int]) -> Load:
+    return Load(view.buffer, add(view.offset, *(mul(i, t) for i, t in zip(index, view.strides, strict=True))), view.dtype)

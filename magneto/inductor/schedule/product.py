@@ -14,12 +14,12 @@ import torch
 
 from magneto.graph.layout import contiguous_strides
 from magneto.inductor.loops.ir import Buffer, Const, LibraryCall, Load, Op, Value, ViewOf, walk_values
-from magneto.inductor.schedule.convolution import Factors, Window, factors
-from magneto.inductor.schedule.domain import align, fresh_symbol, replaced, strided_terms
+from magneto.inductor.schedule.convolution import Factors, Window, factors, windowed
+from magneto.inductor.schedule.domain import align, fresh_symbol, replaced, row_major, strided_terms
 from magneto.inductor.schedule.inplace import may_raise, touched
 from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member, member_loads
 from magneto.inductor.schedule.schedule import Schedule
-from magneto.symbolic.nodes import ZERO, Expr, add
+from magneto.symbolic.nodes import ZERO, Expr, add, mul
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
@@ -58,17 +58,23 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductKernel(FusedKernel):
-    """A pointwise kernel over the result of a product, which it computes itself: `result` is never in memory. The first `batch` dimensions count its matrices, the next `tall` the rows,
-    the others the columns. `bias`: spread over the result and added before that is rounded. `ahead`: loops of the two operands, where this kernel computes them. `window`, `precision`: as of `Factors`."""
+class TiledKernel(FusedKernel):
+    """A pointwise kernel over the result of a product, which it computes itself: that is never in memory. The first `batch` dimensions count its matrices, the next `tall` the rows,
+    the others the columns. By itself: of a depthwise convolution, which is a member like others."""
+
+    batch: int = field(kw_only=True)
+    tall: int = field(kw_only=True)
+    tiles: Tiles = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductKernel(TiledKernel):
+    """`result` is computed from the operands. `bias`: spread over the result and added before that is rounded. `ahead`: loops of the two operands, where this kernel computes them. `window`, `precision`: as of `Factors`."""
 
     a: ViewOf = field(kw_only=True)
     b: ViewOf = field(kw_only=True)
     bias: ViewOf | None = field(kw_only=True)
     result: Buffer = field(kw_only=True)
-    batch: int = field(kw_only=True)
-    tall: int = field(kw_only=True)
-    tiles: Tiles = field(kw_only=True)
     ahead: tuple[Ahead | None, Ahead | None] = field(kw_only=True)
     window: Window | None = field(kw_only=True)
     precision: str = field(kw_only=True)
@@ -217,7 +223,7 @@ def _over(index: Expr, kernel: FusedKernel, view: ViewOf) -> Domain | None:
     return tuple(parts), aligned.host
 
 
-def product_kernel(plan: Schedule, match: Match, tiles: Tiles) -> ProductKernel:
+def product_kernel(plan: Schedule, match: Match, tiles: Tiles) -> TiledKernel:
     """All steps of a match as one, but for the kernels ahead that the tiles leave alone."""
     kernel = plan.steps[match.kernel]
     if not isinstance(kernel, FusedKernel):
@@ -231,6 +237,11 @@ def product_kernel(plan: Schedule, match: Match, tiles: Tiles) -> ProductKernel:
     pairs = zip(ahead, (of.a, of.b), strict=True)
     first, second = (None if p is None else _operand(plan.steps[p], view) for p, view in pairs)  # type: ignore[arg-type]
     origins = (*(o for p in (*ahead, match.call) if p is not None for o in plan.steps[p].origins), *kernel.origins)
+    if of.deep:
+        row, column = (add(0, 0, *(mul(sym, stride) for stride, _, sym in row_major(dims))) for dims in (tall, wide))
+        place = add(mul(row, int(of.result.shape[1])), column)  # type: ignore[arg-type]
+        deep = Member(POINT, of.result, windowed(of, row, column), place, True, of.result.dtype)
+        return TiledKernel((*tall, *wide), (), (deep, *members), kernel.stored, origins, kernel.why, batch=0, tall=len(tall), tiles=tiles)
     return ProductKernel(
         (*batch, *tall, *wide), (), members, kernel.stored, origins, kernel.why,
         a=of.a, b=of.b, bias=of.bias, result=of.result, batch=len(batch), tall=len(tall), tiles=tiles, ahead=(first, second),

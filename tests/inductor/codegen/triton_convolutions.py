@@ -119,3 +119,16 @@ def _fused(g: Graph) -> None:
     x, bias = g.input(last(2, 64, 8, 9, dtype=dtype)), g.input(torch.randn(64))
     y = fused(g, x, g.input(last(64, 64, 3, 3, dtype=dtype, scale=0.05)), bias, None, (1, 1), (1, 1), (1, 1))
     g.output(fused(g, y, g.input(last(64, 64, 1, 1, dtype=dtype, scale=0.1)), bias, x, (1, 1), (0, 0), (1, 1)))
+
+
+@case("a depthwise convolution", 16, 32, 1, 4, 0)
+def _deep(g: Graph) -> None:
+    x, w, bias = g.input(last(2, 40, 11, 9)), g.input(last(40, 1, 3, 3, scale=0.3)), g.input(torch.randn(40).half())
+    g.output(scaled(g, g.call(aten.convolution.default, x, w, bias, (2, 1), (1, 1), (1, 2), False, (0, 0), 40)))
+
+
+@case("depthwise convolutions with nothing behind them", 32, 32, 1, 4, 0)
+def _deep_alone(g: Graph) -> None:
+    x, w = g.input(last(3, 32, 8, 8, dtype=torch.float32)), g.input(torch.randn(32, 1, 2, 3) * 0.3)
+    y = g.call(aten.convolution.default, x, w, None, (1, 1), (0, 2), (1, 1), False, (0, 0), 32)
+    g.output(y, g.call(aten.convolution.default, x, g.input(torch.randn(32, 1, 1, 1)), None, (1, 1), (0, 0), (1, 1), False, (0, 0), 32))

@@ -13,14 +13,14 @@ from magneto.base.errors import MagnetoWarning
 from magneto.base.flags import config
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.runtime import tuning
-from magneto.inductor.schedule.product import ProductKernel, Tiles, matches
+from magneto.inductor.schedule.product import TiledKernel, Tiles, matches
 from magneto.inductor.schedule.schedule import Schedule, schedule
 from tests.inductor.codegen.triton_cases import CASES
 from tests.inductor.codegen.triton_convolutions import convolved, last
 from tests.inductor.lower.prim_graphs import Graph
 
 CPU = torch.device("cpu")
-NAMES = ("a product with bias and residual", "a convolution of single places", "a convolution of three colours", "a convolution of float32", "convolutions with what cuDNN does behind them")  # fmt: skip
+NAMES = ("a product with bias and residual", "a convolution of single places", "a convolution of three colours", "a convolution of float32", "a depthwise convolution", "convolutions with what cuDNN does behind them")  # fmt: skip
 
 
 def planned(build: Callable[[Graph], Any]) -> Schedule:
@@ -56,8 +56,8 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
     return Timer(monkeypatch, tmp_path)
 
 
-def of_ours(plan: Schedule) -> list[ProductKernel]:
-    return [step for step in plan.steps if isinstance(step, ProductKernel)]
+def of_ours(plan: Schedule) -> list[TiledKernel]:
+    return [step for step in plan.steps if isinstance(step, TiledKernel)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,20 @@ def _switches() -> Iterator[Switch]:
 
 
 ATTENTION = tuple(_switches())
+
+
+_settled = False
+
+
+def settle_attention() -> None:
+    """On some GPUs the first attention changes the order in which kernels are tried, for good (torch prefers cuDNN's there). Asking which kernel it would take does so too: behind it the switches are what
+    they are in the calls to come, and a graph that is guarded by them is captured once."""
+    global _settled
+    if not _settled and torch.cuda.is_initialized():
+        _settled = True
+        with suppress(RuntimeError, AttributeError), torch.no_grad():
+            x = torch.empty(1, 1, 8, 8, dtype=torch.float16, device=torch.device("cuda", torch.cuda.current_device()))
+            torch._fused_sdp_choice(x, x, x)
 
 
 @contextmanager

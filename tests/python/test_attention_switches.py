@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import magneto
+from magneto.graph import modes as module
 from magneto.graph.modes import modes
 from tests.compare import Capturing, same
 from tests.python.programs import Programs, check
@@ -180,3 +181,25 @@ def test_a_graph_that_fails_puts_them_back():
     before = modes()
     compiled = magneto.optimize(failing)(run)
     assert torch.equal(compiled(Q), run(Q)) and modes() == before
+
+
+def test_an_order_that_the_first_attention_changes_costs_no_second_capture(monkeypatch):
+    """As on GPUs where torch prefers cuDNN's kernel."""
+    order = [*reversed(torch._C._get_sdp_priority_order())]
+
+    def choose(*args):
+        torch._C._set_sdp_priority_order(order)
+        return 1
+
+    empty = torch.empty
+    monkeypatch.setattr(module, "_settled", False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "empty", lambda *args, device=None, **kwargs: empty(*args, **kwargs))
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+    backend = Capturing()
+    compiled = magneto.optimize(backend)(attend)
+    for _ in range(2):
+        assert torch.equal(compiled(Q), attend(Q))
+        choose()  # as the attention itself does
+    assert len(backend.graphs) == 1 and module._settled

@@ -34,7 +34,7 @@ from magneto.graph import (
     fake_probes,
 )
 from magneto.graph.append import append_call
-from magneto.graph.modes import ATTENTION, Switch, attention_switched
+from magneto.graph.modes import ATTENTION, Switch, attention_switched, settle_attention
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
@@ -376,6 +376,7 @@ class Recorder:
     def guard_attention(self) -> None:
         """The switches that choose the kernel of attention, guarded once per region."""
         if not self.attention:
+            settle_attention()
             self.initial_attention = {switch: switch.read() for switch in ATTENTION}
             self.attention = dict(self.initial_attention)
             for switch, value in self.attention.items():

@@ -24,7 +24,8 @@ from magneto.symbolic import to_c
 if TYPE_CHECKING:
     from magneto.inductor.codegen.cpp import Writer
 
-SUM_BLOCK = 1024  # elements added up in single precision
+SUM_BLOCK = 2048  # elements added up in single precision, by LANES lanes
+CONVERTED_BLOCK = 1024  # the same where pieces of it are converted or written past the caches: they stay in the first cache
 PIECE = 256  # elements of a piece that is written past the caches: computing one and moving the lines of others go on side by side
 AHEAD = 4096  # bytes between what is computed and what is fetched
 LANES = 64
@@ -158,7 +159,7 @@ class Fill:
         """The innermost loop itself."""
         pieces = bool(self.streamed or self.widened or self.narrowed)
         tiled = self.writer.nest.tiled
-        block = TILE if tiled else SUM_BLOCK if self.folds else PIECE
+        block = TILE if tiled else (CONVERTED_BLOCK if pieces else SUM_BLOCK) if self.folds else PIECE
         blocked = size > block and not tiled and not self.across and (bool(self.folds) or pieces)
         first, last = ("b", "e") if blocked else (start, stop)
         if self.across or not self.folds:
@@ -214,7 +215,8 @@ class Fill:
         if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and size >= LANES_FROM:
             return self._lanes(name, first, last, size, scope, LANES, whole)
         if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
-            return self._lanes(name, first, last, size, scope, FEW_LANES if size < 8 * FEW_LANES else 2 * FEW_LANES, whole)
+            twice = size >= 8 * FEW_LANES or (size > 4 * FEW_LANES and size % (2 * FEW_LANES) == 0)
+            return self._lanes(name, first, last, size, scope, FEW_LANES << twice, whole)
         return self._lane(name, first, last, scope, simd)
 
     def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:

@@ -22,7 +22,7 @@ from magneto.inductor.runtime.load import address_of, load_library
 from magneto.inductor.runtime.share import functions
 from magneto.inductor.runtime.store import key_of, store
 
-UNIT_LENGTH = 10_000  # characters of C text, at least, where there are processors to compile more units side by side
+UNIT_LENGTH = 15_000  # characters of C text, at least, where there are processors to compile more units side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,21 @@ def _known(machine: str, kernel: KernelText) -> bool:
 
 
 def _units(kernels: Sequence[KernelText]) -> list[tuple[list[KernelText], str]]:
-    """Kernels dealt out to as many units as there are workers, longest first, so that units are about equally long: (kernels, their C text)."""
+    """Kernels dealt out to as many units as there are workers, longest first, so that units are about equally long: (kernels, their C text).
+    Kernels that turn squares of memory call the same large function and stand together."""
     workers = config.compile_workers or os.cpu_count() or 1
     ordered = sorted(kernels, key=lambda k: (-len(k.body), k.hash))
     texts = functions([(kernel.symbol, kernel.body) for kernel in ordered])
-    n = max(1, min(workers, sum(len(text) for _, text in texts) // UNIT_LENGTH))
+    total = sum(len(text) for _, text in texts)
+    n = max(1, min(workers, total // UNIT_LENGTH))
     units: list[list[KernelText]] = [[] for _ in range(n)]
     sources: list[list[str]] = [[] for _ in range(n)]
     sizes = [0] * n
-    for positions, text in sorted(texts, key=lambda made: -len(made[1])):
-        i = sizes.index(min(sizes))
+    filling = 0  # the unit of those, until it has its share
+    for positions, text in sorted(texts, key=lambda made: ("mg_tile_" not in made[1], -len(made[1]))):
+        turns = "mg_tile_" in text
+        i = filling if turns and sizes[filling] + len(text) <= total // n else sizes.index(min(sizes))
+        filling = i if turns else filling
         units[i].extend(ordered[p] for p in positions)
         sources[i].append(text)
         sizes[i] += len(text)

@@ -5,7 +5,7 @@
 The layers of a network differ in sizes; the C compiler's time goes with the text. A kernel's text is split into its *form* and the numbers that may be
 arguments: those that the compiler need not know in order to make a fast loop. These are bounds and strides of loops, offsets, constants of the computation,
 and the lengths of local arrays (the longest serves all). In the form stay divisors inside a row, strides of the vectorised loop, short loops that are no
-whole number of vectors, and all integers that are values rather than places. Kernels keep the names, the hashes and the entries in the store of their own texts.
+whole number of vectors, and all integers that are values rather than places. Kernels that are compiled cheaply only keep divisors and values. Kernels keep the names, the hashes and the entries in the store of their own texts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ PLACES = re.compile(r"for \(|const i64 |i64 g = |i64 ix|mg_stream\(|mg_ahead\(|m
 """How a line begins whose integers are bounds, offsets and the like. Elsewhere only those in brackets are."""
 ROW = re.compile(r"(?:i\d+|\d+|[-+*/% ()])+")
 """What is divided outside of the vectorised loop: once per row."""
+CHEAP = re.compile(r"__attribute__\(\(optimize")
+"""Kernels that take no time: all their loops may have any length."""
 VECTOR = 16  # lanes: whole numbers of these are told to the compiler
 SHORT = 64  # elements: it wants to know the length of a vectorised loop below
 INT, FLOAT, BOUND, DIVISOR, NARROW = MARKS = "\1\2\3\4\5"
@@ -53,13 +55,16 @@ def form_of(body: str) -> Form:
     lines: list[str] = []
     numbers: list[str] = []
     vector, simd = "", False
+    cheap = CHEAP.match(body) is not None
     for line in body.split("\n"):
-        if simd and (loop := LOOP.match(line)) is not None:
+        if cheap:
+            pass
+        elif simd and (loop := LOOP.match(line)) is not None:
             vector = loop[1]
         elif line.endswith(" = g + l;"):
             vector = line.split()[2]
         text, found = _line_form(line, vector, simd)
-        simd = line.startswith("#pragma omp simd")
+        simd = line.startswith("#pragma omp simd") and not cheap
         lines.append(text)
         numbers.extend(found)
     return "\n".join(lines), tuple(numbers)
@@ -95,7 +100,7 @@ def _kind(line: str, match: re.Match[str], vector: str, simd: bool) -> str:
         return DIVISOR
     if simd and stripped.startswith("for ("):
         return INT if int(text) >= SHORT or int(text) % VECTOR == 0 else ""
-    if "(i32)" in line:  # a comparison of indices
+    if "(i32)" in line and not ("(i64)(" in after and "[" in before and "(i32)" not in before):  # a comparison of indices
         compared = (
             stripped.startswith("_Bool t")
             and PLACES.match(stripped)

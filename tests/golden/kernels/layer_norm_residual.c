@@ -9,12 +9,12 @@ int SYMBOL(void *const *p) {
         f64 a1 = 0;
         f32 c2[96];
         {
-            f32 a1vs[16];
-            for (i64 l = 0; l < 16; l++) { a1vs[l] = 0; }
+            f32 a1vs[32];
+            for (i64 l = 0; l < 32; l++) { a1vs[l] = 0; }
             i64 g = 0;
-            for (; g + 16 <= 96; g += 16) {
+            for (; g + 32 <= 96; g += 32) {
 #pragma omp simd
-                for (i64 l = 0; l < 16; l++) {
+                for (i64 l = 0; l < 32; l++) {
                     const i64 j0 = g + l;
                     f32 t3 = p0[96 * i0 + j0];
                     f32 t4 = p1[96 * i0 + j0];
@@ -25,19 +25,19 @@ int SYMBOL(void *const *p) {
                 }
             }
             f32 a1v = 0;
-            a1v = mg_lanes_sum_f32(a1vs, 16);
+            a1v = mg_lanes_sum_f32(a1vs, 32);
             a1 = a1 + a1v;
         }
         f32 r7 = (f32)a1;
         f32 t10 = mg_div_by(r7, d9s, d9r, d9k);
         f64 a8 = 0;
         {
-            f32 a8vs[16];
-            for (i64 l = 0; l < 16; l++) { a8vs[l] = 0; }
+            f32 a8vs[32];
+            for (i64 l = 0; l < 32; l++) { a8vs[l] = 0; }
             i64 g = 0;
-            for (; g + 16 <= 96; g += 16) {
+            for (; g + 32 <= 96; g += 32) {
 #pragma omp simd
-                for (i64 l = 0; l < 16; l++) {
+                for (i64 l = 0; l < 32; l++) {
                     const i64 j0 = g + l;
                     f32 t11 = c2[j0] - t10;
                     f32 t12 = t11 * t11;
@@ -45,7 +45,7 @@ int SYMBOL(void *const *p) {
                 }
             }
             f32 a8v = 0;
-            a8v = mg_lanes_sum_f32(a8vs, 16);
+            a8v = mg_lanes_sum_f32(a8vs, 32);
             a8 = a8 + a8v;
         }
         f32 r13 = (f32)a8;

@@ -7,8 +7,8 @@ int SYMBOL(void *const *p) {
     for (i64 row = 0; row < 7; row++) {
         const i64 lo = (i64)((u32)row % 7) * 8192, hi = mg_min(lo + 8192, 50000);
         f64 a1 = 0;
-        for (i64 b = lo; b < hi; b += 1024) {
-            const i64 e = mg_min(b + 1024, hi);
+        for (i64 b = lo; b < hi; b += 2048) {
+            const i64 e = mg_min(b + 2048, hi);
             f32 a1vs[64];
             for (i64 l = 0; l < 64; l++) { a1vs[l] = 0; }
             i64 g = b;

@@ -150,3 +150,17 @@ def test_threads_compile_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert not failures and counters()["kernels_compiled"] == 1
+
+
+def test_kernels_that_turn_squares_stand_together() -> None:
+    """The function that they call is compiled in one unit, not in each."""
+    bodies = [
+        "int SYMBOL(void *const *p) {{ {} {} return {}; }}".format("g(p);" * (1000 + 10 * k), "mg_tile_u32(p);" * (k % 4 == 0), k)
+        for k in range(12)
+    ]
+    with config.patch(compile_workers=4):
+        units = building._units([KernelText.of(body, "") for body in bodies])
+    assert len(units) == 4 and [source.count("SYMBOL") for _, source in units] == [0] * 4
+    assert [source.count("mg_tile_u32") for _, source in units] == [3, 0, 0, 0]
+    assert max(len(source) for _, source in units) < 2 * min(len(source) for _, source in units)
+    assert sorted(kernel.body for unit, _ in units for kernel in unit) == sorted(bodies)

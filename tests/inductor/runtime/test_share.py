@@ -128,6 +128,30 @@ def test_many_sizes(program: Many, dtype: torch.dtype, tmp_path: Path, monkeypat
     assert max(served) > 1 or dtype is not torch.float32 or program in (totals, windows, picked), "nothing was shared"
 
 
+def test_short_loops_of_kernels_that_take_no_time() -> None:
+    cheap = '__attribute__((optimize("O1"))) '
+    texts = [BODY.format(n=n, rows=5, step=step, value=4) for n, step in ((37, 1), (21, 3))]
+    assert len(functions([(f"k_{k}", text) for k, text in enumerate(texts)])) == 2
+    ((positions, made),) = functions([(f"k_{k}", cheap + text) for k, text in enumerate(texts)])
+    assert positions == (0, 1) and "s_k_0(p, 37.0f, 37, 1)" in made and "s_k_0(p, 21.0f, 21, 3)" in made
+
+
+def test_places_beside_indices_of_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of attention side by side again: one function for windows of all widths."""
+    monkeypatch.setattr(building, "_addresses", {})
+    config.cache_dir = str(tmp_path)
+    served: list[int] = []
+    monkeypatch.setattr(building, "functions", lambda kernels: [served.append(len(p)) or (p, t) for p, t in functions(kernels)])
+
+    def program(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [x.transpose(1, 2).reshape(x.shape[0] * 49, -1).contiguous() for x in xs]
+
+    xs = [torch.randn(windows, heads, 49, 32) for windows, heads in ((18, 3), (8, 6), (5, 12), (2, 24))]
+    for got, want in zip(magneto.compile(program)(xs), program(xs), strict=True):
+        assert torch.equal(got, want)
+    assert served == [4]
+
+
 def test_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers that are values stay: they are computed in their own width."""
     monkeypatch.setattr(building, "_addresses", {})

@@ -48,7 +48,7 @@ def settle_attention() -> None:
     """On some GPUs the first attention changes the order in which kernels are tried, for good (torch prefers cuDNN's there). Asking which kernel it would take does so too: behind it the switches are what
     they are in the calls to come, and a graph that is guarded by them is captured once."""
     global _settled
-    if not _settled and torch.cuda.is_initialized():
+    if not _settled and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         _settled = True
         with suppress(RuntimeError, AttributeError), torch.no_grad():
             x = torch.empty(1, 1, 8, 8, dtype=torch.float16, device=torch.device("cuda", torch.cuda.current_device()))

@@ -42,6 +42,7 @@ class Collector:
         for value in self._values:
             self._sharing.setdefault(value.untyped_storage()._cdata, set()).add(id(value))
         self.written = {i for i, root in enumerate(roots) if root is not None and root.storage.version}
+        self._saves = any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
 
     def output(self, value: Any) -> Output:
         """How one user output is made."""
@@ -100,7 +101,10 @@ class Collector:
         """The index of the result for `view`; `carrier` is the traced tensor whose gradient is the result's."""
         found = self._index_of.get(view)
         if found is None:
-            found = self._index_of[view] = self.add_result(self.mode.read(view), view.meta)
+            node = self.mode.read(view)
+            if self._saves and self.mode.storages.owners.get(node, view.storage) is not view.storage:
+                node = self._copied(node)  # backward may read the other tensor, of which this one is a copy that the caller may write
+            found = self._index_of[view] = self.add_result(node, view.meta)
             if not view.meta.is_dense() and not overlaps(view.meta.shape, view.meta.strides):
                 self.gaps[found] = view.meta.strides
             if carrier is not None and carrier.requires_grad:

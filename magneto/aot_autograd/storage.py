@@ -56,10 +56,11 @@ class Storage:
 
 
 class Storages:
-    """All storages seen in one trace."""
+    """All storages seen in one trace. `owners`: the one that was made to hold a node's value, where others have been given the same."""
 
     def __init__(self) -> None:
         self.by_address: dict[int, Storage] = {}
+        self.owners: dict[fx.Node, Storage] = {}
 
     def find(self, tensor: torch.Tensor) -> Storage | None:
         return self.by_address.get(tensor.untyped_storage()._cdata)
@@ -69,6 +70,8 @@ class Storages:
         storage = self.by_address[tensor.untyped_storage()._cdata] = Storage(tensor)
         view = storage.root = View(storage, meta, node=node, input_index=input_index)
         storage.views[geometry_of(tensor)] = view
+        if node is not None:
+            self.owners.setdefault(node, storage)
         return view
 
     def view_of(self, tensor: torch.Tensor) -> View | None:

@@ -220,6 +220,28 @@ def test_a_written_result_matters_where_it_is_read(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_copy_of_what_is_saved_may_be_written(recorded: bool, backend: str) -> None:
+    """`copy_` gives another tensor the numbers of the one that backward reads: the same value in the graph, not the same memory."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        saved = x.exp()
+        copied = torch.zeros(saved.shape)
+        with torch.set_grad_enabled(recorded):
+            copied[:] = saved
+        return saved.sum(), copied
+
+    def gradient(call: Callable[..., tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        x = torch.linspace(0, 1, 6).requires_grad_()
+        total, copied = call(x)
+        with torch.no_grad():
+            copied.add_(1)
+        return torch.autograd.grad(total + copied.sum(), x)[0]
+
+    torch.testing.assert_close(gradient(magneto.optimize(backend)(f)), gradient(f))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_written_input_is_still_an_error(backend: str) -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x * y, x + 1

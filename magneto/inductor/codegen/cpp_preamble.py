@@ -63,7 +63,7 @@ MG_INLINE u16 mg_store_f16(f32 f) {
 MG_INLINE f32 mg_round_f16(f32 f) { /* a number 2^13 times as large as the leading bit of f (of 2^-14 for smaller ones) leaves ten bits behind it */
     f32 a = __builtin_fabsf(f); u32 e = (u32)mg_f32_bits(f) & 0x7f800000u;
     f32 magic = mg_bits_f32((i32)((e < 0x38800000u ? 0x38800000u : e) + 0x06800000u)), r = (a + magic) - magic;
-    r = a >= 65520.0f ? MG_INF : r; return __builtin_copysignf(a != a ? a : r, f);
+    return __builtin_copysignf(a >= 65520.0f ? MG_INF : r, f); /* NaN is NaN on every way: for it magic is negative and small */
 }
 """
 

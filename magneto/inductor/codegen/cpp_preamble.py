@@ -112,6 +112,22 @@ MG_INLINE void mg_narrow_f16(u16 *restrict to, const f32 *restrict from, i64 n) 
     _Pragma("omp simd") for (i64 k = 0; k < n; k++) to[k] = mg_store_f16(from[k]);
 }
 #endif
+/* Rounding to float16 in registers by that conversion: gcc calls the forms for vectors of 4, 8 and 16 by their names. */
+#if defined(MG_HALVES) && defined(__AVX2__)
+_Pragma("omp declare simd notinbranch") __attribute__((const, nothrow)) f32 mg_machine_f16(f32);
+#define MG_MACHINE(T, name, widen, narrow) \\
+    __attribute__((used)) static T mg_machine_##name(T) __asm__("_ZGV" #name "v_mg_machine_f16"); static T mg_machine_##name(T x) { return widen(narrow); }
+typedef f32 mg_four __attribute__((vector_size(16))); typedef f32 mg_eight __attribute__((vector_size(32)));
+MG_MACHINE(mg_four, bN4, __builtin_ia32_vcvtph2ps, __builtin_ia32_vcvtps2ph(x, 0))
+MG_MACHINE(mg_eight, cN8, __builtin_ia32_vcvtph2ps256, __builtin_ia32_vcvtps2ph256(x, 0))
+MG_MACHINE(mg_eight, dN8, __builtin_ia32_vcvtph2ps256, __builtin_ia32_vcvtps2ph256(x, 0))
+#if MG_HALVES == 16
+MG_MACHINE(mg_wide, eN16, MG_WIDEN, MG_NARROW(x))
+#endif
+__attribute__((used)) static f32 mg_machine_one(f32) __asm__("mg_machine_f16"); static f32 mg_machine_one(f32 f) { return mg_machine_bN4((mg_four){f})[0]; }
+#else
+#define mg_machine_f16 mg_round_f16
+#endif
 """
 
 _INTEGERS = """\
@@ -231,8 +247,8 @@ MG_INLINE f32 mg_cdf_f32(f32 x) { /* (1 + erf(x / sqrt 2)) / 2 to 1.2e-7 absolut
 /* Shorter forms for kernels whose results have 16 bits: arithmetic is what bounds those. Limits are kept by integers, one instruction each; NaN is lost. */
 MG_INLINE f32 mg_exp1_short(f32 x, f32 sign) { /* 1 + exp(sign * x), sign 1 or -1; right to 2e-6 where it is large, 2e-7 elsewhere */
     f32 hi = sign > 0 ? 89.5f : 87.0f, lo = hi - 176.5f; /* exp is infinite, or nothing beside 1 */
-    i32 b = mg_f32_bits(x), c = b < mg_f32_bits(hi) ? b : mg_f32_bits(hi);
-    f32 y = mg_bits_f32((u32)c < (u32)mg_f32_bits(lo) ? c : mg_f32_bits(lo)), by = sign * 0x1.715476p+0f;
+    i32 b = mg_f32_bits(x); u32 c = (u32)(b < mg_f32_bits(hi) ? b : mg_f32_bits(hi)), d = (u32)mg_f32_bits(lo);
+    f32 y = mg_bits_f32((i32)(c < d ? c : d)), by = sign * 0x1.715476p+0f;
     f32 t = __builtin_fmaf(y, by, 12583038.0f), r = __builtin_fmaf(y, by, -(t - 12583038.0f)), p = 0x1.5c08c6p-9f; /* k + 126 in the low bits of t */
     p = __builtin_fmaf(p, r, 0x1.3d0c6cp-6f); p = __builtin_fmaf(p, r, 0x1.c6b6e6p-4f); p = __builtin_fmaf(p, r, 0x1.ebf918p-2f);
     p = __builtin_fmaf(p, r, 0x1.62e428p+0f); p = __builtin_fmaf(p, r, 2.0f);

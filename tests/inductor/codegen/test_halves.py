@@ -77,16 +77,19 @@ def test_rounding_of_large_numbers_within_a_kernel() -> None:
     check_compiled(g, 0)
 
 
-def test_rounding_in_registers() -> None:
-    """Numbers of every magnitude, those in the middle of two float16 numbers and their neighbours, infinities, NaN."""
+@pytest.mark.parametrize("chosen", [False, True])
+def test_rounding_in_registers(chosen: bool) -> None:
+    """By the machine's conversion; by arithmetic where a condition chooses. Numbers of every magnitude, those in the middle of two float16 numbers and their neighbours, infinities, NaN."""
     bits = torch.arange(-(1 << 31), 1 << 31, (1 << 12) - 1, dtype=torch.int64).to(torch.int32)
     halves = torch.arange(0, 1 << 15, dtype=torch.int32) << 13
     middle = torch.cat([halves + 0x38001000 + step for step in (-1, 0, 1)])  # from 2^-15 on
     x = torch.cat([bits, middle, middle | -(1 << 31)]).view(torch.float32)
     g = Graph()
-    g.output(g.mul(g.convert_element_type(g.convert_element_type(g.input(x), torch.float16), torch.float32), 2.0))
+    v = g.input(x)
+    rounded = g.convert_element_type(g.convert_element_type(v, torch.float16), torch.float32)
+    g.output(g.where(g.ne(v, 7.0), rounded, 3.0) if chosen else g.mul(rounded, 2.0))
     text = texts(g)
-    assert "mg_round_f16(" in text
+    assert ("mg_round_f16(" if chosen else "mg_machine_f16(") in text
     check_compiled(g, 0, interpreter=False)
 
 

@@ -15,7 +15,7 @@ from magneto.inductor.halves import Back, Compiled, Halves, Joined, Sent, agrees
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import triton_workers
 from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
-from magneto.inductor.runtime.kept import Finished, recall_data
+from magneto.inductor.runtime.kept import Finished, recall_data, tf32_allowed
 from magneto.inductor.runtime.parted import parted
 from magneto.inductor.runtime.plan_code import Launched, PlanCode, TritonKernel, TritonTable
 from magneto.inductor.runtime.triton_launch import Launcher, launchers, why_not
@@ -120,6 +120,15 @@ def results_of(halves: Halves, replay: Replay | None) -> int | None:
 
 
 def whole(made: Made, found: Loaded, host: Compiled | None, name: str, replay: Replay | None, plain: Plain) -> Compiled:
+    """The graph as one callable. Kernels of ours multiply float32 as TF32 where torch let cuDNN do so when they were chosen; while it does not, the graph runs operation by operation."""
+    run = _joined(made, found, host, name, replay, plain)
+    if not any('input_precision="tf32"' in getattr(kernel, "body", "") for kernel in made.plan.kernels):
+        return run
+    other = plain(made.written)
+    return lambda *inputs: (run if torch._C._get_cudnn_enabled() and tf32_allowed() else other)(*inputs)
+
+
+def _joined(made: Made, found: Loaded, host: Compiled | None, name: str, replay: Replay | None, plain: Plain) -> Compiled:
     """The plan of the device's half, recorded if it may be, behind the host's half."""
     halves, plan = made.halves, made.plan
     run, parts = found

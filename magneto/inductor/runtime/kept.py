@@ -84,8 +84,11 @@ def tensor_cores(dtype: torch.dtype) -> bool:
     """Are convolutions of that type computed by tensor cores? float32 where torch's settings let it be TF32."""
     if dtype is not torch.float32:
         return True
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
-        return False
+    return not (torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)) and tf32_allowed()
+
+
+def tf32_allowed() -> bool:
+    """Does torch let cuDNN compute float32 as TF32?"""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # the program uses the newer setting

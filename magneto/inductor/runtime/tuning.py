@@ -25,10 +25,11 @@ from magneto.inductor.codegen.triton_nest import power_above
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf
 from magneto.inductor.runtime.calls import FAST
+from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.runtime.store import key_of, store
-from magneto.inductor.runtime.triton_launch import launchers
+from magneto.inductor.runtime.triton_launch import begin, launchers
 from magneto.inductor.schedule.kernel import FusedKernel
-from magneto.inductor.schedule.product import Match, Tiles, chosen_ahead, joined, matches, product_kernel
+from magneto.inductor.schedule.product import Match, TiledKernel, Tiles, chosen_ahead, joined, matches, product_kernel
 from magneto.inductor.schedule.schedule import Schedule
 
 SECONDS = 60.0  # of one graph
@@ -86,32 +87,35 @@ def _behind(device: torch.device) -> list[Tiles]:
 def tuned(plan: Schedule, device: torch.device) -> Schedule:
     """The schedule with the products and convolutions that kernels of ours compute faster."""
     until = time.monotonic() + SECONDS
-    chosen = {match: tiles for match in matches(plan) if (tiles := _choice(plan, match, device, until)) is not None}
+    keys = {match: _key(plan, match, device) for match in matches(plan)}
+    known = {key: store().get("tiles", key) for key in keys.values()}
+    new = {key: match for match, key in keys.items() if known[key] is None}
+    following = [*new.values(), None][1:]
+    for (key, match), other in zip(new.items(), following, strict=True):
+        if time.monotonic() > until:
+            break
+        try:
+            best = _measured(plan, match, other, device)
+        except torch.OutOfMemoryError:
+            warn_once("W005")
+            continue
+        found = known[key] = b"" if best is None else " ".join(str(getattr(best, name)) for name in Tiles.__slots__).encode()
+        store().put("tiles", key, found)
+    chosen = {match: Tiles(*map(int, text.split())) for match, key in keys.items() if (text := known[key])}
     counter("products_of_ours", len(chosen))
     return joined(plan, chosen) if chosen else plan
 
 
-def _choice(plan: Schedule, match: Match, device: torch.device, until: float) -> Tiles | None:
+def _key(plan: Schedule, match: Match, device: torch.device) -> str:
+    """Under which the choice is kept."""
     *batch, rows, columns = (int(n) for n in match.result.shape)  # type: ignore[arg-type]
     of = match.of
     views = [(v.strides, v.offset, v.dtype) for v in (of.a, of.b)]
     call = of.bias is not None, of.window, of.precision, of.relu, of.residual is not None, of.convolution, of.deep
-    shape = batch, power_above(rows), columns, int(match.of.a.shape[-1])  # type: ignore[arg-type]
+    shape = batch, power_above(rows), columns, int(of.a.shape[-1])  # type: ignore[arg-type]
     kind = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device), torch.__version__, config.cuda_graphs
     texts = [triton_kernel(kernel, plan.buffers).body for kernel in _around(plan, match).values()]
-    key = key_of("tiles", repr((shape, views, call, kind, candidates(device, match))), *texts)
-    found = store().get("tiles", key)
-    if found is None:
-        if time.monotonic() > until:
-            return None
-        try:
-            best = _measured(plan, match, device)
-        except torch.OutOfMemoryError:
-            warn_once("W005")
-            return None
-        found = b"" if best is None else " ".join(str(getattr(best, name)) for name in Tiles.__slots__).encode()
-        store().put("tiles", key, found)
-    return Tiles(*map(int, found.split())) if found else None
+    return key_of("tiles", repr((shape, views, call, kind, candidates(device, match))), *texts)
 
 
 def _around(plan: Schedule, match: Match) -> dict[int, FusedKernel]:
@@ -120,8 +124,11 @@ def _around(plan: Schedule, match: Match) -> dict[int, FusedKernel]:
     return {p: plan.steps[p] for p in positions}  # type: ignore[misc]
 
 
-def _measured(plan: Schedule, match: Match, device: torch.device) -> Tiles | None:
-    """The fastest tiles; None: the library with the kernels around it is about as fast."""
+def _measured(plan: Schedule, match: Match, other: Match | None, device: torch.device) -> Tiles | None:
+    """The fastest tiles; None: the library with the kernels around it is about as fast. `other`: what is measured next, whose kernels are compiled meanwhile."""
+    for step in (match, other):
+        for _, text in () if step is None else _texts(plan, step, device).values():
+            begin(text, device)
     times = times_of(plan, match, device)
     best = min(times, key=lambda tiles: times[tiles])
     shape = "x".join(map(str, (*match.result.shape, match.of.a.shape[-1])))
@@ -143,19 +150,32 @@ def times_of(plan: Schedule, match: Match, device: torch.device) -> dict[Tiles |
     runs = {p: _kernel(made[k], parameters(around[p]), memory) for p, k in written.items()}
     runs[match.call] = _library(plan.steps[match.call], memory)  # type: ignore[arg-type]
     ways: dict[Tiles | None, list[Callable[[], Any]]] = {None: [runs[p] for p in sorted(runs)]}
+    texts = _texts(plan, match, device)
+    ours = launchers([text for _, text in texts.values()], device, True)
+    for tiles, (step, text) in texts.items():
+        if text in ours:
+            left = {*match.ahead} - {None, *chosen_ahead(match, tiles)}
+            ways[tiles] = [*(runs[p] for p in left), partial(ours[text], *(memory[n] for n in parameters(step)))]  # type: ignore[index]
+    times = {}
+    for tiles, way in ways.items():
+        try:
+            times[tiles] = _milliseconds(way, device)
+        except RuntimeError as error:  # more registers or threads than the device has
+            if tiles is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+    return times
+
+
+def _texts(plan: Schedule, match: Match, device: torch.device) -> dict[Tiles, tuple[TiledKernel, TritonKernel]]:
+    """Kernels of all tiles that fit."""
     texts = {}
     rows, columns = (2 * power_above(int(n)) for n in match.result.shape[-2:])  # type: ignore[arg-type]
     for tiles in candidates(device, match):
         if tiles.rows <= rows and tiles.columns <= columns:
             step = product_kernel(plan, match, tiles)
             with suppress(CannotEmit):  # operands that have no descriptor
-                texts[tiles] = triton_product(step, plan.buffers), [memory[n] for n in parameters(step)]
-    ours = launchers([text for text, _ in texts.values()], device, True)
-    for tiles, (text, tensors) in texts.items():
-        if text in ours:
-            left = {*match.ahead} - {None, *chosen_ahead(match, tiles)}
-            ways[tiles] = [*(runs[p] for p in left), partial(ours[text], *tensors)]  # type: ignore[index]
-    return {tiles: _milliseconds(way, device) for tiles, way in ways.items()}
+                texts[tiles] = step, triton_product(step, plan.buffers)
+    return texts
 
 
 def _kernel(launch: Callable[..., Any], names: Sequence[str], memory: Mapping[str, torch.Tensor]) -> Callable[[], Any]:

@@ -90,7 +90,9 @@ def factors(call: LibraryCall) -> Factors | None:
     if rows < LEAST_ROWS or columns < LEAST or (terms > MOST if deep else terms < LEAST):
         return None
     matrix = Buffer(result.name, (rows, columns), (columns, 1), result.dtype, result.device)
-    precision = "" if result.dtype is not torch.float32 else "tf32" if tensor_cores(torch.float32) else "ieee"
+    precision = (
+        "" if result.dtype is not torch.float32 else "tf32" if tensor_cores(torch.float32) and torch._C._get_cudnn_enabled() else "ieee"
+    )
     a, b = _moved(x, (0, 2, 3, 1)), _moved(w, (2, 3, 1, 0))
     rest = precision, call.op is not CONVOLUTION, residual, True
     if deep:

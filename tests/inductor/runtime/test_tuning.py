@@ -11,11 +11,15 @@ import torch
 
 from magneto.base.errors import MagnetoWarning
 from magneto.base.flags import config
+from magneto.inductor import cuda
+from magneto.inductor.halves import Halves
+from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.lower import lower_graph
+from magneto.inductor.made import Made, whole
 from magneto.inductor.runtime import tuning
 from magneto.inductor.schedule.product import TiledKernel, Tiles, matches
 from magneto.inductor.schedule.schedule import Schedule, schedule
-from tests.inductor.codegen.triton_cases import CASES
+from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, joining
 from tests.inductor.codegen.triton_convolutions import convolved, last
 from tests.inductor.lower.prim_graphs import Graph
 
@@ -37,6 +41,7 @@ class Timer:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "made up")
         monkeypatch.setattr(tuning, "launchers", lambda texts, device, leniently=False: {text: self.launch for text in texts})
+        monkeypatch.setattr(tuning, "begin", lambda text, device: None)
         monkeypatch.setattr(tuning, "_milliseconds", self.time)
         monkeypatch.setattr(config, "cache_dir", str(tmp_path))
 
@@ -80,6 +85,17 @@ def test_the_library_runs_as_the_plan_would_run_it(timer: Timer) -> None:
     (match,) = matches(plan)
     times = tuning.times_of(plan, match, CPU)
     assert times.pop(None) == timer.library and 1 < len(times) < len(tuning.candidates(CPU, match))  # not those of 256 columns
+
+
+def test_what_the_device_refuses_is_no_candidate(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time(runs: Sequence[Callable[[], Any]], device: torch.device) -> float:
+        if len(runs) == 1:
+            raise RuntimeError("too many resources requested for launch")
+        return 1.0
+
+    plan = planned(CASES["a convolution of three colours"][0])
+    monkeypatch.setattr(tuning, "_milliseconds", time)
+    assert tuning.times_of(plan, matches(plan)[0], CPU) == {None: 1.0} and tuning.tuned(plan, CPU) is plan
 
 
 def test_without_memory_or_time_the_library_serves(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,3 +143,30 @@ def test_float32_is_multiplied_as_torch_is_told(allowed: bool, monkeypatch: pyte
     (match,) = matches(plan)
     assert match.of.precision == ("tf32" if allowed else "ieee")
     assert tuning.candidates(CPU, match) == tuple(Tiles(*numbers) for numbers in (tuning.FLOATS if allowed else tuning.EXACT))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_weights_are_laid_out_for_kernels_of_ours(wanted: bool) -> None:
+    g = Graph()
+    x, w = g.input(last(2, 32, 9, 9)), g.input(torch.randn(32, 32, 3, 3).half())
+    bias = g.input(torch.randn(32).half())
+    g.output(convolved(g, x, w, bias=bias), g.call(torch.ops.aten.convolution.default, x, w, bias, (1, 1), (0, 0), (1, 1), True, (0, 0), 1))
+    with config.patch(max_autotune=wanted):
+        one, turned = [node for node in lower_graph(g.fx, on_gpu=True).nodes if isinstance(node, LibraryCall)]
+    assert one.args[1].strides == ((288, 1, 96, 32) if wanted else (288, 9, 3, 1)) and turned.args[1].strides == (288, 9, 3, 1)
+    assert one.args[2] is not None and one.buffers[0].strides == (1568, 1, 224, 32)
+
+
+@pytest.mark.parametrize("name", ["a convolution of float32", "a convolution of three colours"])
+def test_what_is_tf32_runs_only_while_torch_allows_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(cuda, "gather", joining(*PRODUCTS[name]))
+    g = Graph()
+    CASES[name][0](g)
+    made = Made(CPU, cuda._planned(g.fx, "graph", {}, CPU), Halves((), ((False, 0),), (None,), (), (), ()), {}, True, None)
+    ours = lambda *inputs: "ours"  # noqa: E731
+    run = whole(made, (ours, None), None, "graph", None, lambda done: lambda *inputs: "plain")
+    assert (run is ours) == ("float32" not in name)
+    assert run() == "ours"
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert run() == ("plain" if "float32" in name else "ours")

@@ -16,7 +16,7 @@ from torch import fx
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.overloads import aten
-from magneto.aot_autograd.recompute import computed_again, dear
+from magneto.aot_autograd.recompute import computed_again, dear, read_apart
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
@@ -58,7 +58,10 @@ def partition(joint: JointGraph) -> Partition:
     itself = {node for node in wanted if node.meta["stage"] == "forward"}  # gradients that are a value of the forward
     read, cost = sorted(read_by_backward(wanted) | itself), _cost(joint, roots)
     kept_nodes = min_cut(read, cost, _recomputable)
-    if free := dear(joint.graph.nodes, kept_nodes, lambda node: _recomputable(node) and not _checkpointed(node), _is_late):
+    again = lambda node: _recomputable(node) and not _checkpointed(node)  # noqa: E731
+    if free := dear(joint.graph.nodes, kept_nodes, again, _is_late):
+        if read_apart(joint.graph, free, kept_nodes, again, _is_late):
+            read = sorted(read_by_backward(wanted) | itself)
         kept_nodes = min_cut(read, lambda node: 0 if node in free else cost(node), _recomputable)
     forward = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}

@@ -47,6 +47,49 @@ def dear(
     return found
 
 
+def read_apart(
+    graph: fx.Graph, free: Collection[fx.Node], kept: Collection[fx.Node], again: Callable[[fx.Node], bool], late: Callable[[fx.Node], bool]
+) -> bool:
+    """Of the inputs of convolutions that are kept (`free`) everything else in backward reads a copy, to be computed again, where that takes a few operations on one tensor which backward reads anyway: the
+    sign of a relu behind a norm is that of what was normalised. Whether there are such copies."""
+    found = False
+    for node in free:
+        others = [u for u in node.users if late(u) and not (u.target in INPUTS and u.args[INPUTS[u.target]] is node)]  # type: ignore[index]
+        if others and _of_one_tensor(node, free, kept, again, late):
+            found = True
+            with graph.inserting_after(node):
+                copy = graph.node_copy(node)
+            copy.meta = dict(node.meta)
+            for user in others:
+                user.replace_input_with(node, copy)
+    return found
+
+
+def _of_one_tensor(
+    node: fx.Node, free: Collection[fx.Node], kept: Collection[fx.Node], again: Callable[[fx.Node], bool], late: Callable[[fx.Node], bool]
+) -> bool:
+    size, seen, large, stack = node.meta["val"].nbytes, {node}, 0, [node]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source in seen:
+                continue
+            seen.add(source)
+            meta = source.meta.get("val")
+            if not isinstance(meta, TensorMeta):
+                return False
+            if again(source) and source not in kept and source not in free:
+                stack.append(source)
+            elif meta.nbytes * SMALL > size:
+                large += 1 if any(map(late, source.users)) and meta.nbytes <= size else 2
+    return large == 1 and len(seen) <= FEW
+
+
+SMALL, FEW = (
+    64,
+    24,
+)  # a tensor with fewer bytes than a 64th is one number of each channel; nodes that a copy is computed of, views and numbers of channels among them
+
+
 def _on_gpu(meta: TensorMeta) -> bool:
     return meta.device.type == "cuda"
 
@@ -60,6 +103,9 @@ def recompute(graph: fx.Graph) -> fx.Graph:
         return graph
     kept = set(min_cut(read, _cost, computed_again))
     if free := dear(nodes, kept, computed_again, late.__contains__):
+        if read_apart(graph, free, kept, computed_again, late.__contains__):
+            nodes = list(graph.nodes)
+            read = [node for node in nodes if node not in late and node.op == "call_function" and any(user in late for user in node.users)]
         kept = set(min_cut(read, lambda node: 0 if node in free else _cost(node), computed_again))
     for node in kept:
         node.meta["keep"] = True
@@ -99,4 +145,4 @@ def _cost(node: fx.Node) -> int | None:
     return meta.nbytes + 1
 
 
-__all__ = ["computed_again", "dear", "recompute"]
+__all__ = ["computed_again", "dear", "read_apart", "recompute"]

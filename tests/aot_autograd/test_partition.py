@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -139,14 +140,16 @@ def test_what_the_caller_writes_before_backward(name: str, written: str, backend
 
 
 class Residual(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, residual: bool) -> None:
         super().__init__()
+        self.residual = residual
         self.convolutions = torch.nn.ModuleList([torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)])
         self.norms = torch.nn.ModuleList([torch.nn.BatchNorm2d(8) for _ in range(4)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            x = torch.relu(norm(convolution(x)) + x)
+            y = norm(convolution(x))
+            x = torch.relu(y + x if self.residual else y)
         return x.mean((1, 2, 3))
 
 
@@ -156,8 +159,9 @@ def step(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+@pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("whole", [False, True])
-def test_sums_at_the_ends_of_blocks_are_kept_on_a_gpu(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+def test_sums_at_the_ends_of_blocks_are_kept_on_a_gpu(monkeypatch: pytest.MonkeyPatch, whole: bool, residual: bool) -> None:
     """What a convolution reads in both directions is not computed from all blocks before it."""
     found: list[int] = []
     for place in (partition, recompute):
@@ -168,7 +172,7 @@ def test_sums_at_the_ends_of_blocks_are_kept_on_a_gpu(monkeypatch: pytest.Monkey
         magneto.reset()
         monkeypatch.setattr(recompute, "_on_gpu", lambda meta, on_gpu=on_gpu: on_gpu)
         torch.manual_seed(3)
-        model, x = Residual(), torch.randn(2, 8, 9, 9)
+        model, x = Residual(residual), torch.randn(2, 8, 9, 9)
 
         for _ in range(2):  # the first of them makes the gradients
             if on_gpu is None:
@@ -182,3 +186,53 @@ def test_sums_at_the_ends_of_blocks_are_kept_on_a_gpu(monkeypatch: pytest.Monkey
     assert found[0] == 0 and found[-1] == 3, found
     for outcome in outcomes[1:]:
         torch.testing.assert_close(outcome, outcomes[0], rtol=1e-4, atol=1e-5)
+
+
+def relu_behind_a_norm(size: int) -> tuple[partition.Partition, list[torch.Tensor], list[torch.Tensor]]:
+    """Cut as for a GPU; what the backward is called with, and the gradients that eager gives."""
+    from magneto.aot_autograd.decomposed import decompose_joint
+    from magneto.aot_autograd.joint import trace_joint
+    from tests.ops.checking import run_graph
+
+    def net(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(torch.relu(F.batch_norm(F.conv2d(x, w, padding=1), None, None, scale, bias, training=True)), v, padding=1)
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(4, 3, size, size), *(torch.randn(s).requires_grad_() for s in ((16, 3, 3, 3), (16,), (16,), (8, 16, 3, 3)))]
+    with mock.patch.object(recompute, "_on_gpu", lambda meta: True):
+        cut = partition.partition(decompose_joint(trace_joint(fx.symbolic_trace(net), inputs)))
+    tangent = torch.randn(4, 8, size, size)
+    wanted = torch.autograd.grad(net(*inputs), inputs[1:], tangent)
+    plain = [t.detach() for t in inputs]
+    results = run_graph(cut.forward, plain)
+    n = len(results) - cut.n_extras
+    sources = {"input": plain, "result": results[:n], "extra": results[n:]}
+    return cut, [*(sources[k.kind][k.index] for k in cut.kept), tangent], [*wanted]
+
+
+def test_a_relus_sign_is_that_of_what_was_normalised() -> None:
+    """The convolution alone reads the relu's result, which is kept for it; the gradient behind the relu is written by no kernel: one writes that behind the norm."""
+    from magneto.inductor.loops.ir import LibraryCall
+    from magneto.inductor.lower import lower_graph
+    from magneto.inductor.schedule.kernel import FusedKernel
+    from magneto.inductor.schedule.schedule import schedule
+    from magneto.inductor.schedule.split import split_reductions
+
+    cut, given, wanted = relu_behind_a_norm(96)
+    readers = {
+        str(u.target) for n in cut.backward.nodes if n.op == "placeholder" and n.meta["val"].shape == (4, 16, 96, 96) for u in n.users
+    }
+    assert readers == {"aten.convolution_backward.default", "prims.mul", "prims.sub"}
+    relus = [
+        n
+        for n in cut.backward.nodes
+        if n.op == "placeholder" and {u.target for u in n.users} == {torch.ops.aten.convolution_backward.default}
+    ]
+    assert [n.meta["val"].shape for n in relus].count((4, 16, 96, 96)) == 1
+    plan = schedule(split_reductions(lower_graph(cut.backward, on_gpu=True)), training=True)
+    kernels = [step for step in plan.steps if isinstance(step, FusedKernel)]
+    assert sum(isinstance(step, LibraryCall) for step in plan.steps) == 2
+    assert [shape for k in kernels for n in k.stored if len(shape := plan.buffers[n].shape) == 4] == [(4, 16, 96, 96)]
+    found = torch.fx.Interpreter(fx.GraphModule({}, cut.backward)).run(*given)
+    for g, expected in zip(cut.gradients[1:], wanted, strict=True):
+        torch.testing.assert_close(found[g], expected, rtol=1e-3, atol=1e-3)  # type: ignore[index]

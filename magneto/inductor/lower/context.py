@@ -10,7 +10,7 @@ Whether a realised buffer really goes through memory is the scheduler's decision
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -27,6 +27,7 @@ WORTH_KEEPING = 3  # operations; with fewer, several consumers recompute (one lo
 TABLE = 8  # operations; a number made of the index alone by fewer is made anew for each element
 SAVED = 4  # elements computed per element of what does not change, at least, to put it into memory
 CHEAP_OPS = 6  # at most as many are done again where that reads no more memory than the result has
+GPU_OPS = 16  # the same on a GPU, whose kernels wait for memory
 
 UNSUPPORTED_DTYPES = frozenset(
     d
@@ -111,6 +112,10 @@ def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
 
 def point_count(shape: Sequence[Size]) -> int:
     return prod(s if isinstance(s, int) else 1 for s in shape)
+
+
+def _bytes_of(box: Box) -> int:
+    return point_count(box.shape) * box.dtype.itemsize
 
 
 def _size(x: Expr) -> Size:
@@ -202,9 +207,9 @@ class Lowering:
         self.nodes.append(LibraryCall(buffer.name, clone.default, (view,), (), (buffer,), out_op=clone.out, origins=origins))
         return Stored(buffer)
 
-    def settle(self, box: Box, feeds_memory: bool) -> None:
+    def settle(self, box: Box, feeds_memory: bool, beside: Callable[[], frozenset[str]] | None = None) -> None:
         """Decides, when a pointwise result has been made, whether it is put into memory at once. `feeds_memory`: a library call or the
-        caller reads it as it is."""
+        caller reads it as it is. `beside`: what all readers read anyway (asked on a GPU)."""
         if not isinstance(box, Computed) or box.stored is not None:
             return
         reads = len(box.reads)
@@ -212,7 +217,7 @@ class Lowering:
             self.realise(box)
         elif self.uses > 1 and reads:
             several = box.ops >= WORTH_KEEPING or reads > 2 or (reads == 2 and self.uses > 2)
-            if feeds_memory or box.heavy or (several and not self._reads_no_more(box)):
+            if feeds_memory or box.heavy or (several and not self._reads_no_more(box) and not self._reads_little(box, beside)):
                 self.realise(box)
 
     def settle_steady(self, operands: Sequence[object], val: object) -> None:
@@ -238,6 +243,17 @@ class Lowering:
         for size in box.shape:
             own = own * size if isinstance(size, int) else 0
         return box.ops <= CHEAP_OPS and sum(s if isinstance(s, int) else own + 1 for s in sizes) <= own + own // 8
+
+    def _reads_little(self, box: Computed, beside: Callable[[], frozenset[str]] | None) -> bool:
+        """Is no more read for a result than it has itself, beside what its readers read anyway? Then it is not even written (a relu's gradient in front of a norm)."""
+        own = _bytes_of(box)
+        if not self.on_gpu or beside is None or box.ops > GPU_OPS or sum(self._size(name) >= own for name in box.reads) < 2:
+            return False
+        return sum(map(self._size, box.reads - beside())) <= own + own // 8
+
+    def _size(self, name: str) -> int:
+        size = self.sizes.get(name)
+        return size if isinstance(size, int) else 1 << 62
 
     # ---- strided views -------------------------------------------------------------------------------------------------
 

@@ -175,8 +175,36 @@ class _GraphLowering:
                 return None
             if result.shape != tuple(val.shape) or result.dtype is not val.dtype:
                 raise CannotLower(f"{node.name} = {name}: {result.dtype}{result.shape} for {val.dtype}{tuple(val.shape)}")
-            self.low.settle(result, self.consumers.memory[node])
+            self.low.settle(result, self.consumers.memory[node], lambda: self.beside(node))
         return result
+
+    def beside(self, node: fx.Node) -> frozenset[str]:
+        """Memory that everything reads which is computed of a node: operands of what follows it pointwise. Its own sums join the kernel of the others."""
+        found: frozenset[str] | None = None
+        for user in _through_views(node):
+            name = prim_name(user.target)
+            if name in reductions.ROWS:
+                continue
+            if name not in elementwise.ROWS:
+                return frozenset()
+            seen, ends = {node, user}, [user]
+            for _ in range(4):
+                ends = [n for end in ends for n in _through_views(end) if prim_name(n.target) in elementwise.ROWS and n not in seen]
+                seen.update(ends)
+            names = frozenset(name for n in seen - {node} for x in n.all_input_nodes for name in self.reads(x, 6, seen))
+            found = names if found is None else found & names
+        return found or frozenset()
+
+    def reads(self, node: fx.Node, depth: int, beside: Collection[fx.Node]) -> frozenset[str]:
+        """Memory that a value is computed of, as far as that is known and without that of the values `beside`."""
+        box = self.env.get(node)
+        if node in beside:
+            return frozenset()
+        if isinstance(box, Box):
+            return box.reads
+        if not depth or prim_name(node.target) not in elementwise.ROWS and prim_name(node.target) not in views.VIEWS:
+            return frozenset()
+        return frozenset(name for x in node.all_input_nodes for name in self.reads(x, depth - 1, beside))
 
     def _converts(self, val: Any, x: Any) -> bool:
         """Is it a conversion that loops do on a GPU, though they do nothing else with that type?"""
@@ -263,6 +291,11 @@ class _GraphLowering:
             if isinstance(n, LibraryCall) and n.may_alias:
                 names.update(b.name for b in n.buffers)
         return frozenset(names)
+
+
+def _through_views(node: fx.Node) -> list[fx.Node]:
+    """Who reads a node, through views."""
+    return [n for user in node.users for n in (_through_views(user) if prim_name(user.target) in views.VIEWS else [user])]
 
 
 class _Unusable:

@@ -21,6 +21,7 @@ import torch
 from magneto.base.flags import config
 from magneto.prims.decompose import decompose
 from magneto.prims.decompositions import pooling
+from tests.aot_autograd.test_partition import relu_behind_a_norm
 from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.codegen.triton_gathers import GATHERS
@@ -398,6 +399,13 @@ for _dtype, _seen in ((torch.float32, True), (torch.float32, False), (torch.bflo
         pooled(
             g, ([3, 3], [2, 2], [1, 1], [1, 1], seen), x.to(memory_format=torch.contiguous_format if seen else torch.channels_last), seen
         )
+
+
+@case("gradients of a norm in front of a relu", 2e-3)
+def _relu_behind_a_norm(g: Graph) -> None:
+    cut, g.inputs, _ = relu_behind_a_norm(20)
+    g.fx = cut.backward
+    g.expected = torch.fx.Interpreter(torch.fx.GraphModule({}, g.fx)).run(*g.inputs)
 
 
 @case("maxima of windows with gaps", 0)

@@ -5,6 +5,7 @@ A decomposition is an ordinary function over Values that builds prim nodes as it
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -216,14 +217,31 @@ class Value:
         return self.b.emit("broadcast_in_dim", self, shape, dims)
 
     def narrow(self, dim: int, start: int, limit: int, step: int = 1) -> Value:
-        """Elements start, start + step, ... below limit along `dim` (all non-negative)."""
+        """Elements start, start + step, ... below limit along `dim` (all non-negative); of a part, where this is several joined and one has them."""
         shape = self.meta.shape
         if start == 0 and limit >= shape[dim] and step == 1:
             return self
+        for part, first in self.joined(dim):
+            if first <= start and limit <= first + part.shape[dim]:
+                return part.narrow(dim, start - first, limit - first, step)
         starts = tuple(start if d == dim else 0 for d in range(len(shape)))
         limits = tuple(limit if d == dim else size for d, size in enumerate(shape))
         steps = tuple(step if d == dim else 1 for d in range(len(shape)))
         return self.b.emit("slice", self, starts, limits, steps)
+
+    def joined(self, dim: int) -> list[tuple[Value, int]]:
+        """What was concatenated along `dim`, and where in this each begins; empty where nothing was."""
+        if self.node.target is not PRIMS["cat"] or self.node.args[1] != dim:
+            return []
+        parts = [Value(self.b, node, node.meta["val"]) for node in self.node.args[0]]  # type: ignore[union-attr, arg-type]
+        ends = itertools.accumulate(part.shape[dim] for part in parts)
+        return [(part, end - part.shape[dim]) for part, end in zip(parts, ends, strict=True)]
+
+    def narrowed_parts(self, dim: int, start: int, limit: int) -> list[Value]:
+        """As `narrow`: values that hold the elements one behind the other, without joining again what was concatenated."""
+        parts = self.joined(dim) or [(self, 0)]
+        cuts = [(part, max(start - first, 0), min(limit - first, part.shape[dim])) for part, first in parts]
+        return [part.narrow(dim, low, high) for part, low, high in cuts if low < high]
 
     # ---- reductions -----------------------------------------------------------------------------------------------------
 

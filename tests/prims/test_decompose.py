@@ -83,6 +83,34 @@ def test_equal_calls_become_one() -> None:
     assert targets(graph).count("broadcast_in_dim") == 1
 
 
+def test_pieces_of_what_was_joined_are_its_parts() -> None:
+    r = Recorder(X, torch.randn(2, 6), torch.randn(4, 2))
+    whole = r(aten.cat.default, [r.nodes[0], r.nodes[1]], 0)
+    inside, across = r(aten.slice.Tensor, whole, 0, 1, 4, 2), r(aten.slice.Tensor, whole, 0, 3, 5)
+    other, none = r(aten.slice.Tensor, whole, 1, 1, 3), r(aten.slice.Tensor, whole, 0, 6, 6)
+    part, first = r(aten.slice.Tensor, whole, 0, 4, 6), r(aten.select.int, whole, 0, -1)
+    r.check(graph := decompose(r.output(inside, across, other, none, part, first)))
+    assert sum(n.target == prims.slice and n.args[0].op == "placeholder" for n in graph.nodes) == 3 and "cat" in targets(graph)
+
+
+def test_a_piece_written_in_place_is_what_was_written() -> None:
+    """The gates of a recurrent cell: chunks of one product, each changed in place."""
+    r = Recorder(X, *(torch.randn(4, 2) for _ in range(3)))
+    whole, written = r.nodes[0], [r(aten.exp.default, node) for node in r.nodes[1:]]
+    for k in (0, 2, 0, 1):
+        was = r(aten.slice.Tensor, whole, 1, 2 * k, 2 * k + 2)
+        whole = r(aten.slice_scatter.default, whole, r(aten.add.Tensor, was, written[k]), 1, 2 * k, 2 * k + 2)
+    pieces = [r(aten.slice.Tensor, whole, 1, start, end) for start, end in ((0, 2), (2, 4), (4, 6), (5, 6))]
+    r.check(graph := decompose(r.output(*(r(aten.mul.Tensor, piece, 2.0) for piece in pieces))))
+    assert "cat" not in targets(graph)
+    r = Recorder(X, torch.randn(4, 2), torch.randn(4, 0), torch.randn(4, 1))
+    whole = r(aten.slice_scatter.default, r.nodes[0], r.nodes[1], 1, -4, -2)
+    whole = r(aten.slice_scatter.default, whole, r.nodes[2], 1, 3, 3)
+    whole = r(aten.slice_scatter.default, whole, r.nodes[3], 1, 3, 4)
+    r.check(graph := decompose(r.output(whole, r(aten.slice.Tensor, whole, 1, 1, 5))))
+    assert targets(graph).count("cat") == 1
+
+
 def test_constants_of_different_type_or_sign_stay_apart() -> None:
     r = Recorder(X)
     graph = decompose(r.output(r(aten.div.Tensor, r.nodes[0], 0.0), r(aten.div.Tensor, r.nodes[0], -0.0)))

@@ -215,8 +215,9 @@ def _slice_scatter(b: Builder, x: Value, source: Value, dim: int = 0, start: Any
     source = source.to(x.dtype)
     if source.shape[dim] == size:
         return source
-    parts = [x.narrow(dim, 0, first), source, x.narrow(dim, last, size)]
-    return b.cat([part for part in parts if part.shape[dim]], dim)
+    if not source.shape[dim]:
+        return x
+    return b.cat([*x.narrowed_parts(dim, 0, first), source, *x.narrowed_parts(dim, last, size)], dim)
 
 
 @row("select_scatter.default")

@@ -260,6 +260,19 @@ def test_a_large_gradient_of_a_result_that_stays_is_read_where_it_lies(large: in
     assert deck.replays == replays + 2
 
 
+def test_a_large_gradient_at_the_same_place_may_be_laid_out_otherwise(deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "LARGE", 1)
+    m, plain, x, seed = model(), model(), batches(1)[0][:4], torch.randn(4, 4)
+    run = magneto.optimize("cudagraphs")(m)
+    rest = [(seed, seed.t(), seed[:1].expand(4, 4), seed.view(16)[0].expand(4, 4))[k % 4] for k in range(24)]
+    for given in [seed] * 6 + rest:
+        for net, f in ((m, run), (plain, plain)):
+            net.zero_grad()
+            f(x).backward(given)
+        torch.testing.assert_close(gradients(m), gradients(plain))
+    assert deck.tapes[1].replays > 5
+
+
 def test_inputs_that_will_not_be_copied_take_no_memory(deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known from their sizes that they are too large for a recording."""
     m, made = model(), list[Any]()

@@ -564,6 +564,12 @@ class SymbolicMachine:
     def known(self, tensor: trackers.TensorTracker) -> Any:
         return self.recorder.known(tensor)
 
+    def selects(self) -> bool:
+        return not (self.recorder.transformed or hasattr(self.recorder, "around"))
+
+    def select(self, copy: trackers.TensorTracker, base: trackers.TensorTracker) -> None:
+        self.recorder.select(copy, base)
+
     def has_written(self, tensor: trackers.TensorTracker) -> bool:
         """Whether the graph has written the tensor's memory."""
         return any(one in self.recorder.mutated for one in tensor.memory or (tensor,))

@@ -120,6 +120,12 @@ class Machine(Protocol):
     def known(self, tensor: Any) -> Any:
         """The real tensor, where the region makes it out of constants alone; None: its numbers depend on data."""
 
+    def selects(self) -> bool:
+        """Whether `select` may be called here."""
+
+    def select(self, copy: TensorTracker, base: TensorTracker) -> None:
+        """`copy` stands for a view of `base` at a place known at run time only: neither may be written, nor the copy leave the region."""
+
     def has_written(self, tensor: Any) -> bool:
         """Whether the graph has written the tensor's memory."""
 

@@ -63,6 +63,7 @@ class Recorder:
         self.stand_ins: set[fx.Node] = set()  # of these, aliases of inputs
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
         self.hooked: list[trackers.Hooked] = []
+        self.selected: list[tuple[trackers.TensorTracker, trackers.TensorTracker, int, GraphBreak]] = []  # copy, what of, where
         self.engine: tuple[int, int] | None = (
             None  # while backward is captured: its frame's depth, and how many frames of torch eager has before a hook's
         )
@@ -235,6 +236,9 @@ class Recorder:
     def check_history(self, outputs: Sequence[fx.Node]) -> None:
         """What leaves the region must not miss what autograd would know outside: a tensor that the graph has turned into a leaf may leave only when no gradient can
         flow to it any more, and no gradient may flow to a hooked tensor after the region. Else capture starts again without."""
+        for copy, _, count, reason in self.selected:
+            if any(tensor.node in outputs for tensor in copy.memory or (copy,)):
+                raise Restart(count, reason, False)
         leaving = self.turned.intersection(outputs) | self.stand_ins
         if not leaving and not self.hooked:
             return
@@ -253,6 +257,12 @@ class Recorder:
         for hooked in self.hooked:
             if hooked.node not in self.spent or hooked.node in seen or hooked.node in outputs:
                 self.leave_hook(hooked)
+
+    def select(self, copy: trackers.TensorTracker, base: trackers.TensorTracker) -> None:
+        """`copy` stands for a view that eager makes of `base`, at a place known at run time only. Where it leaves the region, or one of the two is written, capture
+        starts again, with a break here."""
+        reason = GraphBreak("B011", self.machine.user_stack(), name="getitem", reason="the place of a view is the value of a tensor")
+        self.selected.append((copy, base, self.machine.frames[-1].count, reason))
 
     def leave_hook(self, hooked: trackers.Hooked) -> NoReturn:
         """Capture starts again, with a break where the hook is registered."""
@@ -432,6 +442,10 @@ class Recorder:
         value = _at(args, kwargs, path)
         if isinstance(value, trackers.TensorTracker):
             memory = value.memory or (value,)
+            for copy, base, count, reason in self.selected:
+                outside = base.source is not None and any(tensor.source is not None for tensor in memory)  # they may share memory unseen
+                if outside or any(tensor in (copy.memory or (copy,)) or tensor in (base.memory or (base,)) for tensor in memory):
+                    raise Restart(count, reason, False)
             if any(tensor is shown for tensor in memory for shown in self.shown):
                 self.machine.restart_before("a write", "the tensor has been printed")
             self._forget_counts(value)

@@ -11,6 +11,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.rules_subscript import is_slice
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
 
@@ -20,7 +21,39 @@ if TYPE_CHECKING:
 
 @rule(operator.getitem, TensorTracker, Tracker)
 def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
-    return m.node(operator.getitem, [v, lower(m, known_index(m, key))], {})
+    key = known_index(m, key)
+    parts = _parts(m, key)
+    if not any(map(_is_place, parts)) or not m.selects():
+        return m.node(operator.getitem, [v, lower(m, key)], {})
+    made: Tracker = v
+    while parts and isinstance(made, TensorTracker) and made.meta.is_contiguous():
+        if _is_place(parts[0]):
+            base, made = made, m.node("squeeze", [m.node(operator.getitem, [made, _one(m, parts[0])], {}), 0], {}, method=True)
+            m.select(made, base)  # type: ignore[arg-type]
+        elif _is_int(parts[0]):
+            made = m.node(operator.getitem, [made, lower(m, parts[0])], {})
+        else:
+            break
+        parts = parts[1:]
+    return m.node(operator.getitem, [made, lower(m, TupleTracker(parts))], {}) if parts else made
+
+
+def _parts(m: Machine, key: Tracker) -> list[Tracker]:
+    return list(key.items(m)) if isinstance(key, TupleTracker) and key.cls is tuple else [key]
+
+
+def _is_place(part: Tracker) -> bool:
+    """A whole number that depends on data: eager selects there, which gives a view."""
+    return isinstance(part, TensorTracker) and not part.meta.ndim and part.meta.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def _is_int(part: Tracker) -> bool:
+    return isinstance(part, ConstTracker) and type(part.read()) is int
+
+
+def _one(m: Machine, place: Tracker) -> Tracker:
+    """The place as an index of one element."""
+    return m.node("to", [m.node("reshape", [place, 1], {}, method=True), torch.int64], {}, method=True)
 
 
 def known_index(m: Machine, key: Tracker) -> Tracker:
@@ -51,6 +84,13 @@ def _by_number(m: Machine, mask: torch.Tensor) -> Tracker:
 def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -> None:
     if isinstance(value, ConstTracker) and is_numpy_scalar(value.read()) and not isinstance(value.read(), (int, float, complex)):
         m.graph_break("B104", operation="x[...] =", value=value.show())  # torch takes those of numpy's scalars that are Python's too
+    parts = [known_index(m, part) if isinstance(part, TensorTracker) and not part.meta.ndim else part for part in _parts(m, key)]
+    first = next((part for part in parts if not _is_int(part)), None)
+    plain = all(_is_place(part) or is_slice(part) or isinstance(part, ConstTracker) for part in parts)
+    if first is not None and _is_place(first) and plain and m.selects():
+        key = TupleTracker([_one(m, part) if _is_place(part) else part for part in parts])
+        if isinstance(value, TensorTracker):  # what `copy_` into a view takes
+            value = m.node("to", [value, v.meta.dtype], {"copy": True}, method=True)
     m.node(operator.setitem, [v, lower(m, key), lower(m, value)], {})
     gradient = isinstance(value, TensorTracker) and value.meta.requires_grad
     if gradient and not v.meta.requires_grad and m.grad_enabled():  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("buffer_reuse", bool, True, "reuse the memory of buffers that are no longer read", True),
     Flag("channels_last", bool, True, "lay convolutional networks out channels-last where it pays", True),
     Flag("cuda_graphs", bool, True, "record what a graph launches on a GPU and replay it, where that is safe"),
-    Flag("max_autotune", bool, False, "on a GPU, measure kernels of ours for products and what follows them against the library", True),
+    Flag("max_autotune", bool, False, "on a GPU, measure kernels of ours for products and convolutions against the library", True),
     Flag("draw_in_kernels", bool, True, "on a GPU, draw dropout's numbers in the kernels around it, bit for bit the library's", True),
     Flag(
         "trail_long_rows", bool, False, "on a GPU, softmaxes of rows that no block holds in one launch (has not run on a device yet)", True

@@ -17,7 +17,8 @@ from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.made import Made, whole
 from magneto.inductor.runtime import tuning
-from magneto.inductor.schedule.product import TiledKernel, Tiles, matches
+from magneto.inductor.schedule.memory import plan_memory
+from magneto.inductor.schedule.product import TiledKernel, Tiles, joined, matches
 from magneto.inductor.schedule.schedule import Schedule, schedule
 from tests.inductor.codegen.triton_cases import CASES, PRODUCTS, joining
 from tests.inductor.codegen.triton_convolutions import convolved, last
@@ -170,3 +171,19 @@ def test_what_is_tf32_runs_only_while_torch_allows_it(name: str, monkeypatch: py
     assert run() == "ours"
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert run() == ("plain" if "float32" in name else "ours")
+
+
+@pytest.mark.parametrize("groups", [1, 64])
+def test_no_convolution_is_written_over_its_own_image(groups: int) -> None:
+    """Other blocks still read it. The library has read it when the loops behind it write."""
+
+    def build(g: Graph) -> None:
+        h, w = g.tanh(g.input(last(2, 64, 8, 8))), g.input(last(64, 64 // groups, 3, 3))
+        y = g.call(torch.ops.aten.convolution.default, h, w, None, (1, 1), (1, 1), (1, 1), False, (0, 0), groups)
+        g.output(g.add(y, h))
+
+    plan = planned(build)
+    (match,) = matches(plan)
+    assert match.kernel != match.call and plan_memory(plan, True, 0).in_place
+    tiles = Tiles(16, 64, 1, 4, 0) if groups > 1 else Tiles(64, 64, 64, 4, 3)
+    assert not plan_memory(joined(plan, {match: tiles}), True, 0).in_place

@@ -56,7 +56,7 @@ EXCEPT: tuple[tuple[str, str], ...] = (
     (r"(div|floor_divide|fmod|remainder)", "integers divided by a tensor: a zero raises"),
     (r"(index|index_select)", "masks, several indices at once"),
     (r"(nan_to_num|nansum)", "integers"),
-    (r"(avg|max)_pool[23]d\w*", "integers, indices that somebody wants, windows of more than 16 elements, other layouts"),
+    (r"_?(adaptive_)?(avg|max)_pool[23]d\w*", "on the CPU where averages are adaptive; integers, indices that somebody wants, windows of more than 16 elements, other layouts"),
     (r"upsample_nearest\w*", "factors that are no whole numbers"),
     (r"_?(unsafe_)?index_put\w*", "writes that do not add whole rows of float32 or float64"),
     (r"(prod|trace)", "half precision, whose kernels compute in half precision"),

@@ -145,6 +145,24 @@ def pools_and_enlargement() -> Any:
     return run, (randn(4, 8, 33, 41, grad=True), randn(16, 8, 3, 3, grad=True), randn(16, grad=True))
 
 
+@program(1e-5, train=True)
+def maxima_of_windows() -> Any:
+    """Of equal numbers the first counts; padded, dilated, with indices that are seen, in both layouts."""
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> Any:
+        top, place = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+        return (
+            top * 2,
+            place,
+            F.max_pool2d(y.relu() - 1, 3, 2, 1, ceil_mode=True),
+            F.max_pool2d(y, 2, 2, 1, 2),
+            F.adaptive_avg_pool2d(y, (8, 5)).square(),
+        )
+
+    x = torch.randint(-3, 4, (4, 8, 32, 40), device=DEVICE).float()
+    return run, (x.requires_grad_(), x.detach().to(memory_format=torch.channels_last).requires_grad_())
+
+
 @program(1e-5, train=True, rounded=True)
 def statistics_far_from_zero() -> Any:
     """Parts of a channel are joined exactly, in either layout, along rows and across them."""

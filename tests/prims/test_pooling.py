@@ -261,3 +261,24 @@ def test_a_training_graph_keeps_a_byte_for_each_maximum(gpu: None) -> None:
         written = [[plan.buffers[n].shape for n in step.stored] for step in plan.steps if isinstance(step, FusedKernel)]
         if graph is cut.forward:
             assert [shapes for shapes in written if any(len(s) == 4 for s in shapes)] == [[(4, 16, 64, 64)] * 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(3, 5), (9, 40), (1, 8), (2, 8)], ids=str)
+def test_averages_of_equal_parts(size: tuple[int, int], dtype: torch.dtype, gpu: None) -> None:
+    for x in images(dtype)[:4]:
+        if x.shape[-2] % size[0] or x.shape[-1] % size[1]:
+            r = Recorder(x)
+            assert "aten._adaptive_avg_pool2d.default" in targets(
+                decompose(r.output(r(aten._adaptive_avg_pool2d.default, r.nodes[0], size)))
+            )
+            continue
+        r = Recorder(x, torch.randn(*x.shape[:-2], *size, generator=torch.Generator().manual_seed(1)).to(dtype))
+        for op, nodes in (
+            (aten._adaptive_avg_pool2d.default, (r.nodes[0], size)),
+            (aten._adaptive_avg_pool2d_backward.default, r.nodes[::-1]),
+        ):
+            one = Recorder(*r.inputs)
+            graph = decompose(one.output(one(op, *[one.nodes[r.nodes.index(n)] if n in r.nodes else n for n in nodes])))
+            no_library_calls(graph)
+            check_sums(one, graph)

@@ -200,6 +200,36 @@ def _avg_pool(
     return (total / (rows * columns).to(dtype).broadcast(total.shape)).to(x.dtype)
 
 
+def _parts(x: Value, counts: Sequence[int]) -> list[int] | None:
+    """The last dimensions of x, each cut into so many equal parts; None where they cannot be (or on the CPU)."""
+    whole = (
+        on_gpu(x)
+        and x.numel()
+        and x.dtype.is_floating_point
+        and all(c > 0 and s % c == 0 for s, c in zip(x.shape[-2:], counts, strict=True))
+    )
+    return [n for s, c in zip(x.shape[-2:], counts, strict=True) for n in (c, s // c)] if whole else None
+
+
+@row("_adaptive_avg_pool2d.default")
+def _adaptive(b: Builder, x: Value, size: Sequence[int]) -> Any:
+    parts, lead = _parts(x, size), x.ndim - 2
+    if parts is None:
+        return LIBRARY
+    total = x.to(compute_type(x.dtype)).reshape((*x.shape[:-2], *parts)).reduce("sum", (lead + 1, lead + 3))
+    return (total / float(parts[1] * parts[3])).to(x.dtype)
+
+
+@row("_adaptive_avg_pool2d_backward.default")
+def _adaptive_backward(b: Builder, grad: Value, x: Value) -> Any:
+    parts, lead = _parts(x, grad.shape[-2:]), x.ndim - 2
+    if parts is None:
+        return LIBRARY
+    share = grad.to(compute_type(grad.dtype)) / float(parts[1] * parts[3])
+    dims = (*range(lead), lead, lead + 2)
+    return share.along((*x.shape[:-2], *parts), dims).reshape(x.shape).to(x.dtype)
+
+
 def _sources(inputs: int, outputs: int, scale: float | None) -> list[int]:
     """Which element each result is taken from, as the library computes it in single precision."""
     ratio = torch.tensor(1.0 / scale if scale else inputs / outputs, dtype=torch.float32)

@@ -180,6 +180,8 @@ def between(word, limit: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def uniform(seed, offset, i, threads: tl.constexpr, vector: tl.constexpr, limit: tl.constexpr):  # type: ignore[no-untyped-def]
     """The number of each element `i`."""
+    if i.dtype == tl.int32:
+        i = i.to(tl.uint32)  # division needs no look at the sign
     if vector == 1:
         sequence, calls, which = i % threads, i // (4 * threads), i % (4 * threads) // threads
     else:
@@ -192,6 +194,8 @@ def uniform(seed, offset, i, threads: tl.constexpr, vector: tl.constexpr, limit:
 @triton.jit  # type: ignore[untyped-decorator]
 def uniforms(seed, offset, group, threads: tl.constexpr, calls: tl.constexpr, limit: tl.constexpr):  # type: ignore[no-untyped-def]
     """The numbers of groups of four elements along the last axis; `calls` groups belong to one turn of a thread. `threads` 0: there is one turn."""
+    if group.dtype == tl.int32:
+        group = group.to(tl.uint32)
     turn = group // calls
     if threads:
         a, b, c, d = words(seed, offset, turn % threads, turn // threads * calls + group % calls)

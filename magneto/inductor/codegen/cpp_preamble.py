@@ -112,8 +112,8 @@ MG_INLINE void mg_narrow_f16(u16 *restrict to, const f32 *restrict from, i64 n) 
     _Pragma("omp simd") for (i64 k = 0; k < n; k++) to[k] = mg_store_f16(from[k]);
 }
 #endif
-/* Rounding to float16 in registers by that conversion: gcc calls the forms for vectors of 4, 8 and 16 by their names. */
-#if defined(MG_HALVES) && defined(__AVX2__)
+/* Rounding to float16 in registers by that conversion: gcc calls the forms for vectors of 4, 8 and 16 by their names. MG_ROUNDS: the unit does so (runtime/build.py). */
+#if defined(MG_ROUNDS) && defined(MG_HALVES) && defined(__AVX2__)
 _Pragma("omp declare simd notinbranch") __attribute__((const, nothrow)) f32 mg_machine_f16(f32);
 #define MG_MACHINE(T, name, widen, narrow) \\
     __attribute__((used)) static T mg_machine_##name(T) __asm__("_ZGV" #name "v_mg_machine_f16"); static T mg_machine_##name(T x) { return widen(narrow); }

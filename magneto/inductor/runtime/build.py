@@ -22,6 +22,7 @@ from magneto.inductor.runtime.load import address_of, load_library
 from magneto.inductor.runtime.share import functions
 from magneto.inductor.runtime.store import key_of, store
 
+ROUNDS = "#define MG_ROUNDS\n"  # before the preamble of units that round in registers: functions known by their names are compiled in each unit, used or not
 UNIT_LENGTH = 15_000  # characters of C text, at least, where there are processors to compile more units side by side
 
 
@@ -108,7 +109,7 @@ def _units(kernels: Sequence[KernelText]) -> list[tuple[list[KernelText], str]]:
 
 def _compile(compiler: Compiler, machine: str, kernels: Sequence[KernelText], preamble: str) -> CompileError | None:
     units = _units(kernels)
-    sources = [f"{preamble}\n{text}" for _, text in units]
+    sources = [f"{ROUNDS * ('mg_machine_f16(' in text)}{preamble}\n{text}" for _, text in units]
     for (unit, _), source, result in zip(units, sources, compile_units(compiler, sources), strict=True):
         dump("kernels", ".c", source)
         if isinstance(result, CompileError):

@@ -164,3 +164,21 @@ def test_kernels_that_turn_squares_stand_together() -> None:
     assert [source.count("mg_tile_u32") for _, source in units] == [3, 0, 0, 0]
     assert max(len(source) for _, source in units) < 2 * min(len(source) for _, source in units)
     assert sorted(kernel.body for unit, _ in units for kernel in unit) == sorted(bodies)
+
+
+def test_units_that_round_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's rounding to float16 is compiled where it is called, and there it is the machine's."""
+    sources: list[str] = []
+    compile_units = building.compile_units
+    monkeypatch.setattr(building, "compile_units", lambda compiler, texts: sources.extend(texts) or compile_units(compiler, texts))
+    body = 'int SYMBOL(void *const *p) {{ f32 *x = p[0]; _Pragma("omp simd") for (i64 i = 0; i < 40; i++) x[i] = {}(x[i]); return 0; }}\n'
+    texts = [KernelText.of(body.format(name), preamble(vector_math_level())) for name in ("mg_machine_f16", "mg_round_f16")]
+    x = torch.linspace(-70000, 70000, 40)
+    results = []
+    for text in texts:
+        made = build([text], preamble(vector_math_level()))
+        assert isinstance(made, dict)
+        results.append(x.clone())
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(made[text.hash])((ctypes.c_void_p * 1)(results[-1].data_ptr()))
+    assert [source.startswith("#define MG_ROUNDS") for source in sources] == [True, False]
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], x.half().float())

@@ -5,6 +5,7 @@ event nobody listens to costs one append to a bounded queue. Fields hold plain d
 
 - `compile`: function, file, line, offset, seconds, graphs -- one region was made
 - `graph`: name, operations, function, file, line -- one graph went to a backend
+- `replay`: function, calls -- how many calls of modules in a region were captured by copying what an equal module's call had given
 - `break`: id, reason, hint, stack, function -- why a region ends early; stack is ((file, line, function), ...), innermost last
 - `recompile`: function, file, line, reason, variants -- no compiled variant fitted; reason is the first guard that failed, told apart as expression,
   expected, actual, user_line

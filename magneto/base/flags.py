@@ -55,6 +55,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("recompile_limit", int, 8, "compiled variants per entry point; beyond it the frame runs in eager", low=1),
     Flag("size_variants", int, 64, "compiled variants per entry point for sizes that come again beyond recompile_limit", low=1),
     Flag("error_on_recompile", bool, False, "raise instead of recompiling, to find what keeps changing"),
+    Flag("replay_equal_modules", bool, True, "capture calls of modules that are equal to one captured before by copying what that gave"),
     Flag("fallback_ops", str, "", "comma-separated ATen operations (aten.gelu.default) that are never decomposed", True),
     # Kernels
     Flag(

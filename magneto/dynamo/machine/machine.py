@@ -34,6 +34,7 @@ from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
 from magneto.dynamo.machine.lifetime import lose_temporaries, sole_holders
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import asks_for_the_callers_module, calls_reflective
+from magneto.dynamo.machine.replay import Replays, repeatable
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
 from magneto.dynamo.machine.speculate import Speculation
 from magneto.dynamo.trackers.base import Signal, Tracker
@@ -79,6 +80,9 @@ class SymbolicMachine:
         self.effects: list[tuple[str, tuple[Tracker, ...]]] = []
         self.contexts: list[Tracker] = []
         self.wrapped: dict[int, Tracker] = {}
+        self.reached: list[tuple[Source, Any, type]] = []  # where objects were found, and what kinds of tracker they have
+        self.particulars = 0  # how often capture has looked at what guards do not tell: which module it is, the numbers of a tensor
+        self.replays = Replays(self)
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
         self.references: dict[Tracker, Tracker] = {}
         self.memories: dict[int, Any] = {}  # of numpy arrays made here (trackers.array_memory), by the id of the array that owns them
@@ -140,7 +144,17 @@ class SymbolicMachine:
             frame.locals, frame.stack, frame.entry, frame.before, frame.function = [], [], [], [], None
         for held in (self.wrapped, self.overlay, self.references, self.made, self.generators, self.memories, self.streams):
             held.clear()
-        for kept in (self.stand_ins, self.entry_stack, self.mortal, self.frames, self.effects, self.contexts, self.recorder.inputs):
+        self.replays.clear()
+        for kept in (
+            self.reached,
+            self.stand_ins,
+            self.entry_stack,
+            self.mortal,
+            self.frames,
+            self.effects,
+            self.contexts,
+            self.recorder.inputs,
+        ):
             kept.clear()  # type: ignore[attr-defined]
         self.draws.clear()
         self.ending = None
@@ -343,10 +357,12 @@ class SymbolicMachine:
     def wrap(self, obj: Any, source: Source) -> Tracker:
         found = self.wrapped.get(id(obj))
         if found is not None:
+            self.reached.append((source, obj, type(found)))
             return self._rewrap(found, obj, source)
         tracker = trackers.wrap(self, obj, source)
         if tracker.shared:
             self.wrapped[id(obj)] = tracker
+            self.reached.append((source, obj, type(tracker)))
         return tracker
 
     def _rewrap(self, found: Tracker, obj: Any, source: Source) -> Tracker:
@@ -362,6 +378,8 @@ class SymbolicMachine:
         return trackers.from_value(self, value)
 
     def guard(self, kind: Kind, source: Source | None, payload: Any) -> None:
+        if kind is Kind.ID_IS and id(payload) in self.wrapped and isinstance(payload, torch.nn.Module):
+            self.particulars += 1
         self.guards.require(kind, source, payload, self.read_at)
 
     def hashed_now(self) -> dict[Tracker, Any]:
@@ -418,13 +436,21 @@ class SymbolicMachine:
             self.graph_break("B023", name=code.co_name)
         if asks_for_the_callers_module(code):
             self.graph_break("B101", callee=code.co_name, reason="it looks at its caller")
+        generator = bool(code.co_flags & _GENERATOR)
+        again, call = None, None
+        if not generator and args and (key := repeatable(fn, args, kwargs)) is not None:
+            again, call = self.replays.begin(key, args, kwargs)
+            if again is not None:
+                return again
         slots = fn.bind(self, args, kwargs)
         if fn.closure:
             slots[-len(fn.closure) :] = fn.closure
-        generator = bool(code.co_flags & _GENERATOR)
         frame = SymFrame(code, slots, fn.globals, fn.globals_source, function=fn, tail=tail and not generator)
         if not generator:
-            return self.run(frame)
+            value = self.run(frame)
+            if call is not None:
+                self.replays.finish(key, call, value)
+            return value
         tracker = trackers.GeneratorTracker(frame, fn, args, kwargs)
         tracker.born = self.count
         self.generators[id(tracker)] = GeneratorRun(self, frame, tracker)

@@ -148,6 +148,7 @@ class Machine(Protocol):
         """Where the program is: (file, line, function), innermost last."""
 
     changes: int
+    particulars: int
 
     def restart_before(self, callee: str, reason: str) -> NoReturn:
         """A break at the current instruction from the state before it, which the rule has changed already."""

@@ -308,6 +308,7 @@ class Recorder:
     def known(self, tracker: trackers.TensorTracker) -> torch.Tensor | None:
         """The numbers of a tensor that the region made out of constants; None: they depend on data."""
         self.guard_modes()
+        self.machine.particulars += 1
         if tracker.node is None and isinstance(tracker, trackers.ArrayMemory):
             self.input_node(tracker)
         autocast = self.autocasts or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")

@@ -107,7 +107,7 @@ class Speculation:
         """Run a function of the body symbolically; whatever it leaves behind is refused, but for changes to the arguments `own`."""
         machine = self.machine
         reachable = [value for value in (fn, *args, *kwargs.values()) if not any(value is mine for mine in own)]
-        before = self._traces(reachable)
+        before = made_values(machine, reachable)[0]
         n_effects, contexts, autocasts = len(machine.effects), list(machine.contexts), len(self.recorder.autocasts)
         try:
             value = machine.call(fn, args, kwargs)
@@ -118,23 +118,9 @@ class Speculation:
             self.refuse(f"a side effect, {text.format(*[operand.show() for operand in operands])}")
         if contexts != machine.contexts or autocasts != len(self.recorder.autocasts) or self.recorder.attention_changed():
             self.refuse("it leaves a mode of torch switched")
-        if before != self._traces(reachable):
+        if before != made_values(machine, reachable)[0]:
             self.refuse("it changes a value made outside of it")
         return value
-
-    def _traces(self, reachable: Iterable[Tracker]) -> dict[int, Any]:
-        """Contents of the values made in the region that the body can reach; existing ones log effects."""
-        machine = self.machine
-        found: dict[int, Any] = {}
-        stack = [*reachable, *(operand for _, operands in machine.effects for operand in operands)]
-        stack += [value for value in machine.overlay.values() if value is not None]
-        while stack:
-            tracker = stack.pop()
-            if id(tracker) in found or tracker.source is not None or isinstance(tracker, trackers.TensorTracker):
-                continue
-            found[id(tracker)] = None
-            found[id(tracker)] = [_contents(getattr(tracker, slot, None), stack) for slot in _slots(type(tracker))]
-        return found
 
     def finish(self, takes: Any, value: Tracker) -> tuple[Body, list[trackers.TensorTracker]]:
         """The body's graph as a callable, and the tensors it reads from outside."""
@@ -169,6 +155,23 @@ class Speculation:
         return const.value
 
 
+def made_values(machine: SymbolicMachine, reachable: Iterable[Tracker]) -> tuple[dict[int, Any], list[Tracker | Later]]:
+    """Contents of the values made in the region that code can reach (existing ones log effects), and all values that were met on the way."""
+    found: dict[int, Any] = {}
+    met: list[Tracker | Later] = []
+    stack: list[Tracker | Later] = [*reachable, *(operand for _, operands in machine.effects for operand in operands)]
+    stack += [value for value in machine.overlay.values() if value is not None]
+    while stack:
+        tracker = stack.pop()
+        if id(tracker) in found:
+            continue
+        met.append(tracker)
+        if tracker.source is None and not isinstance(tracker, trackers.TensorTracker):
+            found[id(tracker)] = None
+            found[id(tracker)] = [_contents(getattr(tracker, slot, None), stack) for slot in _slots(type(tracker))]
+    return found, met
+
+
 _SLOTS: dict[type, tuple[str, ...]] = {}
 _CACHES = frozenset({"source", "_shell", "_machine", "born", "views", "arrays"})
 
@@ -181,16 +184,18 @@ def _slots(cls: type) -> tuple[str, ...]:
     return known
 
 
-def _contents(value: Any, stack: list[Tracker]) -> Any:
+def _contents(value: Any, stack: list[Tracker | Later]) -> Any:
     """A comparable stand-in for a slot's value; trackers met on the way go on the stack. An entry that has been read since is the same entry."""
     if isinstance(value, Tracker):
         if value.source is not None:
+            stack.append(value)
             return ("outside", id(value.value if isinstance(value, trackers.ConstTracker) else value.obj))
         if isinstance(value, trackers.ConstTracker):
             return ("constant", type(value.value), repr(value.value))
         stack.append(value)
         return ("made", id(value))
     if isinstance(value, Later):
+        stack.append(value)
         return ("outside", id(value.obj))
     if isinstance(value, (list, tuple)):
         return [_contents(item, stack) for item in value]

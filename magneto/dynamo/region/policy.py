@@ -313,6 +313,8 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
             events.emit("fallback", what=state.code.co_qualname, reason=str(reason))
             machine.release()
             return _C.SKIP_ENTRY
+    if machine.replays.calls:
+        events.emit("replay", function=state.code.co_qualname, calls=machine.replays.calls)
     _report(context, plan)
     if context.on_plan is not None:
         context.on_plan(plan)

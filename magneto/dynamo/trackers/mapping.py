@@ -107,6 +107,7 @@ def key_token(m: Machine, key: Tracker) -> Hashable:
     if type(key.obj) is weakref.ReferenceType:
         return object_token(key.obj)
     if hashes_by_identity(cls) or issubclass(type(key.obj), type):
+        m.particulars += not isinstance(key.obj, (type, types.FunctionType, types.BuiltinFunctionType))
         return Identity(key.obj if key.obj is not MISSING else key)
     if key.obj is not MISSING and hashes_by_value(type(key.obj)):
         return object_token(key.obj)

@@ -98,6 +98,8 @@ def _run(
     before = [(entries, name, entries.get_token(m, name)) for entries, name, _ in places]
     effects: list[Any] = m.effects  # type: ignore[attr-defined]
     known = len(effects)
+    m.particulars += 1
+    m.replays.suspended += 1  # type: ignore[attr-defined]
     try:
         for entries, name, tensor in places:
             entries.put_silently(m, m.const(name), tensor)
@@ -106,6 +108,7 @@ def _run(
         for entries, name, old in before:
             assert old is not None
             entries.put_silently(m, m.const(name), old)
+        m.replays.suspended -= 1  # type: ignore[attr-defined]
     if len(effects) != known:
         m.restart_before(_NAME, "the module's forward has side effects")
     return result

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 def same(m: Machine, a: Tracker, b: Tracker) -> bool:
     """`a is b`, guarded where it depends on what the program was given."""
+    if isinstance(a, ModuleTracker) or isinstance(b, ModuleTracker):
+        m.particulars += not (isinstance(a, ConstTracker) or isinstance(b, ConstTracker))
     if a is b:
         return True
     if isinstance(a, ConstTracker) or isinstance(b, ConstTracker):

@@ -106,9 +106,11 @@ class TrainingPlan:
         """The inputs whose gradients this run of autograd's engine asks nobody for (`autograd.grad`, `backward(inputs=...)`)."""
         functions = ctx.next_functions
         try:
-            return [i for place, i in self.flows if (found := functions[place][0]) is not None and not _executes(found)]
+            if all(map(_executes, [found for place, _ in self.flows if (found := functions[place][0]) is not None])):  # the rule
+                return []
         except RuntimeError:  # of a leaf whose gradient is asked for, and outside of a backward
-            return [i for place, i in self.flows if functions[place][0] is not None and not _runs(functions[place][0])]
+            pass
+        return [i for place, i in self.flows if functions[place][0] is not None and not _runs(functions[place][0])]
 
     def backward_for(self, choice: Choice) -> Backward:
         found = self.backwards.get(choice)
@@ -329,8 +331,10 @@ def _leave(ctx: Any, plan: TrainingPlan, missing: frozenset[int]) -> None:
 def _left(ctx: Any, plan: TrainingPlan, missing: frozenset[int], wanted: tuple[int, ...]) -> list[Any] | None:
     """What an earlier backward has set aside for the gradients that are there now."""
     left = getattr(ctx, "left", None)
+    if left is None:
+        return None
     there = [k for k in range(len(plan.differentiable)) if k not in missing]
-    if left is None or any(k not in ctx.allowed for k in there) or any(i not in left for i in wanted):
+    if any(k not in ctx.allowed for k in there) or any(i not in left for i in wanted):
         return None
     if any(left[i][0]._version != left[i][1] for i in wanted):
         raise RuntimeError(_WRITTEN)

@@ -43,9 +43,10 @@ TRIAL = 256  # replays after which what was copied out, since it had been found 
 
 _alive: weakref.WeakSet[Recording] = weakref.WeakSet()
 _recording = threading.Lock()
-_detached = torch.Tensor.detach
+_data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__  # type: ignore[attr-defined]  # as `detach`, without an operation
 _lent: Counter[int] = Counter()  # where tensors begin that live recordings lend
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_uses: Callable[[torch.Tensor], int] | None = getattr(torch.Tensor, "_use_count", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,38 @@ class Parts:
 
 @dataclass(eq=False)
 class Recording:
-    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: (buffer, input); `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `shown`: the same, where they are handed out
-    as they are and not as other tensors on their memory, with the references and uses when nobody else has them; `lent`: storages whose
-    users are counted, with the count when nobody else has them, and whose output it is. `taken`: what the tail of the run reads. `trial`: replays that are left until more is lent (0: no end)."""
+    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: inputs that are copied to `buffers`; `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `shown`: they are handed out
+    as they are and not as other tensors on their memory; `lent`: storages whose users are counted, and `lenders`, whose output each is. `counts`: what `users` says when nobody else has what is lent.
+    `taken`: what the tail of the run reads. `trial`: replays that are left until more is lent (0: no end)."""
 
     graph: Any
     stream: int
     lie: tuple[bytes, bytes] = (b"", b"")
-    copied: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    copied: list[int] = field(default_factory=list)
+    buffers: list[torch.Tensor] = field(default_factory=list)
     outputs: list[Callable[[Sequence[Any]], Any]] = field(default_factory=list)
     tail: list[torch.Tensor] = field(default_factory=list)
-    shown: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)
-    lent: list[tuple[int, int]] = field(default_factory=list)
+    shown: bool = False
+    lent: list[int] = field(default_factory=list)
     lenders: list[int] = field(default_factory=list)
+    counts: list[list[int]] = field(default_factory=list)
     held: list[tuple[torch.Tensor, Any, int]] = field(default_factory=list)  # output, its storage if it is lent, its number
     taken: tuple[torch.Tensor, ...] = ()
     trial: int = 0
+
+    def users(self) -> list[list[int]]:
+        """Of the storages lent, and of the tensors that are handed out as they are."""
+        storages = list(map(_users, self.lent))  # type: ignore[arg-type]
+        return [storages, *_references(self.tail)] if self.shown else [storages]
+
+    def alive(self) -> list[int]:
+        """The outputs lent that somebody has."""
+        found = self.users()
+        if found == self.counts:
+            return []
+        of_tail = self.lenders[len(self.lent) - len(self.tail) :]
+        counted = zip((self.lenders, of_tail, of_tail), found, self.counts, strict=False)
+        return [k for outputs, now, then in counted for k, a, b in zip(outputs, now, then, strict=True) if a > b]
 
 
 class Graphed:
@@ -133,22 +150,16 @@ class Graphed:
     # ---- replaying -------------------------------------------------------------------------------------------------------
 
     def _fits(self, r: Recording, inputs: Inputs) -> bool:
-        if _C.moved(inputs, *r.lie) >= 0:
+        if _C.moved(inputs, *r.lie) >= 0 or (r.lent and r.alive()):
             return False
-        for storage, count in r.lent:
-            if _users(storage) > count:  # type: ignore[misc]
-                return False
-        for out, references, uses in r.shown:
-            if getrefcount(out) > references or out._use_count() > uses:  # type: ignore[attr-defined]
-                return False
         return record.stream(self.index) == r.stream and not record.capturing()
 
     def _replay(self, r: Recording, inputs: Inputs) -> Sequence[Any]:
         if r.copied:
-            _copy([buffer for buffer, _ in r.copied], [inputs[i].detach() for _, i in r.copied])
+            _copy(r.buffers, [_data(inputs[i]) for i in r.copied])
         r.graph.replay()
         values = inputs if self.parts is None else (*inputs, *self.parts.tail(*inputs, *r.taken))
-        found = (*[output(values) for output in r.outputs], *(r.tail if r.shown else map(_detached, r.tail)))
+        found = (*[output(values) for output in r.outputs], *(r.tail if r.shown else map(_data, r.tail)))
         if type(inputs) is list:
             inputs.clear()
         return found
@@ -191,8 +202,9 @@ class Graphed:
         if made is None:
             return self._launched(inputs)
         counter("cuda_graphs")
-        if not self.of_backward and _users is not None and hasattr(torch.Tensor, "_use_count"):
-            made.shown = _counted(made.tail)
+        if made.tail and not self.of_backward and _uses is not None:
+            made.shown = _nobody_has(made.tail)
+        made.counts = made.users()
         with self.lock:
             self.recording = made
             return self._replay(made, inputs)
@@ -222,11 +234,7 @@ class Graphed:
         moved = [
             i for i, address in zip(places, addresses, strict=True) if here[i] != address and not (self.of_backward and address in _lent)
         ]
-        alive = [k for (storage, count), k in zip(r.lent, r.lenders, strict=True) if _users(storage) > count]  # type: ignore[misc]
-        tail = len(r.lent) - len(r.tail)
-        for (out, references, uses), k in zip(r.shown, r.lenders[tail:], strict=False):
-            if getrefcount(out) > references or out._use_count() > uses:  # type: ignore[attr-defined]
-                alive.append(k)
+        alive = r.alive()
         self.strayed.update(moved)
         self.found.update(alive)
         if moved or alive or record.stream(self.index) != r.stream:  # otherwise another thread was replaying, or the forward ran plainly
@@ -264,7 +272,7 @@ class Graphed:
             given[i] = inputs[i].detach()
         for i in copied:
             given[i] = torch.empty_strided(inputs[i].shape, inputs[i].stride(), dtype=inputs[i].dtype, device=inputs[i].device)
-        made.copied = [(given[i], i) for i in copied]
+        made.copied, made.buffers = copied, [given[i] for i in copied]
         made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes()
         run = self.run if self.parts is None else self.parts.head
         made.graph, outs = record.recorded(run, given, self.index, self.first)
@@ -283,7 +291,7 @@ class Graphed:
         if moved > self.room:
             self._off(f"{moved} bytes would be copied in each call")
             return None
-        made.lent = [(storage._cdata, _users(storage._cdata)) for _, storage, _ in made.held if storage is not None]  # type: ignore[misc]
+        made.lent = [storage._cdata for _, storage, _ in made.held if storage is not None]
         lent = {k: out for out, storage, k in made.held if storage is not None}
         made.lenders = list(lent)
         first = max((k + 1 for k in range(len(made.outputs)) if k not in lent), default=0)
@@ -323,7 +331,7 @@ class Graphed:
         copied = self.cloned is None or k < self.cloned or k in self.kept
         made.held.append((out, None if copied else out.untyped_storage(), k))
         if not copied:
-            return lambda inputs: out.detach()
+            return lambda inputs: _data(out)
         if _dense(out):
             return lambda inputs: out.clone()
         if 0 in out.stride():
@@ -338,21 +346,16 @@ def _withdraw(addresses: Sequence[int]) -> None:
             del _lent[address]
 
 
-def _counted(tail: list[torch.Tensor]) -> list[tuple[torch.Tensor, int, int]]:
+def _nobody_has(tail: list[torch.Tensor]) -> bool:
     """What a forward keeps is nobody's but autograd's: the tensors themselves may be saved, if each has the references that it would have if nobody else had it."""
     probe = torch.empty(1, device="cpu")
     held, listed = (probe, None, 0), [probe]
     del probe
-    (known,) = _references([(held[0], 0, 0)])
-    found = _references([(out, 0, 0) for out in tail])
-    return found if listed and all(counts[1:] == known[1:] for counts in found) else []
+    return bool(held) and _references(tail) == [counts * len(tail) for counts in _references(listed)]
 
 
-def _references(shown: list[tuple[torch.Tensor, int, int]]) -> list[tuple[torch.Tensor, int, int]]:
-    for k, (out, _, _) in enumerate(shown):
-        references, uses = getrefcount(out), out._use_count()  # type: ignore[attr-defined]
-        shown[k] = out, references, uses
-    return shown
+def _references(tensors: list[torch.Tensor]) -> list[list[int]]:
+    return [list(map(getrefcount, tensors)), list(map(_uses, tensors))]  # type: ignore[arg-type]
 
 
 def _large(x: torch.Tensor) -> bool:

@@ -228,7 +228,7 @@ def test_what_a_forward_lends_is_read_where_it_lies(deck: Deck) -> None:
     assert forward is not None and backward is not None
     assert len(deck.tapes) == 2
     assert forward.copied == []
-    large = [buffer for buffer, _ in backward.copied if buffer.numel() > 20]
+    large = [buffer for buffer in backward.buffers if buffer.numel() > 20]
     assert large == []  # what the results become may be copied
     assert [tape.replays for tape in deck.tapes] == [7, 7]
     assert forward.shown and not backward.shown
@@ -293,7 +293,7 @@ def test_a_moving_input_is_copied_and_costs_one_call_more(deck: Deck) -> None:
         step(m, run, x)
     forward, backward = deck.of(False).recording, deck.of(True).recording
     assert forward is not None and backward is not None
-    assert [buffer.shape for buffer, _ in forward.copied] == [(5, 8)]
+    assert [buffer.shape for buffer in forward.buffers] == [(5, 8)]
     assert len(backward.copied) <= 2  # the input, and the gradient of the result
     assert [tape.replays for tape in deck.tapes] == [6, 6]
 

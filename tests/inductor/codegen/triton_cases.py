@@ -664,19 +664,6 @@ def few_programs() -> Iterator[None]:
             setattr(module, name, number)
 
 
-@contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Without the fusions that the scheduler makes for buffers of the CPU, where those of the cases lie."""
-    from magneto.inductor.schedule import fuse
-
-    crossing = fuse.crossing
-    fuse.crossing = lambda a, b: None
-    try:
-        yield
-    finally:
-        fuse.crossing = crossing
-
-
 def execute(name: str) -> str:
     """What is wrong with a case; empty: nothing."""
     with as_on_a_gpu(), few_programs() if "columns beside" in name or "in parts" in name else nullcontext():

@@ -30,6 +30,7 @@ from magneto.base.collection import no_collection
 from magneto.base.events import timer
 from magneto.base.flags import config
 from magneto.base.passes import Pass, run_passes
+from magneto.base.varying import sizes_vary, varying
 from magneto.graph.atomic import atomic
 from magneto.inductor.replay import Replay
 
@@ -247,8 +248,10 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     if unit.joint.checked is not None:  # its operations are primitives already
         backward_passes = tuple(one for one in backward_passes if one.name != "decompose")
 
+    sizes = sizes_vary()
+
     def build_backward(graph: fx.Graph) -> Compiled:
-        with timer("backend"), no_collection():
+        with timer("backend"), no_collection(), varying(sizes):
             return compile_backward(graph, name, backward_passes, unit.graphs)
 
     meta = unit.gm.meta.get("magneto", {})

@@ -18,7 +18,7 @@ from magneto.base.events import counter, emit, timer
 from magneto.base.logs import dump
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.replay import Replay
-from magneto.inductor.runtime.build import KernelText, build
+from magneto.inductor.runtime.build import Address, KernelText, build
 from magneto.inductor.runtime.compiler import CompileError, NoCompiler, vector_math_level
 from magneto.inductor.runtime.kept import Finished, key_of_graph, recall_data
 from magneto.inductor.runtime.plan_code import PlanCode, show_plan
@@ -99,7 +99,7 @@ def loaded(finished: Finished, name: str) -> _C.Plan:
     return made
 
 
-def _built(kernels: list[KernelText]) -> dict[str, int]:
+def _built(kernels: list[KernelText]) -> dict[str, Address]:
     result = build(kernels, preamble(vector_math_level())) if kernels else {}
     if isinstance(result, NoCompiler):
         warn_once("W002")

@@ -30,6 +30,7 @@ from magneto.base.collection import no_collection
 from magneto.base.errors import GraphBreak, MagnetoError, UserError, warn_once
 from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging
+from magneto.base.varying import varying
 from magneto.dynamo import marks
 from magneto.dynamo.bytecode.decode import slot_names
 from magneto.dynamo.guards.explain import Miss, changed_decisions, changed_modules, changed_numbers, explain_miss, keeps_failing
@@ -82,7 +83,7 @@ class Context:
 
     changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: what differed between calls
     sizes: collections.defaultdict[tuple[Any, int], SizesThatCome] = field(default_factory=lambda: collections.defaultdict(SizesThatCome))
-    fleeting: set[tuple[Any, int]] = field(default_factory=set)  # entry points whose variant in the making may not come again
+    varying: dict[tuple[Any, int], int] = field(default_factory=dict)  # by entry point whose new variant differs in sizes: from how many
     flips: collections.Counter[tuple[Any, int]] = field(
         default_factory=collections.Counter
     )  # by entry point: how often a small tensor has decided otherwise
@@ -223,12 +224,11 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     if len(missed) >= PLAIN_LIMIT and all(_is_plain(region.info) for region in missed):
         return False
     verdict = Verdict.NOW
-    context.fleeting.discard((code, state.offset))
-    if FLEETING <= len(missed) < config.recompile_limit and missed_sizes(missed, state) is not None:
-        context.fleeting.add((code, state.offset))
+    sizes = missed_sizes(missed, state)
+    context.varying[code, state.offset] = len(missed) if sizes else 0
     if len(missed) >= config.recompile_limit:
         known = (code, state.offset) in context.sizes
-        verdict = context.sizes[code, state.offset].verdict(missed_sizes(missed, state), len(missed))
+        verdict = context.sizes[code, state.offset].verdict(sizes, len(missed))
         if known and verdict is Verdict.LATER:
             return None
     reason = _explained(missed[0], state) if missed[0].info else None
@@ -318,7 +318,7 @@ def _compile(context: Context, state: Any, policy: Any) -> Any:
     _report(context, plan)
     if context.on_plan is not None:
         context.on_plan(plan)
-    graph = _graph_of(context, plan, (state.code, state.offset) in context.fleeting) if plan.gm is not None else None
+    graph = _graph_of(context, plan, context.varying.get((state.code, state.offset), 0)) if plan.gm is not None else None
     with events.timer("guards"):
         program = build_program(plan.guards, plan.exports, plan.packed, state)
     plan.info.update(
@@ -385,20 +385,22 @@ def _report(context: Context, plan: RegionPlan) -> None:
         log(2, plan.text)
 
 
-def _graph_of(context: Context, plan: RegionPlan, fleeting: bool) -> Callable[..., Any]:
-    """The callable of the plan's graph. `fleeting`: it is one more of several sizes, which may change with each call."""
+def _graph_of(context: Context, plan: RegionPlan, sizes: int) -> Callable[..., Any]:
+    """The callable of the plan's graph. `sizes`: of how many there are variants already, if it is one more."""
     gm, info, machine = plan.gm, plan.info, plan.machine
     assert gm is not None
+    fleeting = FLEETING <= sizes < config.recompile_limit
     if context.slow_backend and (fleeting or breaks_its_guards(plan.code, plan.guards, machine.effects)):
         events.counter("graphs_for_one_call")
         why = "sizes change from call to call" if fleeting else "its own effects break its guards"
         log(1, lambda: f"{plan.name} is not expected to be called again: {why}. It is compiled if it is")
-        return CompiledWhenCalledAgain(gm, lambda inputs: _compile_again(context, gm, info, inputs))
-    return _call_backend(context, gm, info, list(plan.example_inputs))
+        return CompiledWhenCalledAgain(gm, lambda inputs: _compile_again(context, gm, info, inputs, sizes > 0))
+    with varying(sizes > 0):
+        return _call_backend(context, gm, info, list(plan.example_inputs))
 
 
-def _compile_again(context: Context, gm: fx.GraphModule, info: dict[str, Any], inputs: list[Any]) -> Callable[..., Any]:
-    with events.timer("compile"), no_collection():
+def _compile_again(context: Context, gm: fx.GraphModule, info: dict[str, Any], inputs: list[Any], sizes: bool) -> Callable[..., Any]:
+    with events.timer("compile"), no_collection(), varying(sizes):
         return _call_backend(context, gm, info, inputs)
 
 

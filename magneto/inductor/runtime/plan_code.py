@@ -23,10 +23,20 @@ class PlanCode:
     kept_bytes: int = 0  # what is computed of weights only, kept between calls
     tail: int = 0  # where the instructions begin that only make results, if there are such
 
-    def with_addresses(self, addresses: Mapping[str, int]) -> PlanCode:
-        """With addresses in place of kernels' names."""
-        found = tuple([(i[0], addresses[i[1]], *i[2:]) if i[0] in ("KERNEL", "TABLE") else i for i in self.instructions])
-        return replace(self, instructions=found)
+    def with_addresses(self, addresses: Mapping[str, int | tuple[int, tuple[int, ...]]]) -> PlanCode:
+        """With addresses in place of kernels' names. A kernel whose function takes numbers is called as a table's is."""
+        return replace(self, instructions=tuple([_addressed(i, addresses) for i in self.instructions]))
+
+
+def _addressed(instruction: tuple[Any, ...], addresses: Mapping[str, int | tuple[int, tuple[int, ...]]]) -> tuple[Any, ...]:
+    if instruction[0] not in ("KERNEL", "TABLE"):
+        return instruction
+    op, name, *rest = instruction
+    found = addresses[name]
+    if isinstance(found, int):
+        return op, found, *rest
+    registers, release = rest
+    return "TABLE", found[0], registers, found[1], release
 
 
 def carve(

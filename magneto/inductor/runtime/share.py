@@ -11,7 +11,9 @@ whole number of vectors, and all integers that are values rather than places. Ke
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 NUMBER = re.compile(r"(?<![\w.])(?:0x[0-9a-f.]+p[+-]?\d+f?|\d+\.\d*f?|\d+)(?![\w.])")
@@ -27,14 +29,22 @@ CHEAP = re.compile(r"__attribute__\(\(optimize")
 """Kernels that take no time: all their loops may have any length."""
 VECTOR = 16  # lanes: whole numbers of these are told to the compiler
 SHORT = 64  # elements: it wants to know the length of a vectorised loop below
-INT, FLOAT, BOUND, DIVISOR, NARROW = MARKS = "\1\2\3\4\5"
-"""In a form: an integer, a constant of the computation, the length of an array, a divisor in the numbering of rows, an integer of 32 bits."""
+INT, FLOAT, BOUND, DIVISOR, NARROW, LENGTH = MARKS = "\1\2\3\4\5\6"
+"""In a form: an integer, a constant of the computation, the length of an array, a divisor in the numbering of rows, an integer of 32 bits, the length of a vectorised loop."""
+
+POINTERS = "void *const *p"
+FROM_MEMORY = {
+    "i64": "n[{0}]",
+    "f64": "((union {{ i64 i; f64 f; }}){{ n[{0}] }}).f",
+    "f32": "(f32)((union {{ i64 i; f64 f; }}){{ n[{0}] }}).f",
+}
 
 Form = tuple[str, tuple[str, ...]]
 
 
-def functions(kernels: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], str]]:
-    """Kernels are (symbol, body with the name SYMBOL). Per function that is compiled once: the positions of the kernels that it serves, and its C text."""
+def functions(kernels: Sequence[tuple[str, str]], seen: Seen | None = None) -> list[tuple[tuple[int, ...], str]]:
+    """Kernels are (symbol, body with the name SYMBOL). Per function that is compiled once: the positions of the kernels that it serves, and its C text.
+    `seen`: numbers of forms that were compiled before; a form that comes once more becomes a function for all of them."""
     groups: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
     for position, (_, body) in enumerate(kernels):
         form, numbers = form_of(body)
@@ -43,11 +53,15 @@ def functions(kernels: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...],
     for form, members in groups.items():
         positions = tuple(position for position, _ in members)
         symbols = [kernels[p][0] for p in positions]
-        if len(members) == 1:
+        before = () if seen is None else seen.get(form, ())
+        if len(members) == 1 and not before:
             made.append((positions, kernels[positions[0]][1].replace("SYMBOL", symbols[0])))
         else:
-            made.append((positions, _shared(form, [numbers for _, numbers in members], symbols)))
+            made.append((positions, _shared(form, [*(numbers for _, numbers in members), *before], symbols)))
     return made
+
+
+Seen = Mapping[str, Sequence[tuple[str, ...]]]
 
 
 def form_of(body: str) -> Form:
@@ -99,7 +113,7 @@ def _kind(line: str, match: re.Match[str], vector: str, simd: bool) -> str:
     if divides and "(u32)row" in before and stripped.startswith("const i64 "):
         return DIVISOR
     if simd and stripped.startswith("for ("):
-        return INT if int(text) >= SHORT or int(text) % VECTOR == 0 else ""
+        return LENGTH if int(text) >= SHORT or int(text) % VECTOR == 0 else ""
     if "(i32)" in line and not ("(i64)(" in after and "[" in before and "(i32)" not in before):  # a comparison of indices
         compared = (
             stripped.startswith("_Bool t")
@@ -140,37 +154,112 @@ def _dividend(text: str) -> str:
 
 
 def _shared(form: str, numbers: Sequence[tuple[str, ...]], symbols: Sequence[str]) -> str:
-    """The function for all kernels of a form, and for each kernel a function that calls it with its numbers."""
-    arguments: dict[tuple[str, ...], str] = {}  # what each kernel passes -> the name of the argument
-    places: list[str] = []
-    for kind, column in zip((c for c in form if c in MARKS), zip(*numbers, strict=True), strict=True):
-        if len(set(column)) == 1:
-            places.append(column[0])
-        elif kind == BOUND:
-            places.append(str(max(map(int, column))))
-        else:
-            places.append(_use(arguments.setdefault(column, f"n{len(arguments)}"), column, kind))
-    rest = iter(places)
+    """The function for all kernels of a form, and for each kernel a function that calls it with its numbers. (`numbers` may go on behind those of the symbols.)"""
+    arguments, places = _arguments(form, numbers)
+    rest = iter([_use(place) for place in places])
     text = re.sub(f"[{MARKS}]", lambda _: next(rest), form)
     head = HEAD.match(text)
     assert head is not None, "a kernel is a function named SYMBOL"
     before, formal, name = head[1], head[2], f"s_{symbols[0]}"
-    own = "".join(f", const {_type(column[0])} {argument}" for column, argument in arguments.items())
+    own = "".join(f", const {_type(column[0])} n{k}" for k, column in enumerate(arguments))
     passed = ", ".join(part.rpartition("*")[2] for part in formal.split(", "))
     lines = [f"static __attribute__((noinline, noclone)) {before}int {name}({formal}{own}) {{{text[head.end() :]}"]
     for k, symbol in enumerate(symbols):
         values = "".join(f", {column[k]}" for column in arguments)
         lines.append(f"int {symbol}({formal}) {{ return {name}({passed}{values}); }}\n")
+    if formal == POINTERS and len(numbers) > len(symbols):
+        values = "".join(f", {FROM_MEMORY[_type(column[0])].format(k)}" for k, column in enumerate(arguments))
+        lines.append(f"int {general_name(symbols[0])}({formal}, const i64 *n) {{ return {name}({passed}{values}); }}\n")
     return "".join(lines)
 
 
-def _use(name: str, column: tuple[str, ...], kind: str) -> str:
-    """The argument in the place of a number. Multiples of the vector's length are told as such: a loop of so many steps has no rest."""
-    if kind == FLOAT:
-        return name
-    if kind in (DIVISOR, NARROW):
-        return f"({'u32' if kind == DIVISOR else 'i32'}){name}"
-    return f"({name} & -{VECTOR})" if all(int(n) % VECTOR == 0 for n in column) else name
+def _arguments(form: str, numbers: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], list[Place]]:
+    """What the kernels pass, per argument, and the place of each number of the form."""
+    arguments: dict[tuple[str, ...], int] = {}
+    places: list[Place] = []
+    for kind, column in zip((c for c in form if c in MARKS), zip(*numbers, strict=True), strict=True):
+        if len(set(column)) == 1:
+            places.append(Place(kind, text=column[0]))
+        elif kind == BOUND:
+            places.append(Place(kind, text=str(max(map(int, column)))))
+        else:
+            vectors = kind in (INT, LENGTH) and all(int(n) % VECTOR == 0 for n in column)
+            places.append(Place(kind, argument=arguments.setdefault(column, len(arguments)), vectors=vectors))
+    return list(arguments), places
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What stands in the place of a number: a text, or an argument; `vectors`: which is a whole number of vectors."""
+
+    kind: str
+    text: str = ""
+    argument: int = -1
+    vectors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """A function of a form that reads its numbers from memory, as integers of 64 bits (floats as the bits of float64)."""
+
+    symbol: str
+    places: tuple[Place, ...]
+    types: tuple[str, ...]
+
+    def numbers(self, found: Sequence[str]) -> tuple[int, ...] | None:
+        """What to pass for a kernel with these numbers; None: the function does not serve it."""
+        passed: dict[int, str] = {}
+        for place, text in zip(self.places, found, strict=True):
+            if place.argument < 0:
+                if text != place.text and not (place.kind == BOUND and int(text) <= int(place.text)):
+                    return None
+            elif passed.setdefault(place.argument, text) != text or (place.vectors and int(text) % VECTOR):
+                return None
+        values = [_bits(passed[k], type) for k, type in enumerate(self.types)]
+        return None if None in values else tuple(values)  # type: ignore[arg-type]
+
+
+def general_of(form: str, numbers: Sequence[tuple[str, ...]], symbol: str) -> General | None:
+    """Beside the functions that `functions` makes of kernels and of such that were there before, the first of these `symbol`. None where vectorised loops differ in length: such kernels are up to half as
+    fast again when the compiler knows it."""
+    head = HEAD.match(form)
+    if head is None or head[2] != POINTERS:
+        return None
+    arguments, places = _arguments(form, numbers)
+    if any(place.kind == LENGTH and place.argument >= 0 for place in places):
+        return None
+    return General(general_name(symbol), tuple(places), tuple(_type(column[0]) for column in arguments))
+
+
+def lengths_of(form: str, numbers: Sequence[str]) -> tuple[str, ...]:
+    """Of the vectorised loops."""
+    return tuple(number for mark, number in zip((c for c in form if c in MARKS), numbers, strict=True) if mark == LENGTH)
+
+
+def general_name(symbol: str) -> str:
+    return f"g_{symbol}"
+
+
+def _bits(text: str, type: str) -> int | None:
+    if _type(text) != type:
+        return None
+    if type == "i64":
+        return int(text)
+    digits = text.removesuffix("f")
+    value = float.fromhex(digits) if digits.startswith("0x") else float(digits)
+    if type == "f32" and struct.unpack("<f", struct.pack("<f", value))[0] != value:
+        return None
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _use(place: Place) -> str:
+    """The text in the place of a number. Multiples of the vector's length are told as such: a loop of so many steps has no rest."""
+    name = f"n{place.argument}"
+    if place.argument < 0 or place.kind == FLOAT:
+        return place.text or name
+    if place.kind in (DIVISOR, NARROW):
+        return f"({'u32' if place.kind == DIVISOR else 'i32'}){name}"
+    return f"({name} & -{VECTOR})" if place.vectors else name
 
 
 def _type(text: str) -> str:

@@ -30,7 +30,8 @@ def kernel(number: int) -> KernelText:
 @pytest.fixture(autouse=True)
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known to this process, and the store is empty."""
-    monkeypatch.setattr(building, "_addresses", {})
+    for name in ("_addresses", "_seen", "_generals"):
+        monkeypatch.setattr(building, name, {})
     config.cache_dir = str(tmp_path)
 
 

@@ -147,11 +147,16 @@ def test_a_damaged_entry() -> None:
     assert _lowered() == 1
 
 
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_addresses", "_seen", "_generals"):
+        monkeypatch.setattr(build, name, {})
+
+
 def test_an_entry_serves_without_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_addresses", {})
+    _forget(monkeypatch)
     _compiled_sine()
     shutil.rmtree(Path(store().root) / "kernel")
-    monkeypatch.setattr(build, "_addresses", {})
+    _forget(monkeypatch)
     torch.testing.assert_close(_again(_compiled_sine), _sine(torch.arange(5.0)))
     assert _counted("graphs_from_store") == 1 and _counted("kernels_compiled") == 1 and _lowered() == 0
 

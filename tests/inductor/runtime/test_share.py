@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import magneto
+from magneto.base.events import counters
 from magneto.base.flags import config
 from magneto.inductor.runtime import build as building
 from magneto.inductor.runtime import share
-from magneto.inductor.runtime.share import form_of, functions
+from magneto.inductor.runtime.share import Seen, form_of, functions, general_of, lengths_of
 
 BODY = """int SYMBOL(void *const *p) {{
     const f32 *p0 = p[0];
@@ -99,6 +100,12 @@ def scaled(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [x * (1 / (k + 3)) + (k + 2) for k, x in enumerate(xs)]
 
 
+def a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has been built is forgotten."""
+    for name in ("_addresses", "_seen", "_generals"):
+        monkeypatch.setattr(building, name, {})
+
+
 SIZES = ((40, 64), (48, 96), (50, 112), (50, 100), (600, 128), (36, 800), (60, 1200), (400, 320), (250, 77), (36, 56))
 PROGRAMS: tuple[Many, ...] = (norms, softmaxes, columns, totals, turned, joined, windows, strided, picked, scaled)
 
@@ -106,12 +113,12 @@ PROGRAMS: tuple[Many, ...] = (norms, softmaxes, columns, totals, turned, joined,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_many_sizes(program: Many, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_addresses", {})
+    a_new_process(monkeypatch)
     config.cache_dir = str(tmp_path)
     served: list[int] = []
 
-    def counted(kernels: list[tuple[str, str]]) -> list[tuple[tuple[int, ...], str]]:
-        made = functions(kernels)
+    def counted(kernels: list[tuple[str, str]], seen: Seen) -> list[tuple[tuple[int, ...], str]]:
+        made = functions(kernels, seen)
         served.extend(len(positions) for positions, _ in made)
         return made
 
@@ -154,7 +161,7 @@ def test_places_beside_indices_of_32_bits(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers that are values stay: they are computed in their own width."""
-    monkeypatch.setattr(building, "_addresses", {})
+    a_new_process(monkeypatch)
     config.cache_dir = str(tmp_path)
     big = 2**31 - 5
 
@@ -173,3 +180,87 @@ def test_a_form_is_the_text() -> None:
     for mark, number in zip([c for c in form if c in share.MARKS], numbers, strict=True):
         form = form.replace(mark, number, 1) if form.index(mark) == min(form.index(c) for c in share.MARKS if c in form) else form
     assert form == text
+
+
+# ---- kernels of other sizes, one graph after the other -----------------------------------------------------------------------
+
+
+def test_which_numbers_a_function_takes() -> None:
+    (form, one), (same, two), (_, wide) = (
+        form_of(BODY.format(n=n, rows=rows, step=1, value=4)) for n, rows in ((96, 5), (96, 7), (192, 7))
+    )
+    assert form == same and lengths_of(form, one) == lengths_of(form, two) == ("0", "96") != lengths_of(form, wide)
+    assert general_of(form, [one, wide], "k_a") is None
+    general = general_of(form, [one, two], "k_a")
+    assert general is not None and general.types == ("i64",) and general.symbol == "g_k_a"
+
+    def passed(body: str, **changes: int) -> tuple[int, ...] | None:
+        given = {"n": 96, "rows": 9, "step": 1, "value": 4} | changes
+        found, numbers = form_of(body.format(**given))
+        return general.numbers(numbers) if found == form else None
+
+    assert passed(BODY) == (9,)
+    assert passed(BODY, n=160) is None and passed(BODY, value=5) is None and passed(BODY, step=2) is None
+    assert passed(BODY.replace("% {rows}", "% 9")) == (9,) and passed(BODY.replace("% {rows}", "% 8")) is None  # two places, one argument
+    assert (
+        passed(BODY.replace("c2[{n}]", "c2[80]")) == (9,) and passed(BODY.replace("c2[{n}]", "c2[97]")) is None
+    )  # the array is long enough, or not
+
+
+@pytest.mark.parametrize(
+    ("text", "type", "bits"),
+    [("7", "i64", 7), ("160.0f", "f32", 0x4064 << 48), ("0x1.8p-1f", "f32", 0x3FE8 << 48), ("0.1", "f64", 0x3FB999999999999A)],
+)
+def test_numbers_as_bits(text: str, type: str, bits: int) -> None:
+    assert share._bits(text, type) == bits
+    assert share._bits("0.1f", "f32") is None  # rounded once by C, twice here
+    assert share._bits(text, "f64" if type != "f64" else "i64") is None
+
+
+@pytest.mark.parametrize("program", [norms, softmaxes, joined, windows, strided, scaled], ids=lambda p: p.__name__)
+def test_one_size_after_the_other(program: Many, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_new_process(monkeypatch)
+    config.cache_dir = str(tmp_path)
+    torch.manual_seed(0)
+    xs = [torch.randn(rows, 128) for rows in (300, 400, 340, 512, 256, 402, 1000, 258)]
+    made = []
+    for process in range(2):
+        magneto.reset()
+        ours = magneto.compile(program)
+        for x in xs:
+            for _ in range(2):  # the fourth size and those behind it are compiled at their second call
+                for got, want in zip(ours([x]), program([x]), strict=True):
+                    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+            made.append(counters().get("kernels_compiled", 0))
+        assert magneto.stats()["fallbacks"] == 0 and (counters().get("kernels_by_numbers", 0) >= 2) == (process == 0)
+        a_new_process(monkeypatch)
+        if process == 0:
+            monkeypatch.setattr(building, "compile_units", None)  # the store has all
+    assert made[len(xs) - 1] - made[2] <= 1 and made[2] <= 3 * made[0], "later sizes need no compiler"
+    assert made[-1] in (0, made[len(xs) - 1])
+
+
+def test_a_backward_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_new_process(monkeypatch)
+    config.cache_dir = str(tmp_path)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64))
+    ours, made = magneto.compile(net), []
+    for rows in (300, 400, 340, 500, 700):
+        for _ in range(2):
+            x = torch.randn(rows, 64)
+            grads = []
+            for fn in (net, ours):
+                net.zero_grad()
+                fn(x).square().sum().backward()
+                grads.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+            torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
+        made.append(counters().get("kernels_compiled", 0))
+    assert counters()["kernels_by_numbers"] >= 4, made
+
+
+def test_one_size_has_kernels_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_new_process(monkeypatch)
+    config.cache_dir = str(tmp_path)
+    for rows in (300, 400, 340):  # other programs, as far as anybody knows
+        magneto.compile(lambda x: (x * 2).softmax(-1))(torch.randn(rows, 128))
+    assert counters().get("kernels_by_numbers", 0) == 0 and counters()["kernels_compiled"] == 3

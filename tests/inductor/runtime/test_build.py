@@ -160,7 +160,7 @@ def test_kernels_that_turn_squares_stand_together() -> None:
         for k in range(12)
     ]
     with config.patch(compile_workers=4):
-        units = building._units([KernelText.of(body, "") for body in bodies])
+        units = building._units([KernelText.of(body, "") for body in bodies], {})
     assert len(units) == 4 and [source.count("SYMBOL") for _, source in units] == [0] * 4
     assert [source.count("mg_tile_u32") for _, source in units] == [3, 0, 0, 0]
     assert max(len(source) for _, source in units) < 2 * min(len(source) for _, source in units)

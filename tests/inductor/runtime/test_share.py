@@ -145,10 +145,10 @@ def test_short_loops_of_kernels_that_take_no_time() -> None:
 
 def test_places_beside_indices_of_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of attention side by side again: one function for windows of all widths."""
-    monkeypatch.setattr(building, "_addresses", {})
+    a_new_process(monkeypatch)
     config.cache_dir = str(tmp_path)
     served: list[int] = []
-    monkeypatch.setattr(building, "functions", lambda kernels: [served.append(len(p)) or (p, t) for p, t in functions(kernels)])
+    monkeypatch.setattr(building, "functions", lambda kernels, seen: [served.append(len(p)) or (p, t) for p, t in functions(kernels, seen)])
 
     def program(xs: list[torch.Tensor]) -> list[torch.Tensor]:
         return [x.transpose(1, 2).reshape(x.shape[0] * 49, -1).contiguous() for x in xs]

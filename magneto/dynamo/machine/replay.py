@@ -463,15 +463,10 @@ class _Moved:
             new = self.values[place]
             _need(new is not _ABSENT and new is not _NOWHERE and there.setdefault(id(obj), id(new)) == id(new))
             if meta is not None and obj is not new:
-                found = self.m.wrapped.get(id(new))
-                if found is not None:
-                    _need(
-                        type(found) is kind
-                        and not found.attrs
-                        and found.meta == meta
-                        and not found.new_leaf
-                        and found not in self.m.recorder.mutated
-                    )  # type: ignore[attr-defined]
+                if id(new) in self.m.wrapped:
+                    tracker: Any = self.m.wrapped[id(new)]
+                    _need(type(tracker) is kind)
+                    _need(tracker.meta == meta and not tracker.attrs and not tracker.new_leaf and tracker not in self.m.recorder.mutated)
                 _need(type(new) is type(obj) and TensorMeta.of(new) == meta)
         _need(len(set(there.values())) == len(there) and not any(new in known.others for old, new in there.items() if old != new))
 

@@ -156,12 +156,12 @@ def times_of(plan: Schedule, match: Match, device: torch.device) -> dict[Tiles |
         if text in ours:
             left = {*match.ahead} - {None, *chosen_ahead(match, tiles)}
             ways[tiles] = [*(runs[p] for p in left), partial(ours[text], *(memory[n] for n in parameters(step)))]  # type: ignore[index]
-    times = {}
-    for tiles, way in ways.items():
+    times: dict[Tiles | None, float] = {}
+    for which, way in ways.items():
         try:
-            times[tiles] = _milliseconds(way, device)
+            times[which] = _milliseconds(way, device)
         except RuntimeError as error:  # more registers or threads than the device has
-            if tiles is None or isinstance(error, torch.OutOfMemoryError):
+            if which is None or isinstance(error, torch.OutOfMemoryError):
                 raise
     return times
 

@@ -202,7 +202,7 @@ ROWS: tuple[ErrorEntry, ...] = (
         "U007",
         "a hook is on a result of {graph} that other results of it are computed from",
         "The gradient that flows back to it inside the compiled graph does not pass the hook, which would see a part of it, or None.",
-        "Register the hook inside the optimised function (that is a graph break), or compute the later results outside of it.",
+        "Register the hook inside the optimised function, before the later results are computed (that is a graph break), or compute these outside of it.",
     ),
     # ---- U1xx: flags -------------------------------------------------------------------------------------------------
     ErrorEntry("U101", "unknown flag {name!r}{suggestion}", "", "docs/flags.md lists all flags."),

@@ -18,7 +18,7 @@ def test_gates_are_read_where_they_were_computed(training: bool, tmp_path: Path,
     config.cache_dir = str(tmp_path)
     units = building._units
     monkeypatch.setattr(building, "_addresses", {})
-    monkeypatch.setattr(building, "_units", lambda kernels: texts.extend(k.body for k in kernels) or units(kernels))
+    monkeypatch.setattr(building, "_units", lambda kernels, seen: texts.extend(k.body for k in kernels) or units(kernels, seen))
     torch.manual_seed(0)
     net = torch.nn.GRU(24, 40, num_layers=2, batch_first=True)
     x = torch.randn(3, 5, 24, requires_grad=training)

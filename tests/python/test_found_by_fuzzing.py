@@ -256,3 +256,51 @@ def test_mapping_whose_keys_are_its_own() -> None:
 
     for value in (Passed({"a": 1}), Own(), {"b": 2}, collections.ChainMap({"c": 3}), 3, [("a", 1)], object):
         twice(fn, torch.ones(2), value)
+
+
+class Countdown:
+    def __init__(self, left: Any) -> None:
+        self.left = left
+
+    def __iter__(self) -> Countdown:
+        return self
+
+    def __next__(self) -> Any:
+        if self.left <= 0:
+            raise StopIteration
+        self.left = self.left - 1
+        return self.left
+
+
+class Done(Exception):
+    pass
+
+
+def _steps(left: Any) -> int:
+    count = 0
+    try:
+        while True:
+            if left <= 0:
+                raise Done
+            left = left - 1
+            count += 1
+    except Done:
+        return count
+
+
+def test_an_iterator_that_data_ends() -> None:
+    """What ends a loop is no error that a region may assume not to happen: capture went on for ever."""
+
+    def fn(x: torch.Tensor, left: Any) -> torch.Tensor:
+        return x * sum(1 for _ in Countdown(left + 1))
+
+    for left in (2, torch.tensor(2), torch.tensor(4), torch.tensor(-1)):
+        twice(fn, torch.ones(3), left)
+
+
+def test_a_loop_that_an_exception_ends() -> None:
+    def fn(x: torch.Tensor, left: Any) -> torch.Tensor:
+        return x * _steps(left)
+
+    for left in (2, torch.tensor(2), torch.tensor(5)):
+        twice(fn, torch.ones(3), left)

@@ -19,6 +19,8 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.graph.atomic import Before
 
 MAX_LENGTH = 200  # instructions between a branch and its raise
+MAX_TIMES = 256  # that one branch is assumed in a region: a loop may wait for what it raises
+ENDS = ("StopIteration", "StopAsyncIteration")  # no errors: a loop ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ def _raises(decoded: Decoded, offset: int) -> bool:
             found = decoded.instructions[position]
             left -= 1
             if left < 0 or found.op.startswith(("RETURN", "YIELD", "FOR_ITER", "SEND", "JUMP_BACKWARD", "RERAISE", "POP_JUMP_BACKWARD")):
+                return False
+            if found.op in ("LOAD_GLOBAL", "LOAD_NAME") and found.argval in ENDS:
                 return False
             if found.op == "RAISE_VARARGS" or _fails(decoded, position):
                 break

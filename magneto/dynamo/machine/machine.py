@@ -27,7 +27,7 @@ from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
-from magneto.dynamo.machine.assume import Assumption, Check, Place, branch_of, survives
+from magneto.dynamo.machine.assume import MAX_TIMES, Assumption, Check, Place, branch_of, survives
 from magneto.dynamo.machine.decided import decision_of
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
 from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
@@ -509,7 +509,7 @@ class SymbolicMachine:
             return self._undecided(value)
         place = Place(frame.code, jump.offset, expected)
         condition = trackers.number_of(self, value, "bool()", bool) if isinstance(value, trackers.TensorTracker) else value
-        if place in self.refuted or condition is None:
+        if place in self.refuted or condition is None or sum(a.place == place for a in self.assumptions) >= MAX_TIMES:
             return self._undecided(value)
         reason = GraphBreak("B012", self.user_stack(), value=value.show())
         self.assumptions.append(Assumption(condition, expected, place, self.count, reason))

@@ -22,11 +22,17 @@ from tests.inductor.lower.prim_graphs import Graph
 ON_THE_CPU = ("numbers of indices",)  # makes its indices there
 
 
+def _moved(t: torch.Tensor) -> torch.Tensor:
+    """On the device, with its strides."""
+    if t.is_cuda:
+        return t
+    reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    return torch.as_strided(torch.as_strided(t, (reach,), (1,)).cuda(), t.shape, t.stride())
+
+
 class CudaGraph(Graph):
     def input(self, t: torch.Tensor) -> fx.Node:
-        reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-        flat = torch.as_strided(t, (reach,), (1,)).cuda()
-        return super().input(torch.as_strided(flat, t.shape, t.stride()))
+        return super().input(_moved(t))
 
 
 def run_case(name: str) -> None:
@@ -38,6 +44,7 @@ def _run(build: Callable[[Graph], None], tolerance: float, *tiles: int) -> None:
     torch.manual_seed(0)
     g = CudaGraph()
     build(g)
+    g.inputs, g.expected = [_moved(t) for t in g.inputs], tuple(_moved(t) for t in g.expected)  # of cases that set them themselves
     device, gather = torch.device("cuda", 0), cuda.gather
     cuda.gather = joining(*tiles) if tiles else gather
     try:

@@ -85,7 +85,7 @@ def _known(machine: str, kernel: KernelText) -> bool:
         counter("kernels_reused")
         return True
     found = store().get("kernel", key_of(machine, kernel.hash))
-    unit, *general = found.decode().split() if found is not None else ("",)
+    unit, *general = (found or b"").decode(errors="replace").split() or ("",)
     path = store().find("unit", unit) if unit else None
     if path is None:
         return False
@@ -105,7 +105,11 @@ def _served(machine: str, kernel: KernelText) -> bool:
     for general, unit in _generals.get((machine, form), ()):
         path = store().find("unit", unit)
         if path is not None and (passed := general.numbers(numbers)) is not None:
-            _addresses[machine, kernel.hash] = address_of(load_library(path), general.symbol), passed
+            try:
+                _addresses[machine, kernel.hash] = address_of(load_library(path), general.symbol), passed
+            except (OSError, AttributeError) as error:
+                warn_once("W201", path=str(path), error=error)
+                continue
             store().put("kernel", key_of(machine, kernel.hash), " ".join((unit, general.symbol, *map(str, passed))).encode())
             counter("kernels_by_numbers")
             return True
@@ -142,14 +146,14 @@ def _compile(compiler: Compiler, machine: str, kernels: Sequence[KernelText], pr
         dump("kernels", ".c", source)
         if isinstance(result, CompileError):
             return result
-        _install(machine, unit, result, seen)
+        _install(machine, key_of(machine, source), unit, result, seen)
         emit("kernel", compiled=len(unit), bytes=len(result))
     counter("kernels_compiled", len(kernels))
     return None
 
 
-def _install(machine: str, unit: Sequence[KernelText], library: bytes, seen: Seen) -> None:
-    key = key_of(machine, *sorted(kernel.hash for kernel in unit))
+def _install(machine: str, key: str, unit: Sequence[KernelText], library: bytes, seen: Seen) -> None:
+    """`key` names the text: what its functions take depends on more than on the kernels in it, and entries of other kernels say what to pass."""
     path: Path = store().put("unit", key, library)
     loaded = load_library(path)
     for kernel in unit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import magneto
 from magneto.base.events import counters
 from magneto.base.flags import config
 from magneto.inductor.runtime import build as building
-from magneto.inductor.runtime import share
+from magneto.inductor.runtime import share, store
 from magneto.inductor.runtime.share import Seen, form_of, functions, general_of, lengths_of
 
 BODY = """int SYMBOL(void *const *p) {{
@@ -264,3 +265,24 @@ def test_one_size_has_kernels_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     for rows in (300, 400, 340):  # other programs, as far as anybody knows
         magneto.compile(lambda x: (x * 2).softmax(-1))(torch.randn(rows, 128))
     assert counters().get("kernels_by_numbers", 0) == 0 and counters()["kernels_compiled"] == 3
+
+
+def test_what_kernels_pass_fits_the_unit_that_they_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel compiled once more, by a process that knows no other size, is text of its own: the function for all sizes stays where others look for it."""
+    xs = [torch.randn(rows, 128) for rows in (300, 400, 340)]
+    for process, sizes in enumerate(((300, 400, 340), (400,), (340,))):
+        a_new_process(monkeypatch)
+        magneto.reset()
+        config.cache_dir = str(tmp_path / str(process))  # whose libraries are not loaded yet
+        if process:
+            shutil.copytree(tmp_path / str(process - 1), config.cache_dir)
+        before = dict(counters())
+        ours = magneto.compile(norms)
+        for x in (x for x in xs if x.shape[0] in sizes):
+            torch.testing.assert_close(ours([x]), norms([x]), rtol=2e-5, atol=2e-5)
+        made, numbers = (counters().get(name, 0) - before.get(name, 0) for name in ("kernels_compiled", "kernels_by_numbers"))
+        assert (made > 0, numbers > 0) == ((True, True), (True, False), (False, False))[process]
+        if process == 0:  # what leaves a full store first
+            for path in (tmp_path / "0/kernel").rglob("*"):
+                if path.is_file() and b" " not in path.read_bytes()[: -store.TRAILER]:
+                    path.unlink()

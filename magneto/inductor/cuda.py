@@ -22,7 +22,7 @@ from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import columns_of, triton_table
 from magneto.inductor.codegen.triton_trailing import triton_trailing
 from magneto.inductor.describe import describe
-from magneto.inductor.devices import device_of, split
+from magneto.inductor.devices import device_of, split, untouched
 from magneto.inductor.draws import drawn_by_loops
 from magneto.inductor.halves import Compiled
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, Reduction, ViewOf
@@ -81,14 +81,16 @@ def compile_on_cuda(
     NoKernels."""
     if reason := why_not(device := device_of(graph)):
         raise NoKernels(reason)
-    device, before, graph, halves = split(drawn_by_loops(graph, device) if config.draw_in_kernels else graph, written)
-    pairs = halves.written(written)
+    device, before, graph, after, halves = split(drawn_by_loops(graph, device) if config.draw_in_kernels else graph, written)
+    pairs = untouched(after, halves.written(written))
     triton_workers.start()
     plan = _planned(graph, name, pairs, device, results_of(halves, replay) or 0, lambda kernel: begin(kernel, device))
     run = loaded(plan, lambda kernels: built(kernels, device))
-    beside, finished = host(before, f"{name}_host", halves.lent) if before is not None else (None, None)
-    made = Made(device, plan, halves, pairs, _recordable(graph), finished)
-    if key is not None and (before is None or finished is not None):
+    first = host(before, f"{name}_host", halves.lent) if before is not None else None
+    last = host(after, f"{name}_behind", frozenset()) if after is not None else None
+    beside, finished = zip(*(one or (None, None) for one in (first, last)), strict=True)
+    made = Made(device, plan, halves, pairs, _recordable(graph), *finished)
+    if key is not None and all(one is None or one[1] is not None for one in (first, last)):
         keep_data(key_on(key, device), plain_of(made))
     return whole(made, run, beside, name, replay, plain), made.written
 
@@ -96,11 +98,11 @@ def compile_on_cuda(
 def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compiled:
     """A callable that runs the graph operation by operation, recorded; `run` itself where not all is on one device."""
     try:
-        device, host, _, _ = split(graph)
+        device, host, _, behind, _ = split(graph)
     except CannotLower:
         return run
     launches = sum(node.op == "call_function" for node in graph.nodes)
-    return Graphed(run, device, name, launches, replay.results) if host is None and _recordable(graph) else run
+    return Graphed(run, device, name, launches, replay.results) if host is None and behind is None and _recordable(graph) else run
 
 
 def _recordable(graph: fx.Graph) -> bool:

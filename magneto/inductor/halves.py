@@ -1,4 +1,4 @@
-"""How the halves of a graph, on the host and on a CUDA device, belong together (`Halves`), and both as one callable (`Joined`). `devices.py` cuts graphs."""
+"""How the halves of a graph, on the host and on a CUDA device, belong together (`Halves`), with what the CPU does behind them, and all as one callable (`Joined`). `devices.py` cuts graphs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ PACKED = 4096  # bytes of a value, at most, that is sent with others in one copy
 ALIGNMENT = 16
 STREAMS = 8  # that have memory of their own
 STATE = 16  # bytes
+DEVICE, HOST, BEHIND = range(3)  # whose result an output is
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +53,17 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """How two halves make a whole. The host takes the whole graph's inputs and returns the `sent` values, then its outputs; the device takes the inputs, the sent values and the states of draws. `places`:
-    per output of the whole (of the host?, position there); None: it is no node but the value in `rest`. `draws`: by how much each moves the generator on; `aligned`: the inputs for which
-    that holds only where they begin at a multiple of 16 bytes."""
+    """How two halves make a whole. The host takes the whole graph's inputs and returns the `sent` values, then its outputs; the device takes the inputs, the sent values and the states of draws;
+    what runs behind takes the inputs and `reads`. `places`: per output of the whole (whose, position there), as `reads`; None: it is no node but the value in `rest`. `draws`: by how much each moves the
+    generator on; `aligned`: the inputs for which that holds only where they begin at a multiple of 16 bytes."""
 
     sent: tuple[Sent, ...]
-    places: tuple[tuple[bool, int] | None, ...]
+    places: tuple[tuple[int, int] | None, ...]
     rest: tuple[Any, ...]
     back: tuple[Back, ...] = ()
     draws: tuple[int, ...] = ()
     aligned: tuple[int, ...] = ()
+    reads: tuple[tuple[int, int], ...] = ()
 
     @property
     def small(self) -> tuple[int, ...]:
@@ -76,24 +78,32 @@ class Halves:
     def written(self, pairs: Mapping[int, int]) -> dict[int, int]:
         """The outputs that may go into inputs' memory, counted in the device's half. (The host's do not: it runs before what may raise.)"""
         found = {output: self.places[output] for output in pairs}
-        return {place[1]: pairs[output] for output, place in found.items() if place is not None and not place[0]}
+        return {place[1]: pairs[output] for output, place in found.items() if place is not None and place[0] == DEVICE}
 
     def whole(self, done: frozenset[int]) -> frozenset[int]:
         """Outputs of the device's half, counted in the whole, and those that go back to inputs of the host."""
-        here = frozenset(k for k, place in enumerate(self.places) if place is not None and not place[0] and place[1] in done)
+        here = frozenset(k for k, place in enumerate(self.places) if place is not None and place[0] == DEVICE and place[1] in done)
         return here | frozenset(b.output for b in self.back)
 
 
 class Joined:
-    """Both halves as one callable. The host's small values are copied to a place of ours at once (they lie in memory that its next call writes). What is sent of them goes over in one
+    """All parts as one callable. The host's small values are copied to a place of ours at once (they lie in memory that its next call writes). What is sent of them goes over in one
     copy, to the same memory in each call: it is read by what was launched before the next call writes it. `lasting`: results may lie in that memory, so that every call has its own.
     The host's results that are new numbers of inputs are written behind everything that may raise. `plain`: the whole graph operation by operation, for programs that capture a stream themselves: what
     the library draws is new in each replay then, and the generator is not to be read; and for inputs of which the library draws other numbers, because they begin elsewhere."""
 
     def __init__(
-        self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device, lasting: bool, plain: Compiled | None = None
+        self,
+        host: Compiled | None,
+        device: Compiled,
+        halves: Halves,
+        where: torch.device,
+        lasting: bool,
+        plain: Compiled | None = None,
+        behind: Compiled | None = None,
     ) -> None:
         self.host, self.device, self.where, self.lasting, self.plain = host, device, where, lasting, plain
+        self.behind, self.reads = behind, halves.reads
         self.sent, self.small, self.back = halves.sent, halves.small, {b.output: b.input for b in halves.back}
         self.outputs = tuple(zip(range(len(halves.places)), halves.places, halves.rest, strict=True))
         self.aligned = halves.aligned
@@ -119,15 +129,13 @@ class Joined:
             staged = self.idle.pop() if self.idle else self._staged()
             _C.pack((states(self.where, self.draws), *made) if self.draws else made, staged.data_ptr(), self.into_place)
             found = self.device(*inputs, *self._sent(made, staged))
-            if self.back:
-                _C.unpack(inputs, staged.data_ptr(), self.into_inputs)
-            self.idle.append(staged)
-        back = self.back
+        after = self.behind(*inputs, *((found, made)[whose][k] for whose, k in self.reads)) if self.behind is not None else ()
+        if self.back:
+            _C.unpack(inputs, staged.data_ptr(), self.into_inputs)
+        self.idle.append(staged)
+        back, all_made = self.back, (found, made, after)
         return tuple(
-            [
-                rest if place is None else inputs[back[k]] if k in back else (made if place[0] else found)[place[1]]
-                for k, place, rest in self.outputs
-            ]
+            [rest if place is None else inputs[back[k]] if k in back else all_made[place[0]][place[1]] for k, place, rest in self.outputs]
         )
 
     def _sent(self, made: Sequence[torch.Tensor], staged: torch.Tensor) -> list[torch.Tensor]:

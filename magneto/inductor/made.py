@@ -3,7 +3,7 @@ lowers or writes kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from magneto import _C
 from magneto.base.events import counter, timer
-from magneto.inductor.halves import Back, Compiled, Halves, Joined, Sent, agrees, multiprocessors
+from magneto.inductor.halves import DEVICE, Back, Compiled, Halves, Joined, Sent, agrees, multiprocessors
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime import triton_workers
 from magneto.inductor.runtime.cuda_graphs import Graphed, Parts
@@ -24,8 +24,9 @@ Plain = Callable[[frozenset[int]], Compiled]
 """Given the outputs that are written into inputs, the whole graph operation by operation."""
 Build = Callable[[Iterable[Launched]], dict[Launched, Launcher]]
 Loaded = tuple[Compiled, Parts | None]  # the plan, and its parts if it has two
+Beside = Sequence[Compiled | None]  # what the CPU does first and last
 
-PARTS = 6  # of what is kept
+PARTS = 7  # of what is kept
 WORTH_RECORDING = 4  # launches: a replay, with its copies, costs as much as three
 
 
@@ -44,7 +45,7 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A whole graph, compiled. `pairs`: the device's outputs that may be written into inputs. `host`: None where nothing is computed there."""
+    """A whole graph, compiled. `pairs`: the device's outputs that may be written into inputs. `host`, `behind`: what the CPU computes first and last, None where that is nothing."""
 
     device: torch.device
     plan: DevicePlan
@@ -52,6 +53,7 @@ class Made:
     pairs: Mapping[int, int]
     recordable: bool
     host: Finished | None
+    behind: Finished | None = None
 
     @property
     def written(self) -> frozenset[int]:
@@ -70,16 +72,17 @@ def plain_of(made: Made) -> tuple[Any, ...]:
         made.halves.places,
         made.halves.rest,
         tuple(map(_fields, made.halves.back)),
-        (made.halves.draws, made.halves.aligned),
+        (made.halves.draws, made.halves.aligned, made.halves.reads),
     )
-    return made.device, plan, halves, dict(made.pairs), made.recordable, None if made.host is None else _fields(made.host)
+    beside = tuple(None if half is None else _fields(half) for half in (made.host, made.behind))
+    return made.device, plan, halves, dict(made.pairs), made.recordable, *beside
 
 
 def of_plain(data: tuple[Any, ...]) -> Made:
-    device, (code, kernels, *plan), (sent, places, rest, back, drawn), pairs, may, host = data
+    device, (code, kernels, *plan), (sent, places, rest, back, drawn), pairs, may, *beside = data
     found = tuple(TritonTable(TritonKernel(*k[0]), *k[1:]) if len(k) > 1 else TritonKernel(*k[0]) for k in kernels)
     halves = Halves(tuple(Sent(*s) for s in sent), places, rest, tuple(Back(*b) for b in back), *drawn)
-    return Made(device, DevicePlan(code, found, *plan), halves, pairs, may, None if host is None else Finished(*host))
+    return Made(device, DevicePlan(code, found, *plan), halves, pairs, may, *(None if half is None else Finished(*half) for half in beside))
 
 
 class NoKernels(Exception):
@@ -103,7 +106,8 @@ def kept_on_cuda(
     except NoKernels:
         return None
     counter("graphs_from_store")
-    return whole(made, run, None if made.host is None else host(made.host, f"{name}_host"), name, replay, plain), made.written
+    beside = [None if half is None else host(half, f"{name}_{what}") for half, what in ((made.host, "host"), (made.behind, "behind"))]
+    return whole(made, run, beside, name, replay, plain), made.written
 
 
 def key_on(key: str, device: torch.device) -> str:
@@ -116,29 +120,30 @@ def results_of(halves: Halves, replay: Replay | None) -> int | None:
     """How many outputs of the device's half, at the front, go to the user."""
     if replay is None:
         return None
-    return sum(1 for place in halves.places[: replay.results] if place is not None and not place[0])
+    return sum(1 for place in halves.places[: replay.results] if place is not None and place[0] == DEVICE)
 
 
-def whole(made: Made, found: Loaded, host: Compiled | None, name: str, replay: Replay | None, plain: Plain) -> Compiled:
+def whole(made: Made, found: Loaded, beside: Beside, name: str, replay: Replay | None, plain: Plain) -> Compiled:
     """The graph as one callable. Kernels of ours multiply float32 as TF32 where torch let cuDNN do so when they were chosen; while it does not, the graph runs operation by operation."""
-    run = _joined(made, found, host, name, replay, plain)
+    run = _joined(made, found, beside, name, replay, plain)
     if not any('input_precision="tf32"' in getattr(kernel, "body", "") for kernel in made.plan.kernels):
         return run
     other = plain(made.written)
     return lambda *inputs: (run if torch._C._get_cudnn_enabled() and tf32_allowed() else other)(*inputs)
 
 
-def _joined(made: Made, found: Loaded, host: Compiled | None, name: str, replay: Replay | None, plain: Plain) -> Compiled:
-    """The plan of the device's half, recorded if it may be, behind the host's half."""
-    halves, plan = made.halves, made.plan
+def _joined(made: Made, found: Loaded, beside: Beside, name: str, replay: Replay | None, plain: Plain) -> Compiled:
+    """The plan of the device's half, recorded if it may be, between what the CPU does."""
+    halves, plan, (host, behind) = made.halves, made.plan, beside
     run, parts = found
     if replay is not None and plan.launches >= WORTH_RECORDING and made.recordable:
         cloned = None if replay.results is None else results_of(halves, replay)
         run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct), parts, plan.first)
-    if host is None and not halves.draws and all(place is not None for place in halves.places):
+    if host is None and behind is None and not halves.draws and all(place is not None for place in halves.places):
         return run
     first = plan.code.n_inputs - len(halves.sent) - len(halves.draws)
-    return Joined(host, run, halves, made.device, any(k >= first for k in plan.lasting), plain(made.written) if halves.draws else None)
+    plainly = plain(made.written) if halves.draws else None
+    return Joined(host, run, halves, made.device, any(k >= first for k in plan.lasting), plainly, behind)
 
 
 def loaded(plan: DevicePlan, build: Build) -> Loaded:

@@ -430,9 +430,39 @@ def dropout_draws_as_eager() -> Any:
     return lambda x: F.dropout(x, 0.3) * 2 + torch.rand_like(x), (randn(100, 100),)
 
 
-@program(1e-4, broken=True)
+@program(1e-5, train=True)
 def two_devices() -> Any:
-    return lambda x: (x * 2).cpu() + 1, (randn(30),)
+    return lambda x: (x * 2).cpu() + 1, (randn(30, grad=True),)
+
+
+@program(1e-5, train=True)
+def results_on_the_cpu() -> Any:
+    """A recorded part, what the CPU makes of it with numbers of its own, and gradients that go there and back."""
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        y = F.softmax(F.layer_norm(F.relu(F.relu(x @ w) @ w) @ w, (64,)) @ w, -1)
+        there = y.to("cpu", torch.float64)
+        return y, (there * b).sum(-1), there.argmax(-1), y.max().cpu() * b, b * 3
+
+    return run, (randn(32, 64, grad=True), randn(64, 64, grad=True), torch.randn(64, requires_grad=True))
+
+
+@program(1e-5)
+def old_numbers_of_a_written_input() -> Any:
+    """What is read behind must be what was there before the kernels wrote."""
+
+    def run(x: torch.Tensor, steps: torch.Tensor) -> Any:
+        old = x.cpu()
+        x.mul_(0.5).add_(steps)
+        steps += 1
+        return old, x.sum().cpu(), (old + steps).cpu()
+
+    return run, (randn(100), torch.zeros(()))
+
+
+@program(0, broken=True)
+def there_and_back() -> Any:
+    return lambda x: (x * 2).cpu().sort().values.to(DEVICE) + 1, (randn(30),)
 
 
 # ---- models --------------------------------------------------------------------------------------------------------------

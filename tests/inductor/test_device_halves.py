@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +11,10 @@ import pytest
 import torch
 from torch import fx
 
+from magneto.aot_autograd.call import as_function
 from magneto.graph import TensorMeta
 from magneto.inductor.compile import _host_half
-from magneto.inductor.devices import split
+from magneto.inductor.devices import split, untouched
 from magneto.inductor.halves import Back, Halves, Joined, Sent
 from magneto.inductor.lower.context import CannotLower
 from magneto.prims import prims
@@ -58,7 +61,7 @@ def scaled() -> tuple[fx.Graph, Building]:
 
 
 def test_single_numbers_are_sent_and_spread_on_the_device() -> None:
-    device, host, rest, halves = split(scaled()[0])
+    device, host, rest, _, halves = split(scaled()[0])
     assert device == CUDA and halves.places == ((False, 0), None, (True, 1)) and [s.dense for s in halves.sent] == [True]
     assert host is not None
     assert targets(host) == ["add"] and targets(rest) == ["broadcast_in_dim", "mul"]
@@ -115,7 +118,7 @@ def test_small_values_are_sent_together(one_stream: None, lasting: bool) -> None
 
 def test_numbers_of_the_host_are_written_behind_what_may_raise(one_stream: None) -> None:
     """The host's new number of an input goes there when the device has done its part, whatever becomes of the memory that it was computed in."""
-    _, _, _, halves = split(scaled()[0], {2: 1})
+    halves = split(scaled()[0], {2: 1})[-1]
     assert halves.back == (Back(2, 1, 1, 4),) and halves.lent == {0, 1} and halves.whole(frozenset()) == {2}
     arena = torch.zeros(())
 
@@ -156,7 +159,7 @@ def test_indices_made_of_no_input_belong_to_their_reader() -> None:
     x = b.input("x", meta(4))
     index = b.call(prims.iota, meta(4, device=CPU, dtype=torch.int64), 4, torch.int64, CPU)
     b.graph.output((b.call(prims.index_select, meta(4), x, 0, index),))
-    _, host, rest, _ = split(b.graph)
+    _, host, rest, *_ = split(b.graph)
     assert host is None and targets(rest) == ["iota", "index_select"]
 
 
@@ -165,17 +168,109 @@ def test_what_the_cpu_draws_is_sent_dense() -> None:
     x, y = b.input("x", meta(3, 4)), b.input("y", meta(3, 4, device=CPU, strides=(8, 2)))
     there = b.call(aten._to_copy.default, meta(3, 4), y)
     b.graph.output((b.call(prims.mul, meta(3, 4), x, there),))
-    _, _, rest, halves = split(b.graph)
+    _, _, rest, _, halves = split(b.graph)
     assert [s.dense for s in halves.sent] == [False]
     assert [n.meta["val"].strides for n in rest.nodes if n.name == "sent_0"] == [(4, 1)]
 
 
-@pytest.mark.parametrize("way", ["back", "two", "constant"])
+def sent_back() -> Building:
+    """x * 2 of the device; on the CPU that + s * 3 + an index, and s * 3 and the indices; s * 3 is also returned."""
+    b = Building()
+    x, s = b.input("x", meta(4)), b.input("s", meta(4, device=CPU))
+    y, more = b.call(prims.mul, meta(4), x, 2.0), b.call(prims.mul, meta(4, device=CPU), s, 3.0)
+    there = b.call(aten._to_copy.default, meta(4, device=CPU), y)
+    places = b.call(prims.iota, meta(4, device=CPU), 4, torch.float32, CPU)
+    total = b.call(prims.add, meta(4, device=CPU), b.call(prims.add, meta(4, device=CPU), there, more), places)
+    b.graph.output((y, total, None, more))
+    return b
+
+
+def test_what_the_cpu_makes_of_results_runs_behind(one_stream: None) -> None:
+    device, host, part, behind, halves = split(sent_back().graph)
+    assert host is not None and behind is not None
+    assert (targets(host), targets(part), targets(behind)[1:]) == (["mul"], ["mul"], ["iota", "add", "add"])
+    assert halves.places == ((0, 0), (2, 0), None, (1, 0)) and sorted(halves.reads) == [(0, 0), (1, 1)] and not halves.sent
+    (first, _), (last, finished) = _host_half(host, "h"), _host_half(behind, "b")
+    assert finished is not None and (finished.n_calls, finished.n_kernels) == (1, 1)
+    run = Joined(first, as_function(part, "d"), halves, CPU, False, None, last)
+    y, total, nothing, more = run(torch.ones(4), torch.full((4,), 5.0))
+    assert y.tolist() == [2.0] * 4 and total.tolist() == [17.0, 18.0, 19.0, 20.0] and nothing is None and more.tolist() == [15.0] * 4
+    assert more.data_ptr() != total.data_ptr()
+
+
+def test_the_device_writes_no_input_that_is_read_behind_it_and_none_where_that_may_raise() -> None:
+    b = Building()
+    x, y = b.input("x", meta(4)), b.input("y", meta(4))
+    old = b.call(aten._to_copy.default, meta(4, device=CPU), x)
+    b.graph.output((old, b.call(prims.neg, meta(4), x), b.call(prims.neg, meta(4), y)))
+    *_, behind, halves = split(b.graph, {1: 0, 2: 1})
+    assert halves.written({1: 0, 2: 1}) == {0: 0, 1: 1} and untouched(behind, {0: 0, 1: 1}) == {1: 1} and untouched(None, {0: 0}) == {0: 0}
+    *_, behind, halves = split(sent_back().graph, {0: 0})
+    assert halves.written({0: 0}) == {0: 0} and untouched(behind, {0: 0}) == {}
+
+
+def test_the_hosts_inputs_are_written_behind_it_all(one_stream: None) -> None:
+    halves = split(scaled()[0], {2: 1})[-1]
+    s = torch.tensor(2.0)
+
+    def behind(*values: Any) -> Sequence[torch.Tensor]:
+        assert s.item() == 2.0
+        raise RuntimeError("no memory")
+
+    run = Joined(lambda x, s: (s + 1, s + 1), lambda x, s, sent: (x * sent,), halves, CPU, False, None, behind)
+    with pytest.raises(RuntimeError, match="no memory"):
+        run(torch.ones(4), s)
+    assert s.item() == 2.0 and halves.back
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_give_what_the_whole_gives(seed: int, one_stream: None) -> None:
+    """Programs that go from one device to the other at random: cut, or refused only where something has come back and goes over again."""
+    draw, b = random.Random(seed), Building()
+    nodes = [b.input(name, meta(4, device=where)) for name, where in (("a", CUDA), ("b", CPU), ("c", CUDA), ("d", CPU))]
+    returned, again = set[fx.Node](), False  # what has come back
+    for _ in range(draw.randrange(3, 14)):
+        x = draw.choice(nodes)
+        where = x.meta["val"].device
+        way = draw.random()
+        if way < 0.35:
+            there = CPU if where == CUDA else CUDA
+            made = b.call(aten._to_copy.default, meta(4, device=there), x)
+            made.kwargs = {"device": CPU}  # there is no other here
+            again = again or x in returned
+        else:
+            y = draw.choice([n for n in nodes if n.meta["val"].device == where])
+            made = b.call(draw.choice([prims.add, prims.sub, prims.mul]), meta(4, device=where), x, y)
+        if made.meta["val"].device == CPU and (where == CUDA or not returned.isdisjoint(made.all_input_nodes)):
+            returned.add(made)
+        nodes.append(made)
+    b.graph.output((*draw.sample(nodes[4:], min(3, len(nodes) - 4)), nodes[-1]))
+    values = [torch.randn(4) for _ in range(4)]
+    wanted = as_function(b.graph, "whole")(*values)
+    try:
+        _, host, part, behind, halves = split(b.graph)
+    except CannotLower:
+        assert again
+        return
+    halves_run = [None if g is None else as_function(g, "part") for g in (host, behind)]
+    found = Joined(halves_run[0], as_function(part, "d"), halves, CPU, False, None, halves_run[1])(*values)
+    for x, y in zip(found, wanted, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("way", ["back", "piece", "drawn", "two", "constant"])
 def test_refused(way: str) -> None:
     b = Building()
     x = b.input("x", meta(4))
     if way == "back":
-        b.graph.output((b.call(aten._to_copy.default, meta(4, device=CPU), x),))
+        y = b.call(aten._to_copy.default, meta(4, device=CPU), x)
+        b.graph.output((b.call(prims.mul, meta(4), x, b.call(aten._to_copy.default, meta(4), y)),))
+    elif way == "piece":
+        both = b.call(aten.sort.default, (meta(4), meta(4, device=CPU, dtype=torch.int64)), x)
+        b.graph.output((b.call(operator.getitem, meta(4, device=CPU, dtype=torch.int64), both, 1),))
+    elif way == "drawn":
+        y = b.call(aten._to_copy.default, meta(4, device=CPU), x)
+        b.graph.output((b.call(aten.bernoulli.default, meta(4, device=CPU), y), b.call(aten.rand.default, meta(4, device=CPU), [4])))
     elif way == "two":
         y = b.input("y", meta(4, device=torch.device("cuda", 1)))
         b.graph.output((x, y))
@@ -190,7 +285,7 @@ def test_checks_of_the_host_stay_though_nobody_reads_them() -> None:
     x, s = b.input("x", meta(4)), b.input("s", meta(3, 3, device=CPU))
     b.call(aten._linalg_check_errors.default, None, s, "name", True)
     b.graph.output((b.call(prims.neg, meta(4), x),))
-    _, host, rest, _ = split(b.graph)
+    _, host, rest, *_ = split(b.graph)
     assert (
         host is not None
         and [n.target for n in host.nodes if n.op == "call_function"] == [aten._linalg_check_errors.default]
@@ -204,7 +299,7 @@ def test_what_the_device_draws_stays_though_nobody_reads_it() -> None:
     b.call(aten.rand_like.default, meta(4), x)
     b.call(aten._linalg_check_errors.default, None, b.call(prims.neg, meta(4), x), "name", True)
     b.graph.output((b.call(prims.mul, meta(4), x, 2.0),))
-    _, host, rest, _ = split(b.graph)
+    _, host, rest, *_ = split(b.graph)
     assert host is None
     found = [n.target for n in rest.nodes if n.op == "call_function"]
     assert aten._linalg_check_errors.default in found and aten.rand_like.default in found

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Const, Op, Reduction, Size, Value, index_symbols, reduce_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Op, Reduction, Size, Value, index_symbols, reduce_symbols
+from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.lower.box import Box, Computed, Index, Stored, cost_of
 from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, merge_origins
 from magneto.inductor.lower.values import convert, make_op
@@ -92,6 +93,8 @@ def lower_reduction(name: str, low: Lowering, val: Any, x: Box, dims: int | Sequ
         raise CannotLower(f"{name} over an empty dimension")
     if all(x.shape[d] == 1 for d in over):
         return _of_one(low, kind, x, over, acc, val)
+    if kind == "sum" and (met := _of_met(low, x, over, acc, val)) is not None:
+        return met
     inner = dtype if kind not in ("any", "all") or dtype in (torch.bool, torch.uint8) else torch.bool
     (stored,) = _emit(low, kind, x, over, acc, (inner,), val.strides)
     if inner is not dtype:
@@ -118,6 +121,53 @@ def _of_one(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: torch.d
     ops, heavy, origins = cost_of(x)
     reads = frozenset[str]() if kind in ("argmax", "argmin") else x.reads
     return low.computed(Computed(fn, val.shape, val.strides, val.dtype, x.device, reads, merge_origins(origins, low.origins), ops, heavy))
+
+
+def _of_met(low: Lowering, x: Box, over: frozenset[int], acc: torch.dtype, val: Any) -> Box | None:
+    """The sum of where(i == place, value, 0) along i meets `value` once, or nothing: the gradient of what a loss looks up, of which softmax's gradient needs the sum of each row."""
+    (walked, size), *others = [(d, s) for d in over if (s := x.shape[d]) != 1]
+    if others or not isinstance(size, int) or _met(x, walked, index_symbols(x.shape)) is None:
+        return None
+    kept, zero = _kept(len(x.shape), over), index_symbols((1,))[0]
+
+    def fn(index: Index) -> Value:
+        full = [zero] * len(x.shape)
+        for d, i in zip((*kept, walked), (*index, reduce_symbols((size,))[0]), strict=True):
+            full[d] = i
+        found = _met(x, walked, tuple(full))
+        assert found is not None
+        place, value = found
+        inside = Op(
+            "bitwise_and",
+            (Op("ge", (place, Const(0, place.dtype)), torch.bool), Op("lt", (place, Const(size, place.dtype)), torch.bool)),
+            torch.bool,
+        )
+        met = make_op("add", (convert(value, acc), Const(0, acc)), acc)  # a sum begins at 0: -0 is none
+        return convert(Op("where", (inside, met, Const(0, acc)), acc), val.dtype)
+
+    ops, heavy, origins = cost_of(x)
+    return low.computed(
+        Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, merge_origins(origins, low.origins), ops + 4, heavy)
+    )
+
+
+def _met(x: Box, walked: int, index: Index) -> tuple[Value, Value] | None:
+    """(place, value) of a tensor that is where(i == place, value, 0), neither of which depends on i, the index along `walked`."""
+    value, converted = x.load(index), list[torch.dtype]()
+    while isinstance(value, Op) and value.name == "convert_element_type":
+        converted.append(value.dtype)
+        value = value.args[0]
+    if not isinstance(value, Op) or value.name != "where" or not isinstance(zero := value.args[2], Const) or zero.value != 0:
+        return None
+    same, met = value.args[:2]
+    if not isinstance(same, Op) or same.name != "eq" or not any(isinstance(a, IndexValue) and a.expr is index[walked] for a in same.args):
+        return None
+    place = same.args[isinstance(same.args[0], IndexValue) and same.args[0].expr is index[walked]]
+    if index[walked] in symbols_of(place, met) or place.dtype not in (torch.int32, torch.int64):
+        return None
+    for dtype in reversed(converted):
+        met = convert(met, dtype)
+    return place, met
 
 
 def lower_var(low: Lowering, val: Any, x: Box, dims: int | Sequence[int] | None, correction: float = 1) -> tuple[Box, Box]:

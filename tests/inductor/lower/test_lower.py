@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.ir import LibraryCall, Pointwise, Reduction, ViewOf, reads
 from magneto.inductor.lower import CannotLower, lower_graph
 from tests.inductor.lower.prim_graphs import Graph, check
@@ -102,6 +103,36 @@ def test_reductions(name: str, dims: tuple[int, ...], dtype: torch.dtype) -> Non
     x = g.input((torch.rand(3, 1, 4) * 3).to(dtype))
     g.output(getattr(g, name)(x, dims))
     check(g, 1e-2 if dtype.itemsize == 2 else 1e-5)
+
+
+def chosen(g: Graph, place: torch.Tensor, value: torch.Tensor, each: bool = False):
+    """(4, 3, 7): `value` where an index along the second dimension is `place`; `each`: the value differs along it too."""
+    along = g.broadcast_in_dim(g.iota(3, place.dtype, place.device), (4, 3, 7), (1,))
+    spread = (0, 1, 2) if each else (0, 2)
+    return g.where(
+        g.eq(g.broadcast_in_dim(g.input(place), (4, 3, 7), (0, 2)), along), g.broadcast_in_dim(g.input(value), (4, 3, 7), spread), 0.0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_sum_that_meets_one_element_is_no_reduction(dtype: torch.dtype) -> None:
+    """Places outside choose nothing, infinities reach their row alone, and -0 becomes 0."""
+    g = Graph()
+    place, value = torch.arange(28).reshape(4, 7) % 5 - 1, torch.randn(4, 7).to(dtype)
+    value[0, :4] = torch.tensor([float("inf"), -0.0, float("nan"), float("inf")])
+    x, y, z = (chosen(g, place.to(kind), value) for kind in (torch.int64, torch.int32, torch.int64))
+    g.output(g.sum(x, (1,)), g.sum(g.transpose(y, (1, 2, 0)), (0,)), g.sum(g.convert_element_type(z, torch.float64), (1,)))
+    program = check(g)
+    assert kinds(program) == "ppp"
+    assert not any(found[0, 1].signbit() for found in run_program(program, *g.inputs)[::2])
+
+
+def test_other_sums_of_chosen_elements_are_reductions() -> None:
+    g = Graph()
+    place, each = torch.arange(28).reshape(4, 7) % 3, torch.randn(4, 3, 7)
+    of_one = [(g.sum, (1, 2)), (g.sum, (0,)), (g.amax, (1,)), (g.prod, (1,))]
+    g.output(g.sum(chosen(g, place, each, True), (1,)), *[reduced(chosen(g, place, each[:, 0]), dims) for reduced, dims in of_one])
+    assert kinds(check(g)) == "rrrrr"
 
 
 def test_any_all_arg() -> None:

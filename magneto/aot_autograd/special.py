@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
-from magneto.aot_autograd.overloads import aten
+from magneto.aot_autograd.overloads import VIEW, aten, facts_of
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.storage import memory_order
 
@@ -110,14 +113,33 @@ def _rrelu_with_noise(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kw
 
 
 def _native_dropout(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Which numbers it draws on a GPU depends on where its argument begins. `train` is given by place only where that is known to be a multiple of 16 bytes, otherwise by keyword: the
-    memory of an input begins anywhere, and what a view is written with in place lies where the view does."""
+    """Which numbers it draws on a GPU depends on where its argument begins, counted in what a thread reads at once: 16 bytes, or less where those do not divide it. `train` is given by place
+    where eager's argument begins at a multiple of that; by keyword where it does if the input does of which it is a view. What holds the numbers here may be part of something else, and is copied then."""
     x, p, train = (*args, *kwargs.values())
-    storage = mode.view_for(x).storage
+    storage, step, value = mode.view_for(x).storage, gcd(x.numel() * x.itemsize, 16), mode.nodes(x)
     given = storage.literal or storage.root is None or storage.root.input_index >= 0
-    unknown = x.is_cuda and (given or int(x.storage_offset()) * x.itemsize % 16)
-    node = mode.emit(func, (mode.nodes(x), p), {"train": train}) if unknown else mode.emit(func, (mode.nodes(x), p, train))
+    if _on_gpu(x) and train and step > x.itemsize:
+        begins = int(x.storage_offset()) - (storage.root.meta.storage_offset if given and storage.root is not None else 0)
+        if begins * x.itemsize % step or storage.literal or storage.root is None or (given and storage.version):
+            raise Refusal("dropout of memory that may begin between multiples of 16 bytes")
+        if given:
+            node = mode.emit(func, (value, p), {"train": train})
+            return mode.results(node, node.meta["val"])
+        if value.meta["val"].storage_offset * x.itemsize % step or _whole(value).op == "placeholder":
+            value = mode.emit(aten.clone.default, (value,))
+    node = mode.emit(func, (value, p, train))
     return mode.results(node, node.meta["val"])
+
+
+def _on_gpu(x: torch.Tensor) -> bool:
+    return bool(x.is_cuda)
+
+
+def _whole(node: fx.Node) -> fx.Node:
+    """What the node is a view of, or itself."""
+    while node.op == "call_function" and (node.target is getitem or facts_of(node.target).kind == VIEW):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {

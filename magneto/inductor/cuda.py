@@ -23,7 +23,7 @@ from magneto.inductor.codegen.triton_table import columns_of, triton_table
 from magneto.inductor.codegen.triton_trailing import triton_trailing
 from magneto.inductor.describe import describe
 from magneto.inductor.devices import device_of, split, untouched
-from magneto.inductor.draws import drawn_by_loops
+from magneto.inductor.draws import aligned, drawn_by_loops
 from magneto.inductor.halves import Compiled
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Program, Reduction, ViewOf
 from magneto.inductor.lower.context import CannotLower
@@ -102,7 +102,8 @@ def replayed(run: Compiled, graph: fx.Graph, name: str, replay: Replay) -> Compi
     except CannotLower:
         return run
     launches = sum(node.op == "call_function" for node in graph.nodes)
-    return Graphed(run, device, name, launches, replay.results) if host is None and behind is None and _recordable(graph) else run
+    alone = host is None and behind is None and not aligned(graph)
+    return Graphed(run, device, name, launches, replay.results) if alone and _recordable(graph) else run
 
 
 def _recordable(graph: fx.Graph) -> bool:

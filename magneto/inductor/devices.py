@@ -68,7 +68,13 @@ def split(
     extra.update((n, n.meta["val"]) for n in drawn)
     draws = tuple(int(n.args[0]) for n in drawn)  # type: ignore[arg-type]
     part = _part(graph, of_device, extra, [n for n in effects if n not in of_cpu])
-    return device, host, part, after, Halves(kinds, tuple(places), rest, back, draws, aligned(graph), tuple(reads))
+    return (
+        device,
+        host,
+        part,
+        after,
+        Halves(kinds, tuple(places), rest, back, draws, aligned(graph, (written or {}).values()), tuple(reads)),
+    )
 
 
 def untouched(behind: fx.Graph | None, pairs: Mapping[int, int]) -> dict[int, int]:

@@ -7,6 +7,7 @@ while a stream is captured what the host cannot see.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from magneto.inductor.loops.philox import advance_of, threads_of, vector_of
 from magneto.inductor.lower.dropout import DROPOUT
 from magneto.inductor.lower.graph import prim_name
 
+DRAWN: Any = torch.ops.aten.native_dropout.default
 MOST = 1 << 31  # elements: from here on the library draws in several kernels
 
 # ---- graphs --------------------------------------------------------------------------------------------------------------
@@ -33,10 +35,20 @@ def states_of(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target is draw_state]
 
 
-def aligned(graph: fx.Graph) -> tuple[int, ...]:
-    """The inputs that must begin at a multiple of 16 bytes: their dropout is drawn as the library would for such memory."""
-    drawn = {node.args[0] for node in graph.nodes if node.target is DROPOUT}
-    return tuple(k for k, node in enumerate(n for n in graph.nodes if n.op == "placeholder") if node in drawn)
+def aligned(graph: fx.Graph, written: Collection[int] = ()) -> tuple[int, ...]:
+    """The inputs that must begin at a multiple of 16 bytes: their dropout is drawn as for such memory, by loops, and by the library where a recording has them copied or writes them (`written`)."""
+    calls = [node for node in graph.nodes if node.target in (DROPOUT, DRAWN)]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    roots = {_input_of(node.args[0]) for node in calls if node.meta.get("of_input", "train" in node.kwargs)}
+    roots.update(inputs if None in roots else [inputs[k] for k in written] if any(n.target is DRAWN for n in calls) else ())
+    return tuple(k for k, node in enumerate(inputs) if node in roots and not _on_cpu(node))
+
+
+def _input_of(node: Any) -> fx.Node | None:
+    """The input that the node is a view of. None: it is computed."""
+    while node.op != "placeholder" and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
+    return node if node.op == "placeholder" else None
 
 
 def drawn_by_loops(graph: fx.Graph, device: torch.device) -> fx.Graph:
@@ -59,7 +71,7 @@ def _replaced(made: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node], device
     state = made.call_function(draw_state, (advance_of(meta.numel, threads),))
     state.meta["val"] = TensorMeta.contiguous((2,), torch.int64, device)
     call = made.call_function(DROPOUT, (env[x], state, p, threads, vector_of(meta.numel, meta.dtype.itemsize)))
-    call.meta.update(node.meta)
+    call.meta.update(node.meta, of_input="train" in node.kwargs)
     return call
 
 
@@ -75,9 +87,9 @@ def _on_cpu(node: fx.Node) -> bool:
 
 
 def _is_ours(node: fx.Node) -> bool:
-    """A dropout of aligned memory: the trace gives `train` by keyword where it does not know that. Of inputs it is looked at in each call (`aligned`)."""
-    x, p, train = (*node.args, *node.kwargs.values(), None)[:3] if node.target is torch.ops.aten.native_dropout.default else (None,) * 3
-    if train is not True or not (len(node.args) == 3 or (isinstance(x, fx.Node) and x.op == "placeholder")):
+    """A dropout; its memory is aligned, or an input's, of which the trace gives `train` by keyword and which is looked at in each call (`aligned`)."""
+    x, p, train = (*node.args, *node.kwargs.values(), None)[:3] if node.target is DRAWN else (None,) * 3
+    if train is not True:
         return False
     meta: Any = x.meta["val"]  # type: ignore[union-attr]
     return (

@@ -122,7 +122,7 @@ class Joined:
         self.lock = threading.RLock()
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        if self.plain is not None and (capturing() or any(inputs[k].data_ptr() % ALIGNMENT for k in self.aligned)):
+        if self.plain is not None and ((self.draws and capturing()) or any(inputs[k].data_ptr() % ALIGNMENT for k in self.aligned)):
             return self.plain(*inputs)
         with self.lock:
             made = tuple(self.host(*inputs)) if self.host is not None else ()

@@ -139,10 +139,11 @@ def _joined(made: Made, found: Loaded, beside: Beside, name: str, replay: Replay
     if replay is not None and plan.launches >= WORTH_RECORDING and made.recordable:
         cloned = None if replay.results is None else results_of(halves, replay)
         run = Graphed(run, made.device, name, plan.launches, cloned, frozenset(made.pairs[k] for k in plan.direct), parts, plan.first)
-    if host is None and behind is None and not halves.draws and all(place is not None for place in halves.places):
+    drawn = halves.draws or halves.aligned
+    if host is None and behind is None and not drawn and all(place is not None for place in halves.places):
         return run
     first = plan.code.n_inputs - len(halves.sent) - len(halves.draws)
-    plainly = plain(made.written) if halves.draws else None
+    plainly = plain(made.written) if drawn else None
     return Joined(host, run, halves, made.device, any(k >= first for k in plan.lasting), plainly, behind)
 
 

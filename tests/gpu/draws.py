@@ -157,15 +157,31 @@ def programs_that_capture_themselves() -> None:
 
 @check
 def memory_that_begins_anywhere() -> None:
-    """An input's is not known: the library draws."""
+    """Which numbers an element gets depends on it; beside draws of another kind the library makes all, of memory that begins as eager's does."""
 
-    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+    def fn(x: torch.Tensor, other: bool) -> list[torch.Tensor]:
         y = x * 2
         y[1:].relu_()
-        return [F.dropout(x, 0.3), F.dropout(y[1:].relu_(), 0.3), F.dropout(y[4:8], 0.3)]
+        found = [
+            F.dropout(x, 0.3),
+            F.dropout(y[1:].relu_(), 0.3),
+            F.dropout(y[4:8], 0.3),
+            F.dropout(x[:8].clone(), 0.3),
+            F.dropout(x[4:12], 0.3),
+        ]
+        return [*found, torch.rand_like(y)] if other else found
 
-    for x in (torch.randn(1025, device=DEVICE)[1:], torch.randn(1024, device=DEVICE)):
-        assert not any("lib.uniform" in text for text in run_both(lambda: fn, [x]))
+    memory = torch.linspace(1, 2, 1028, device=DEVICE)  # nothing is zero, so that a number too many or too few is seen
+    for other in (False, True):
+        for x in (memory[1:1025], memory[4:], memory[:1024]):
+            texts = run_both(lambda: lambda x: fn(x, other), [x])  # noqa: B023
+            assert any("lib.uniform" in text for text in texts) is not other
+
+    def between(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 2
+        return [F.dropout(y[1:9], 0.3), F.dropout(x[2:10], 0.3), F.dropout(y[1:].neg_()[:12], 0.3)]
+
+    run_both(lambda: between, [memory])
 
 
 @check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Sequence
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,23 @@ import numpy as np
 import pytest
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from magneto.aot_autograd import special
+from magneto.aot_autograd.call import as_function
+from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.trace import trace
 from magneto.inductor import draws
 from magneto.inductor import halves as joining
 from magneto.inductor.devices import split
 from magneto.inductor.halves import Joined
+from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.philox import advance_of, limit_of, threads_of, vector_of, word_of
+from magneto.inductor.lower import lower_graph
 from magneto.inductor.lower.dropout import DROPOUT
 from magneto.prims import prims
+from magneto.prims.decompose import decompose
+from tests.aot_autograd.capture import capture
 from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.lower.prim_graphs import Graph, check
 from tests.inductor.test_device_halves import CPU, CUDA, Building, meta, one_stream, scaled  # noqa: F401
@@ -99,7 +109,7 @@ def test_states_are_sent_before_each_run(generator: list[int]) -> None:
     b.graph.output((z, s))
     graph = draws.drawn_by_loops(b.graph, CUDA)
     assert targets(b.graph).count("aten.native_dropout.default") == 3
-    device, host, rest, halves = split(graph)
+    device, host, rest, _, halves = split(graph)
     threads = 2048
     assert halves.draws == (advance_of(50_000, threads),) * 3 == (28,) * 3
     assert host is not None and targets(host) == []
@@ -149,8 +159,6 @@ def among(b: Building, other: str) -> fx.Node:
     match other:
         case "a draw of another kind":
             return b.call(aten.rand.default, meta(64), [64])
-        case "memory that begins anywhere":
-            return dropped(b, b.call(prims.mul, meta(64), x, 2.0), False)
         case "nothing stays":
             return dropped(b, x, True, 1.0)
         case "attention with dropout":
@@ -163,7 +171,6 @@ def among(b: Building, other: str) -> fx.Node:
 
 KINDS = (
     "a draw of another kind",
-    "memory that begins anywhere",
     "nothing stays",
     "attention with dropout",
     "an operation of others",
@@ -197,3 +204,93 @@ def test_another_order_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_checked", {})
     monkeypatch.setattr(joining, "capturing", lambda: True)
     assert not joining.agrees(CUDA) and asked == [CUDA] and not joining._checked  # looked at another time
+
+
+class Begins(TorchDispatchMode):
+    """Where the memory of each dropout's argument begins, counted in what a thread would read at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.native_dropout.default:
+            self.seen.append(args[0].data_ptr() % gcd(args[0].numel() * args[0].itemsize, 16))
+        return func(*args, **kwargs or {})
+
+
+def draw(x: torch.Tensor) -> torch.Tensor:
+    return torch.native_dropout(x, 0.5, True)[0]
+
+
+def written_in_part(x: torch.Tensor) -> Any:
+    y = x * 2
+    y[1:].relu_()
+    return draw(y[4:8]), draw(y[1:].relu_()), y.sum()
+
+
+def written_through_a_view(x: torch.Tensor) -> Any:
+    y = x * 2
+    y[1:].exp_()
+    return [draw(y), draw(y[4:].view(-1, 4)), draw(y[8:12]) + draw(y[1:].relu_()[3:7])]
+
+
+PLACES: dict[str, Any] = {
+    "written in part": written_in_part,
+    "written through a view": written_through_a_view,
+    "a copy of an input": lambda x: draw(x.clone()) + draw(torch.empty_like(x).copy_(x)),
+    "a copy of a part": lambda x: (draw(x[1:9].clone()), draw((x * 2)[2:10].clone())),
+    "a part of what is computed": lambda x: [draw(part) for part in (x * 2).split([8, 4, 20])],
+    "a view of an input": lambda x: (draw(x.view(4, 8)), draw(x[4:12]), draw(x), draw(x[3:4]), draw(x.view(4, 8).t())),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_library_draws_for_memory_that_begins_as_in_eager(name: str, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(special, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(draws, "_on_cpu", lambda node: False)
+    x = torch.randn(32 + shift)[shift:]
+    gm, _ = capture(PLACES[name], x.clone())
+    functional = trace(gm, [x]).graph
+    graph = decompose(functional)
+    program = lower_graph(graph, on_gpu=True)
+    runs = [lambda: PLACES[name](x), lambda: as_function(functional)(x), lambda: run_program(program, x)]
+    found = []
+    for run in runs:
+        with Begins() as begins:
+            run()
+        found.append(begins.seen)
+    assert found[0] and found[1] == found[0]
+    if shift == 0 or not draws.aligned(graph):
+        assert found[2] == found[0]
+    assert draws.aligned(graph) == (0,) * ("view of an input" in name)
+    if shift == 0:
+        assert all(draws._is_ours(n) == n.args[0].meta["val"].is_contiguous() for n in graph.nodes if n.target is draws.DRAWN)
+
+
+def written_input(x: torch.Tensor) -> torch.Tensor:
+    x[:8].relu_()
+    return draw(x)
+
+
+@pytest.mark.parametrize("fn", [lambda x: draw((x * 2)[1:9]), lambda x: draw(x[2:10]), written_input], ids=["computed", "input", "written"])
+def test_memory_that_begins_between_is_eagers(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(special, "_on_gpu", lambda x: True)
+    gm, _ = capture(fn, torch.randn(32))
+    with pytest.raises(Refusal, match="between multiples of 16 bytes"):
+        trace(gm, [torch.randn(32)])
+
+
+def test_librarys_draws_of_an_input_that_begins_elsewhere_are_made_operation_by_operation(generator: list[int]) -> None:
+    """A recording would have copied it to the beginning of a memory."""
+    b = Building()
+    x, y = (b.input(name, meta(64)) for name in "xy")
+    b.input("written", meta(64))
+    view = b.call(prims.reshape, meta(8, 8), x, (8, 8))
+    b.graph.output((b.call(aten.rand.default, meta(64), [64]), dropped(b, view, False), dropped(b, b.call(prims.mul, meta(64), y, 2.0))))
+    assert draws.drawn_by_loops(b.graph, CUDA) is b.graph
+    assert split(b.graph)[-1].aligned == (0,) and split(b.graph, {1: 2})[-1].aligned == (0, 2)
+    joined = Joined(None, lambda *given: ["recorded"] * 3, split(b.graph)[-1], CPU, False, lambda *inputs: ["plain"])
+    memory = torch.ones(68)
+    assert joined(memory[1:65], memory, memory) == ["plain"] and joined(memory[4:], memory[1:], memory[1:])[0] == "recorded"

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Buffer, LibraryCall, Size, ViewOf
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Reduction, Size, ViewOf
 from magneto.inductor.lower.box import Box, Stored, View
-from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, is_dense, same_layout
+from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, is_dense, point_count, same_layout
 
 aten = torch.ops.aten
 
@@ -138,6 +138,8 @@ def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
     exact = bool(mutated) or op not in ANY_STRIDES
     call_args = tuple(_convert_args(low, op, a, exact, n) for n, a in enumerate(args))
     call_kwargs = tuple(sorted((k, _convert_args(low, op, v, exact)) for k, v in kwargs.items()))
+    if op is aten.native_dropout.default and low.on_gpu and not kwargs:
+        call_args = (_beginning_a_memory(low, args[0], call_args[0]), *call_args[1:])
     mutates: tuple[str, ...] = ()
     if mutated:
         mutates = _prepare_mutation(low, op, mutated, args, call_args, kwargs, dict(call_kwargs))
@@ -150,6 +152,16 @@ def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
         low.steady.update(b.name for b in outputs if b is not None)
     boxes = tuple(None if b is None else Stored(b) for b in outputs)
     return boxes[0] if single else _grouped(boxes, lists)
+
+
+def _beginning_a_memory(low: Lowering, box: Box, view: ViewOf) -> ViewOf:
+    """An argument whose numbers depend on where its memory begins: at a multiple of 16 bytes, as in eager (aot_autograd/special.py), though it be a part of something or an input here."""
+    made = {b.name: n for n in low.nodes for b in (n.buffers if isinstance(n, (LibraryCall, Reduction)) else (n.buffer,)) if b is not None}
+    maker = made.get(view.buffer)
+    indifferent = point_count(view.shape) % 2 or not is_dense(view.shape, view.strides)  # one element at a time
+    if indifferent or view.offset == 0 and maker is not None and not (isinstance(maker, LibraryCall) and maker.may_alias):
+        return view
+    return ViewOf(low.copy(box, view.strides, fresh=True).buffer.name, view.shape, view.strides, 0, view.dtype)
 
 
 def _prepare_mutation(

@@ -73,9 +73,6 @@ FLAGS: tuple[Flag, ...] = (
     Flag("cuda_graphs", bool, True, "record what a graph launches on a GPU and replay it, where that is safe"),
     Flag("max_autotune", bool, False, "on a GPU, measure kernels of ours for products and convolutions against the library", True),
     Flag("draw_in_kernels", bool, True, "on a GPU, draw dropout's numbers in the kernels around it, bit for bit the library's", True),
-    Flag(
-        "trail_long_rows", bool, False, "on a GPU, softmaxes of rows that no block holds in one launch (has not run on a device yet)", True
-    ),
     Flag("vector_math", bool, True, "use the C library's vector functions for exp, tanh, erf, ...", True),
     Flag("compiler", str, "", "C compiler; empty looks for gcc, clang, cc", True),
     Flag("compiler_flags", str, "", "flags added to the C compiler's", True),

@@ -20,7 +20,6 @@ from magneto.inductor.codegen.plan import Builder, plan_code
 from magneto.inductor.codegen.triton import reaches_far, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import columns_of, triton_table
-from magneto.inductor.codegen.triton_trailing import triton_trailing
 from magneto.inductor.describe import describe
 from magneto.inductor.devices import device_of, split, untouched
 from magneto.inductor.draws import aligned, drawn_by_loops
@@ -65,7 +64,6 @@ from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.segments import first_block
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
-from magneto.inductor.schedule.trailing import TrailingKernel, trailing
 from magneto.inductor.schedule.unroll import unrolled
 
 WORTH_A_TABLE = 16  # kernels in the middle of a graph, whose addresses are sent anew in each call that is no replay
@@ -134,7 +132,6 @@ def _planned(
         updates = frozenset(view.buffer for k in written if isinstance(view := program.outputs[k], ViewOf))
         plan = join_columns(with_scatters(schedule(program, updates, True)))
         plan = repeated(gather(write_inputs(unrolled(plan), written), WORTH_A_TABLE, False), WORTH_A_TABLE)
-        plan = trailing(plan) if config.trail_long_rows else plan
     if config.max_autotune and device.type == "cuda":
         with timer("tune"):
             plan = tuned(plan, device)
@@ -182,7 +179,7 @@ def _texts(plan: Schedule, begin: Begin | None) -> dict[Kernel, Launched]:
     for step in plan.steps:
         if isinstance(step, LibraryCall):
             continue
-        loops = isinstance(step, FusedKernel) and not isinstance(step, (TiledKernel, TrailingKernel))
+        loops = isinstance(step, FusedKernel) and not isinstance(step, TiledKernel)
         key: Hashable = (likeness(step), reaches_far(parameters(step), plan.buffers)) if loops else step  # type: ignore[arg-type]
         if key not in written:
             written[key] = _text_of(step, plan)
@@ -195,8 +192,6 @@ def _texts(plan: Schedule, begin: Begin | None) -> dict[Kernel, Launched]:
 def _text_of(step: Kernel, plan: Schedule) -> Launched:
     if isinstance(step, TiledKernel):
         return triton_product(step, plan.buffers)
-    if isinstance(step, TrailingKernel):
-        return triton_trailing(step, plan.buffers)
     assert not isinstance(step, OrderedKernel), "they have become pairs of kernels"
     return triton_table(step, plan.into) if isinstance(step, TableKernel) else triton_kernel(step, plan.buffers)
 

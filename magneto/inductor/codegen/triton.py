@@ -55,10 +55,6 @@ class Writer:
             return None
         return self.answers.get(load.buffer) or member.body
 
-    def program(self, number: int) -> str:
-        """Which program it is along an axis of the grid."""
-        return f"tl.program_id({number})"
-
     def statements(self) -> list[str]:
         """The body of the function."""
         self._name_all()
@@ -112,7 +108,7 @@ class Writer:
             start, group = "offset + ", "offset // 4 + "
         elif name != "r":
             program = [a.name for a in self.blocks.shared_out].index(name) + (self.blocks.tall and bool(self.blocks.outer))
-            start = f"{self.program(program)}{'.to(tl.int64)' if self.wide else ''} * "
+            start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
             start, group = f"{start}{size} + ", f"{start}({size} // 4) + "
         lines = [f"{name} = {start}tl.arange(0, {size}){position}"]
         if self.emitter.grouped and axis is self.blocks.axes[-1]:
@@ -125,7 +121,7 @@ class Writer:
         if not self.blocks.outer:
             return []
         program = 0 if self.blocks.tall else len(self.blocks.shared_out)
-        return [f"z = {self.program(program)}{'.to(tl.int64)' if self.wide else ''}", *self._parts("z", self.blocks.outer)]
+        return [f"z = tl.program_id({program}){'.to(tl.int64)' if self.wide else ''}", *self._parts("z", self.blocks.outer)]
 
     def _parts(self, name: str, dims: tuple[Dim, ...]) -> list[str]:
         """The indices of dimensions that are counted as one."""

@@ -52,8 +52,6 @@ class Emitter:
         self.halves = halves
         self.checks: list[tuple[str, frozenset[str]]] | None = None  # in a loop: what must hold of computed indices, and along which axes
         self.passing = False  # looked up rows go by: the cache keeps the indices
-        self.policies: dict[str, str] = {}  # of buffers: how they are read
-        self.uncached: frozenset[str] = frozenset()  # buffers that other programs write meanwhile
         self.inner = "r"  # the axis that a loop walks: what does not vary along it stands before the loop
         self.symbols: dict[Sym, Name] = {}
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
@@ -216,8 +214,6 @@ class Emitter:
         how = "" if mask is None else f", mask={mask}, other=0"
         if self.passing and any(isinstance(s, Indirect) for s in load.index.free):
             how += ', eviction_policy="evict_first"'
-        how += ', cache_modifier=".cg"' if load.buffer in self.uncached else ""
-        how += f', eviction_policy="{self.policies[load.buffer]}"' if load.buffer in self.policies else ""
         text = f"tl.load({text}{how})"
         compute_type(load.dtype)
         if load.dtype in BYTES:

@@ -61,7 +61,7 @@ from magneto.inductor.schedule.repeat import repeated
 from magneto.inductor.schedule.results import results_last
 from magneto.inductor.schedule.scatter import with_scatters
 from magneto.inductor.schedule.schedule import Schedule, schedule
-from magneto.inductor.schedule.segments import first_block
+from magneto.inductor.schedule.segments import first_blocks
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
 from magneto.inductor.schedule.unroll import unrolled
@@ -145,7 +145,7 @@ def _planned(
         code = plan_code(plan, memory, lambda step: numbers[texts[step]], CudaBuilder)
     _report(name, plan, texts, code)
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
-    return DevicePlan(code, tuple(numbers), direct, len(plan.steps), _lasting(plan), first_block(plan, memory))
+    return DevicePlan(code, tuple(numbers), direct, len(plan.steps), _lasting(plan), first_blocks(plan, memory))
 
 
 class CudaBuilder(Builder):

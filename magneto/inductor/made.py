@@ -33,14 +33,14 @@ WORTH_RECORDING = 4  # launches: a replay, with its copies, costs as much as thr
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """A graph whose memory is all on the device, compiled. `code` launches `kernels` by number. `direct`: outputs that are written into inputs. `launches`: and library calls of a run.
-    `lasting`: inputs in whose memory outputs may lie. `first`: bytes that a recording's pool begins with."""
+    `lasting`: inputs in whose memory outputs may lie. `first`: blocks that a recording's pool begins with, their bytes."""
 
     code: PlanCode
     kernels: tuple[Launched, ...]
     direct: frozenset[int]
     launches: int
     lasting: frozenset[int]
-    first: int = 0
+    first: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

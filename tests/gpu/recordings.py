@@ -417,3 +417,36 @@ def the_workspaces_are_cleared() -> None:
         for _ in range(3):
             torch.testing.assert_close(run(x), expected, rtol=1e-4, atol=1e-5)
         assert all(bool(t.isnan().all()) for t in taken), "memory of others was written"
+
+
+@check
+def recorded_once_more_with_other_blocks() -> None:
+    """What is taken while recording is known, and numbers are the same behind a second recording."""
+    taken: list[int] = []
+    blocks = record.blocks
+    record.blocks = lambda changes, first, worth: (taken.append(len(changes)), (96 << 20, 64 << 20))[1]
+    try:
+        torch.manual_seed(0)
+        layers = [
+            nn.Conv2d(3, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 8, 5),
+        ]
+        plain = nn.Sequential(*layers).to(DEVICE)
+        ours, x = copy.deepcopy(plain), torch.randn(8, 3, 64, 64, device=DEVICE)
+        magneto.reset()
+        events.reset()
+        run = magneto.optimize("inductor")(ours)
+        for _ in range(6):
+            for m, f in ((plain, plain), (ours, run)):
+                m.zero_grad()
+                f(x).square().mean().backward()
+            for (name, p), q in zip(plain.named_parameters(), ours.parameters(), strict=True):
+                torch.testing.assert_close(q.grad, p.grad, rtol=2e-2, atol=2e-4, msg=lambda text: f"{name}: {text}")  # noqa: B023
+    finally:
+        record.blocks = blocks
+    counted = events.counters()
+    assert counted.get("cuda_graphs", 0) == counted.get("recorded_anew", 0) == len(taken) >= 2 and all(taken), (counted, taken)

@@ -96,7 +96,7 @@ class Recording:
 
 
 class Graphed:
-    """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move; `parts`: the same run in two; `first`: bytes that the memory of a recording begins with."""
+    """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move; `parts`: the same run in two; `first`: blocks that the memory of a recording begins with, their bytes."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Graphed:
         cloned: int | None = None,
         written: frozenset[int] = frozenset(),
         parts: Parts | None = None,
-        first: int = 0,
+        first: Sequence[int] = (),
     ) -> None:
         self.room = min(BUFFERS, int(launches * LAUNCH * BANDWIDTH))  # bytes worth copying for a replay
         self.run, self.name, self.written, self.kind, self.parts, self.first = run, name, written, device.type, parts, first
@@ -276,9 +276,7 @@ class Graphed:
         made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes()
         run = self.run if self.parts is None else self.parts.head
         made.graph, outs = record.recorded(run, given, self.index, self.first)
-        release = getattr(run, "release_workspace", None)
-        if release is not None:  # views of inputs that lay where they lie: they would be users of what another recording lends
-            release()
+        record.release(run)
         places = {id(x): i for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
         memory = {x.untyped_storage().data_ptr(): i for i, x in enumerate(given) if here[i]}
         found = iter(outs)

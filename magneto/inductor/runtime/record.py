@@ -6,18 +6,40 @@ import gc
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
+from magneto.base.events import counter
 from magneto.base.logs import KERNELS, log
+from magneto.inductor.runtime.segments import MIB, Changes, blocks, changes_of, segments
+
+NOTES = 1 << 16  # of the allocator, at most
+WORTH = 12 * MIB  # that a second recording spares, at least, and
+SHARE = 16  # this part of its memory
 
 
-def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int, first: int = 0) -> tuple[Any, Sequence[Any]]:
-    """The graph of what `run(*given)` launches, to be replayed on the current stream, and what it returned. Its memory begins with a segment of `first` bytes (`schedule/segments.py`)."""
+def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int, first: Sequence[int] = ()) -> tuple[Any, Sequence[Any]]:
+    """The graph of what `run(*given)` launches, to be replayed on the current stream, and what it returned. Its memory begins with blocks of so many bytes (`schedule/segments.py`); where others serve much
+    better what has been taken (workspaces of libraries are in no plan), it is recorded once more, with those."""
+    graph, outs, changes = _recorded(run, given, index, first)
+    if better := blocks(changes, first, max(WORTH, segments(changes, first) // SHARE)):
+        del graph, outs
+        release(run)
+        torch.cuda.empty_cache()
+        graph, outs, _ = _recorded(run, given, index, better)
+        counter("recorded_anew")
+    return graph, outs
+
+
+def _recorded(
+    run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int, first: Sequence[int]
+) -> tuple[Any, Sequence[Any], Changes]:
+    """The graph, what the run returned, and what it has taken from the allocator (nothing if that is not known). `first`: blocks that are taken before, and given back."""
     graph: Any = torch.cuda.CUDAGraph()
     side, collecting = _side(index), gc.isenabled()
     with torch.cuda.device(index):
@@ -28,19 +50,49 @@ def recorded(run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int
         try:
             with torch.cuda.stream(side):
                 graph.workspace = _lay_out_workspace(index, number, operands)  # lives as long as a recording that works in it
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    if first:
-                        torch.UntypedStorage(first, device=torch.device("cuda", index))  # type: ignore[no-untyped-call]  # given back at once
-                    outs = run(*given)
-                finally:
-                    graph.capture_end()
+                with _noted(index, side.cuda_stream, first) as changes:
+                    graph.capture_begin(capture_error_mode="thread_local")
+                    try:
+                        held = [torch.UntypedStorage(size, device=torch.device("cuda", index)) for size in first]  # type: ignore[no-untyped-call]
+                        del held
+                        outs = run(*given)
+                    finally:
+                        graph.capture_end()
         finally:
             _forget_workspaces()
             if collecting:
                 gc.enable()
         torch.cuda.current_stream(index).wait_stream(side)
-    return graph, outs
+    return graph, outs, changes
+
+
+@contextmanager
+def _noted(index: int, number: int, first: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """What the stream `number` takes from the allocator and gives back meanwhile, behind the blocks `first`, by the allocator's own notes. Nothing where the program has these taken, this torch cannot,
+    or our rules of the allocator are not what it goes by."""
+    changes: list[tuple[int, int]] = []
+    note: Any = getattr(torch.cuda.memory, "_record_memory_history", None)
+    try:
+        noting = not torch._C._cuda_isHistoryEnabled()  # type: ignore[attr-defined]
+        if noting:
+            note("all", context=None, stacks="python", max_entries=NOTES)
+    except (AttributeError, RuntimeError, TypeError):
+        noting = False
+    try:
+        yield changes
+        if noting:
+            with suppress(KeyError, TypeError, RuntimeError):  # another torch
+                found, held = changes_of(torch.cuda.memory._snapshot()["device_traces"][index], number, len(first))
+                if segments(found, first) == held:
+                    changes += found
+    finally:
+        if noting:
+            note(None)
+
+
+def release(run: Any) -> None:
+    """Takes from a plan what it holds between its calls: views of inputs would be users of what recordings lend."""
+    getattr(run, "release_workspace", lambda: None)()
 
 
 capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
@@ -132,4 +184,4 @@ _WAITS = re.compile(
 )
 
 
-__all__ = ["capturing", "recordable", "recorded", "stream"]
+__all__ = ["capturing", "recordable", "recorded", "release", "stream"]

@@ -94,7 +94,9 @@ class Deck:
         self.capturing = False
         self.parted = False  # are results made behind replays?
 
-    def recorded(self, run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int, first: int) -> tuple[Tape, Sequence[Any]]:
+    def recorded(
+        self, run: Callable[..., Sequence[Any]], given: Sequence[Any], index: int, first: Sequence[int]
+    ) -> tuple[Tape, Sequence[Any]]:
         tape = Tape()
         with tape:
             outs = run(*given)

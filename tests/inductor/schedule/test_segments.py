@@ -7,7 +7,7 @@ import random
 import torch
 
 from magneto.inductor import cuda
-from magneto.inductor.schedule.segments import MIB, segments
+from magneto.inductor.runtime.segments import MIB, segments
 from tests.inductor.lower.prim_graphs import Graph
 
 aten = torch.ops.aten
@@ -27,8 +27,8 @@ def change(text: str) -> Changes:
     return found
 
 
-def mib(text: str, first: int = 0) -> int:
-    return segments(change(text), first * MIB) // MIB
+def mib(text: str, *first: int) -> int:
+    return segments(change(text), [n * MIB for n in first]) // MIB
 
 
 def test_segments():
@@ -63,10 +63,10 @@ def test_nothing_is_lost():
                 live += size
             most = max(most, live)
         changes += [(name, -size) for name, size in living]
-        held = segments(changes, 0)
-        assert most <= held and segments([*changes, *changes], 0) <= 2 * held
-        assert segments([*changes, ("all", 1)], 3 * most) == 3 * most  # everything joins again
-        assert segments([*changes, ("all", 3 * most)], 3 * most) == 3 * most
+        held = segments(changes, ())
+        assert most <= held and segments([*changes, *changes], ()) <= 2 * held
+        assert segments([*changes, ("all", 1)], (3 * most,)) == 3 * most  # everything joins again
+        assert segments([*changes, ("all", 3 * most)], (3 * most,)) == 3 * most
 
 
 def chain(*mib: int, results: int = 0) -> cuda.DevicePlan:
@@ -81,7 +81,7 @@ def chain(*mib: int, results: int = 0) -> cuda.DevicePlan:
 
 
 def test_a_pool_begins_with_what_lives_at_a_time() -> None:
-    assert chain(11, 13, 11, 13, 11).first == 24 * MIB  # 11 and 13; without it segments of 12 and 14
-    assert chain(3, 4, 2, 4, 3, 500, results=1).first == 10 * MIB  # the result is made behind the replay
-    assert chain(3, 4, 2, 3).first == 10 * MIB  # the allocator's own would be 20
-    assert chain(12, 12, 12, 12).first == 0  # nothing to gain
+    assert chain(11, 13, 11, 13, 11).first == (24 * MIB,)  # 11 and 13; without it segments of 12 and 14
+    assert chain(3, 4, 2, 4, 3, 500, results=1).first == (10 * MIB,)  # the result is made behind the replay
+    assert chain(3, 4, 2, 3).first == (10 * MIB,)  # the allocator's own would be 20
+    assert chain(12, 12, 12, 12).first == ()  # nothing to gain

@@ -95,6 +95,14 @@ def tf32_allowed() -> bool:
         return getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "") == "tf32"
 
 
+def library_rounds() -> bool:
+    """Does torch let cuBLAS compute products of float32 as TF32?"""
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:
+        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"
+
+
 def _cudnn() -> str:
     """How the program lets cuDNN compute, by which convolutions are laid out and folded; while a stream is captured nothing can be tried."""
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]

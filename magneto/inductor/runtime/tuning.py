@@ -56,6 +56,12 @@ FLOATS = (  # larger blocks need more registers than there are
     (128, 128, 32, 8, 3), (128, 128, 32, 8, 4), (128, 64, 32, 4, 4), (128, 64, 32, 8, 4), (256, 64, 32, 8, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4), (128, 32, 32, 4, 4),
 )  # fmt: skip
 EXACT = ((64, 64, 16, 4, 3), (128, 64, 16, 8, 3), (64, 32, 16, 4, 3))  # float32 that may not be TF32
+IN_PARTS = (
+    (128, 128, 32, 8, 3),
+    (128, 64, 32, 4, 3),
+    (64, 128, 32, 4, 3),
+    (64, 64, 32, 4, 4),
+)  # each number as two of TF32: blocks of 64 terms round more
 DEEP = (  # of depthwise convolutions
     (16, 64, 1, 4, 0), (32, 64, 1, 4, 0), (64, 64, 1, 4, 0), (128, 64, 1, 8, 0), (64, 32, 1, 4, 0), (128, 32, 1, 4, 0),
 )  # fmt: skip
@@ -66,7 +72,10 @@ def candidates(device: torch.device, match: Match | None = None) -> tuple[Tiles,
     """Tiles worth a trial on a device. Those for all products with loops behind them are left out where these are missing."""
     of = None if match is None else match.of
     if of is not None and (of.window is not None or of.precision):
-        behind = found = [Tiles(*numbers) for numbers in (DEEP if of.deep else {"": WINDOWS, "tf32": FLOATS, "ieee": EXACT}[of.precision])]
+        behind = found = [
+            Tiles(*numbers)
+            for numbers in (DEEP if of.deep else {"": WINDOWS, "tf32": FLOATS, "ieee": EXACT, "tf32x3": IN_PARTS}[of.precision])
+        ]
     else:
         found = [Tiles(*numbers) for numbers in AHEAD if len(numbers) == 5 or torch.cuda.get_device_capability(device) >= HOPPER]
         behind = _behind(device) if match is None or match.kernel != match.call or match.of.convolution else []

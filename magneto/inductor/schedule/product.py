@@ -12,8 +12,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from magneto.base.flags import config
 from magneto.graph.layout import contiguous_strides
 from magneto.inductor.loops.ir import Buffer, Const, LibraryCall, Load, Op, Value, ViewOf, walk_values
+from magneto.inductor.runtime.kept import library_rounds
 from magneto.inductor.schedule.convolution import Factors, Window, factors, windowed
 from magneto.inductor.schedule.domain import align, fresh_symbol, replaced, row_major, strided_terms
 from magneto.inductor.schedule.inplace import may_raise, touched
@@ -145,7 +147,7 @@ def matches(plan: Schedule) -> list[Match]:
             first, second = (
                 p if fits and p not in behind and _may_wait(plan, p, v, match) else None for p, v in zip(alone, views, strict=True)
             )
-            if (ahead := (first, second)) != (None, None) or match.of.convolution:
+            if (ahead := (first, second)) != (None, None) or match.of.convolution or match.of.precision:
                 found[call] = replace(match, ahead=ahead)
     return list(found.values())
 
@@ -194,11 +196,14 @@ def _factors(call: LibraryCall) -> Factors | None:
     if call.kwargs or (bias is not None and (not isinstance(bias, ViewOf) or bias.dtype is not result.dtype)):
         return None
     sizes = (*a.shape[-2:], b.shape[-1])
-    if result.dtype not in HALVES or {a.dtype, b.dtype} != {result.dtype} or not all(isinstance(n, int) and n >= LEAST for n in sizes):
+    precision = "tf32x3" if result.dtype is torch.float32 and not library_rounds() and config.numerics == "fast" else ""
+    if result.dtype not in HALVES and not precision:
+        return None
+    if {a.dtype, b.dtype} != {result.dtype} or not all(isinstance(n, int) and n >= LEAST for n in sizes):
         return None
     if not all(isinstance(n, int) for n in result.shape) or result.strides != contiguous_strides(result.shape):  # type: ignore[arg-type]
         return None
-    return Factors(a, b, bias, result)
+    return Factors(a, b, bias, result, precision=precision)
 
 
 def _domain(kernel: FusedKernel, match: Match) -> Domain | None:

@@ -580,6 +580,21 @@ def _stored_turned(g: Graph) -> None:
 to = lambda g, x, dtype: g.convert_element_type(x, dtype)  # noqa: E731
 
 
+@product("products of float32", 32, 32, 32, 4, 3)
+def _products_of_floats(g: Graph) -> None:
+    """In full: one with bias and residual, whose terms end within a block; one with nothing behind it."""
+    x, w, y = g.input(torch.randn(70, 72)), g.input(torch.randn(80, 72) * 0.2), g.input(torch.randn(3, 66, 70))
+    first = g.call(torch.ops.aten.addmm.default, g.input(torch.randn(80)), x, g.transpose(w, (1, 0)))
+    g.output(
+        g.add(g.tanh(first), g.input(torch.randn(70, 80))),
+        g.call(
+            torch.ops.aten.bmm.default,
+            y,
+            g.input(torch.randn(3, 70, 64)),
+        ),
+    )
+
+
 @product("a product of what a gelu makes", 32, 32, 32, 4, 3, 0, 0, 1, 1)
 def _product_of_a_gelu(g: Graph) -> None:
     """Rows, terms and columns end within a block; what is made is rounded before it is multiplied."""

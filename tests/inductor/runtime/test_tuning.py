@@ -25,7 +25,7 @@ from tests.inductor.codegen.triton_convolutions import convolved, last
 from tests.inductor.lower.prim_graphs import Graph
 
 CPU = torch.device("cpu")
-NAMES = ("a product with bias and residual", "a convolution of single places", "a convolution of three colours", "a convolution of float32", "a depthwise convolution", "convolutions with what cuDNN does behind them")  # fmt: skip
+NAMES = ("a product with bias and residual", "a convolution of single places", "a convolution of three colours", "a convolution of float32", "products of float32", "a depthwise convolution", "convolutions with what cuDNN does behind them")  # fmt: skip
 
 
 def planned(build: Callable[[Graph], Any]) -> Schedule:
@@ -146,6 +146,18 @@ def test_float32_is_multiplied_as_torch_is_told(allowed: bool, monkeypatch: pyte
     assert tuning.candidates(CPU, match) == tuple(Tiles(*numbers) for numbers in (tuning.FLOATS if allowed else tuning.EXACT))
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_products_of_float32_lose_nothing(allowed: bool, request: pytest.FixtureRequest) -> None:
+    """Each number is two of TF32; where the library may round them to one, and where eager's own numbers are wanted, it computes."""
+    request.addfinalizer(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False))
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    found = matches(planned(CASES["products of float32"][0]))
+    assert [match.of.precision for match in found] == [] if allowed else ["tf32x3"] * 2
+    assert all(tuning.candidates(CPU, match) == tuple(Tiles(*numbers) for numbers in tuning.IN_PARTS) for match in found)
+    with config.patch(numerics="eager"):
+        assert not matches(planned(CASES["products of float32"][0]))
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_weights_are_laid_out_for_kernels_of_ours(wanted: bool) -> None:
     g = Graph()
@@ -166,7 +178,7 @@ def test_what_is_tf32_runs_only_while_torch_allows_it(name: str, monkeypatch: py
     CASES[name][0](g)
     made = Made(CPU, cuda._planned(g.fx, "graph", {}, CPU), Halves((), ((False, 0),), (None,), (), (), ()), {}, True, None)
     ours = lambda *inputs: "ours"  # noqa: E731
-    run = whole(made, (ours, None), None, "graph", None, lambda done: lambda *inputs: "plain")
+    run = whole(made, (ours, None), (None, None), "graph", None, lambda done: lambda *inputs: "plain")
     assert (run is ours) == ("float32" not in name)
     assert run() == "ours"
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -3,10 +3,13 @@ results are eager's, and replay gives the graphs and the guards that capture giv
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 import random
 import re
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +109,19 @@ def altered(change: Callable[[nn.ModuleList], Any], block: Any = Block) -> Calla
         return model
 
     return make
+
+
+def stepping(block: Any, step: Callable[[int, Any, torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
+    """Makes stacks that take a step of the caller's for each block."""
+
+    class Stepping(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for k, each in enumerate(self.blocks):
+                x = step(k, each, x)
+            return x
+
+    return lambda: Stepping(block)
 
 
 def test_equal_layers_are_replayed() -> None:
@@ -502,14 +518,7 @@ def test_numbers_of_made_tensors_decide() -> None:
             x = super().forward(x)
             return x * 2 if number.sum() > 3 else x
 
-    class Giving(Stack):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(x)
-            for k, block in enumerate(self.blocks):
-                x = block(x, torch.full((2,), float(k)))
-            return x
-
-    check(lambda: Giving(Deciding), 4)
+    check(stepping(Deciding, lambda k, block, x: block(x, torch.full((2,), float(k)))), 4)
 
 
 def test_results_of_all_kinds() -> None:
@@ -518,16 +527,12 @@ def test_results_of_all_kinds() -> None:
             y = super().forward(x)
             return y, None, [x, 3, (y * 2, "text")], {"x": x}
 
-    class Taking(Stack):
-        def forward(self, x: torch.Tensor) -> Any:
-            x = self.first(x)
-            for block in self.blocks:
-                x, nothing, (old, three, (twice, text)), table = block(x)
-                assert nothing is None and three == 3 and text == "text" and table["x"] is old
-                x = x + old + twice
-            return x
+    def step(k: int, block: Any, x: torch.Tensor) -> torch.Tensor:
+        x, nothing, (old, three, (twice, text)), table = block(x)
+        assert nothing is None and three == 3 and text == "text" and table["x"] is old
+        return x + old + twice
 
-    check(lambda: Taking(Many), 4)
+    check(stepping(Many, step), 4)
 
 
 def test_views_as_results() -> None:
@@ -536,16 +541,12 @@ def test_views_as_results() -> None:
             y = super().forward(x)
             return y, y.view(-1), x.t()
 
-    class Writing(Stack):
-        def forward(self, x: torch.Tensor) -> Any:
-            x = self.first(x)
-            for block in self.blocks:
-                x, flat, turned = block(x)
-                flat.mul_(2)
-                x = x + turned.t()
-            return x
+    def step(k: int, block: Any, x: torch.Tensor) -> torch.Tensor:
+        x, flat, turned = block(x)
+        flat.mul_(2)
+        return x + turned.t()
 
-    check(lambda: Writing(Viewing), 0)  # something has been written in place in between
+    check(stepping(Viewing, step), 0)  # something has been written in place in between
 
 
 def test_modes_around_and_inside() -> None:
@@ -730,3 +731,150 @@ def test_nested_equal_modules() -> None:
 def test_the_event_counts_calls() -> None:
     captured(Stack(), True, (X,))
     assert [(event.function, event.calls) for event in events.events("replay")] == [("Stack.forward", 4)]
+
+
+def test_a_written_buffer_begins_to_require_gradients() -> None:
+    """Between two calls of one module: it has been written before, so that no number of written tensors tells."""
+
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Tanh()
+            self.mask = torch.ones(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * self.mask * (3 if self.mask.requires_grad else 5)
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.weight = Asking(), nn.Parameter(torch.full((8,), 2.0))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            mask, found = self.block.mask, []
+            for factor in (2, 3, self.weight, 4):
+                mask.mul_(factor)
+                found.append(self.block(x))
+            return [one.requires_grad for one in found], sum(found)
+
+    plain, ours = Written(), Written()
+    wanted, (found, _, calls, _) = plain(X), captured(ours, True, (X,))
+    assert calls == 2 + 3  # the third captured anew; in the second call, the mask requires gradients from the start
+    assert_equal(found[0], wanted)
+
+
+class Plain:
+    """An object that nobody compares but by identity."""
+
+    value = 1.0
+
+
+def own(block: Any, k: int, value: Any) -> None:
+    block.own = value
+
+
+def sibling_of(block: Any, k: int) -> None:
+    HOLDER.some = [*(HOLDER.some if k else ()), block]
+    object.__setattr__(block, "own", HOLDER.some[max(0, k - 1)])
+
+
+@functools.lru_cache(None)
+def remembered(key: Any) -> float:
+    return next(ANSWERS)
+
+
+ANSWERS = itertools.count(1.0)
+OBSERVED: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any, torch.Tensor], Any]]] = {
+    "argument": (lambda b, k: own(b, k, X if k == 3 else X * 2), lambda b, x: 2 if b.own is X else 1),
+    "order of keys": (
+        lambda b, k: own(b, k, {"a": 2.0, "b": 3.0} if k != 2 else {"b": 3.0, "a": 2.0}),
+        lambda b, x: next(iter(b.own.values())),
+    ),
+    "order of a set": (lambda b, k: own(b, k, {0, 8} if k != 2 else {8, 0}), lambda b, x: 1 + next(iter(b.own))),
+    "kind of a key": (lambda b, k: own(b, k, {1: 1} if k != 2 else {True: 1}), lambda b, x: 1 + (type(next(iter(b.own))) is bool)),
+    "factory": (
+        lambda b, k: own(b, k, collections.defaultdict((int, float)[k % 2])),
+        lambda b, x: 1 + isinstance(b.own.default_factory(), int),
+    ),
+    "partial": (lambda b, k: own(b, k, functools.partial(scaled_by, 1 + k // 2)), lambda b, x: b.own()(1)),
+    "weak": (lambda b, k: own(b, k, weakref.ref(b.norm if k != 3 else b.inner)), lambda b, x: b.own()(x)),
+    "weak keys": (
+        lambda b, k: setattr(HOLDER, "x", weakref.WeakKeyDictionary({b.norm: 3.0} if k == 2 else HOLDER.x or {})),
+        lambda b, x: HOLDER.x.get(b.norm, 1.0),
+    ),
+    "gradient": (
+        lambda b, k: setattr(b.norm.weight, "grad", torch.ones(8) if k == 2 else None),
+        lambda b, x: 1 if b.norm.weight.grad is None else 2,
+    ),
+    "stride": (
+        lambda b, k: own(b, k, torch.ones(4, 4) if k != 2 else torch.ones(4, 4).t()),
+        lambda b, x: b.own.sum() * b.own.is_contiguous(),
+    ),
+    "one tensor twice": (
+        lambda b, k: own(b, k, [torch.ones(8)] * 2 if k == 2 else [torch.ones(8), torch.ones(8)]),
+        lambda b, x: b.own[0] * (2 if b.own[0] is b.own[1] else 1),
+    ),
+    "default equality": (
+        lambda b, k: (own(b, k, Plain()), k == 2 and setattr(HOLDER, "one", b.own)),
+        lambda b, x: b.own.value * (2 if b.own == HOLDER.one else 1),
+    ),
+    "key by identity": (
+        lambda b, k: (own(b, k, Plain()), k == 2 and setattr(HOLDER, "numbers", {(b.own, 1): 5.0})),
+        lambda b, x: HOLDER.numbers.get((b.own, 1), 1.0),
+    ),
+    "cached": (lambda b, k: remembered(b), lambda b, x: remembered(b)),
+    "sibling": (sibling_of, lambda b, x: b.own.norm(x)),
+    "classes of one name": (lambda b, k: own(b, k, type("Made", (Plain,), {"value": 1.0 + k // 2})()), lambda b, x: b.own.value),
+    "text": (lambda b, k: own(b, k, nn.Identity() if k != 2 else nn.ReLU()), lambda b, x: len(str(b))),
+    "walk": (lambda b, k: own(b, k, b.norm if k == 2 else nn.LayerNorm(8)), lambda b, x: len(list(b.named_modules()))),
+    "dead attribute": (lambda b, k: own(b, k, 1.0) if k != 2 else None, lambda b, x: getattr(b, "own", 7.0)),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_what_a_call_observes(name: str) -> None:
+    """Equal but for what one expression sees of each block."""
+    equip, observe = OBSERVED[name]
+
+    class Observing(Block):
+        def __init__(self, number: int) -> None:
+            super().__init__(number)
+            equip(self, number)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * observe(self, x)
+
+    HOLDER.one, HOLDER.some, HOLDER.numbers, HOLDER.x = None, (), {}, None
+    torch.manual_seed(1)
+    model = nn.Sequential(*map(Observing, range(5))).eval()
+    wanted = [model(X), model(X)]
+    assert_equal(captured(model, True, (X,))[0], wanted)
+
+
+@pytest.mark.parametrize("of", ["tensor", "global", "cell", "default"])
+def test_what_the_caller_changes_between_equal_calls(of: str) -> None:
+    log: list[float] = [1.0]
+
+    class Told(Block):
+        def forward(self, x: torch.Tensor, log: Any = log) -> torch.Tensor:
+            told = x.log if of == "tensor" else HOLDER.some if of == "global" else log  # type: ignore[attr-defined]
+            return super().forward(x) * len(told)
+
+    def step(k: int, block: Any, x: torch.Tensor) -> torch.Tensor:
+        nonlocal log
+        log = [1.0] if k == 0 and of != "default" else log
+        if of == "tensor":
+            x = x * 1
+            x.log = log  # type: ignore[attr-defined]
+        HOLDER.some = log
+        x = block(x, log) if of == "cell" else block(x)
+        log.append(1.0)
+        return x
+
+    HOLDER.some, found = (), []
+    for replay in (None, True):
+        del log[1:]
+        torch.manual_seed(1)
+        model = stepping(Told, step)().eval()
+        found.append([model(X), model(X)] if replay is None else captured(model, replay, (X,))[0])
+    assert_equal(found[1], found[0])

@@ -386,3 +386,18 @@ def test_scenario(name: str, backend: str) -> None:
     SCENARIOS[name](magneto.optimize(backend), ours)
     assert_equal(ours, plain, None if backend == "eager" else 1e-5)
     assert magneto.stats()["graphs"] >= 1
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_a_call_impl_of_its_own(where: str) -> None:
+    class Doubled(nn.Linear):
+        if where == "class":
+
+            def _call_impl(self, *args, **kwargs):
+                return super()._call_impl(*args, **kwargs) * 2
+
+    model = nn.Sequential(nn.Linear(4, 4), Doubled(4, 4), nn.ReLU())
+    if where == "instance":
+        model[1]._call_impl = lambda x: x * 3
+    x = torch.randn(2, 4)
+    assert_equal(magneto.optimize("eager")(model)(x), model(x))

@@ -244,3 +244,27 @@ def test_leaves_are_told_apart():
     x = leaf()
     for value in (x, x * 1, x):
         assert_equal(compiled(value), fn(value))
+
+
+def test_what_only_the_finished_graph_knows():
+    """Whether a tensor is a view, and the class of the step of autograd that made it."""
+
+    def views(x):
+        y = x * 2
+        z = y.view(-1)
+        return x._is_view(), y._is_view(), z._is_view(), y.detach()._is_view(), z
+
+    def steps(x):
+        step = (x * 2).grad_fn
+        return (
+            type(step).__name__,
+            step.__class__ is type(step),
+            isinstance(step, torch.autograd.graph.Node),
+            isinstance(step, int),
+            callable(step),
+        )
+
+    for fn in (views, steps):
+        compiled = magneto.optimize("eager")(fn)
+        for x in (leaf(), leaf()[0], leaf().view(-1)):
+            assert_equal(compiled(x), fn(x))

@@ -192,6 +192,7 @@ class Replays:
                 r.transformed,
                 tuple(r.attention_changed().items()),
                 tuple(state for _, state in r.autocasts),
+                sum(one.meta.requires_grad for one in r.mutated),  # type: ignore[attr-defined]
             ),
             *(tuple(m.contexts), sum(run.pending() for run in m.generators.values()), m._innermost_handled()),
         )

@@ -85,8 +85,12 @@ class ModuleTracker(ObjectTracker):
         compiled = self.instance_attr(m, "_compiled_call_impl")
         if compiled is not None and compiled.try_const() is None:
             m.graph_break("B101", callee=self.show(), reason="module.compile() was called on it")
-        if self.cls.__getattribute__ is not object.__getattribute__ or self._hooked(m):  # type: ignore[comparison-overlap]
-            fn = held(m, torch.nn.Module._call_impl, "Module._call_impl")
+        if self.obj is not MISSING and "_call_impl" in self.obj.__dict__:
+            m.graph_break("B101", callee=self.show(), reason="the module has a _call_impl of its own")
+        impl = find_in_type(m, self.cls, "_call_impl")
+        own = impl is not torch.nn.Module._call_impl or self.cls.__getattribute__ is not object.__getattribute__  # type: ignore[comparison-overlap]
+        if own or self._hooked(m):
+            fn = held(m, impl, f"{self.cls.__name__}._call_impl")
             return (fn, [self]) if isinstance(fn, FunctionTracker) else None
         forward = m.apply(getattr, self, m.const("forward"))
         if isinstance(forward, BoundMethodTracker) and isinstance(forward.fn, FunctionTracker):

@@ -19,8 +19,9 @@ from torch.utils.hooks import BackwardHook
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import TupleTracker
-from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.dispatch import prefer, rule
 from magneto.dynamo.trackers.function import CODE_RULES, FunctionTracker
+from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_hook import HandleTracker, Hooked, engine_mode
 from magneto.dynamo.trackers.tensor import GradFnTracker, TensorTracker
 from magneto.graph.meta import TensorMeta
@@ -45,6 +46,21 @@ def _set_up(m: Machine, f: FunctionTracker, args: Sequence[Tracker], kwargs: Map
 
 for _name in ("setup_input_hook", "setup_output_hook"):
     CODE_RULES[getattr(BackwardHook, _name).__code__] = _set_up
+
+
+@prefer(type, GradFnTracker)
+def type_of_step(m: Machine, v: GradFnTracker, *_: Tracker) -> Any:
+    m.graph_break("B103", attribute="__class__", value=v.show())  # MulBackward0: torch knows when the graph has run
+
+
+@prefer(type.__instancecheck__, ClassTracker, GradFnTracker)
+def is_step_of(m: Machine, cls: ClassTracker, v: GradFnTracker) -> Any:
+    return NotImplemented if cls.obj in (object, torch.autograd.graph.Node) else type_of_step(m, v)
+
+
+@prefer(callable, GradFnTracker)
+def callable_(m: Machine, v: GradFnTracker) -> Tracker:
+    return m.const(True)
 
 
 @rule(_NODE.name, GradFnTracker)

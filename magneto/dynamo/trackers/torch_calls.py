@@ -40,7 +40,7 @@ PYTHON_METHODS = frozenset(
 DATA_DEPENDENT = frozenset(
     "equal allclose is_nonzero item tolist numpy "
     "__bool__ __int__ __float__ __index__ __complex__ __contains__ is_set_to isin_ data_ptr const_data_ptr storage untyped_storage numpy_T __array__ __dlpack__ "
-    "__dlpack_device__ __reduce_ex__ __deepcopy__ register_hook register_post_accumulate_grad_hook retain_grad cpu_ share_memory_ is_shared "
+    "__dlpack_device__ __reduce_ex__ __deepcopy__ register_hook register_post_accumulate_grad_hook retain_grad cpu_ share_memory_ is_shared _is_view "
     "set_ resize_ resize_as_ apply_ map_ map2_ pin_memory is_pinned to_sparse to_dense _values _indices coalesce tensor_split_ "
     "record_stream to_mkldnn as_subclass __setstate__ module_load".split()
 )

@@ -43,7 +43,7 @@ from magneto.dynamo.machine.signals import Forced, Restart
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.once import CompiledWhenCalledAgain, breaks_its_guards
-from magneto.dynamo.region.sizes import AGAIN, FLEETING, SizesThatCome, Verdict, missed_sizes
+from magneto.dynamo.region.sizes import AGAIN, FLEETING, Budget, SizesThatCome, Verdict, missed_sizes
 from magneto.dynamo.region.skip import looks_at_memory, skip_reason
 from magneto.graph.atomic import atomic
 from magneto.graph.program import standalone
@@ -83,6 +83,7 @@ class Context:
 
     changing: dict[tuple[Any, int], set[Source]] = field(default_factory=dict)  # by entry point: what differed between calls
     sizes: collections.defaultdict[tuple[Any, int], SizesThatCome] = field(default_factory=lambda: collections.defaultdict(SizesThatCome))
+    budget: Budget = field(default_factory=Budget)
     varying: dict[tuple[Any, int], int] = field(default_factory=dict)  # by entry point whose new variant differs in sizes: from how many
     flips: collections.Counter[tuple[Any, int]] = field(
         default_factory=collections.Counter
@@ -174,6 +175,8 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
             return _internal(state, error)
     code = state.code
     seconds = time.perf_counter() - started
+    if len(missed) >= config.recompile_limit:
+        context.budget.spent += seconds
     events.emit("compile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, offset=state.offset, seconds=seconds)
     return region
 
@@ -228,7 +231,7 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     context.varying[code, state.offset] = len(missed) if sizes else 0
     if len(missed) >= config.recompile_limit:
         known = (code, state.offset) in context.sizes
-        verdict = context.sizes[code, state.offset].verdict(sizes, len(missed))
+        verdict = context.sizes[code, state.offset].verdict(sizes, len(missed), context.budget)
         if known and verdict is Verdict.LATER:
             return None
     reason = _explained(missed[0], state) if missed[0].info else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 from magneto import _C
@@ -18,8 +18,10 @@ from magneto.dynamo.guards.source import Source
 
 AGAIN = 3  # calls with the same sizes, until they have a variant
 FLEETING = 3  # variants: one more size runs as captured and is compiled when it comes again
+ALLOWANCE, SHARE = 1.0, 0.25  # seconds that such variants may cost, and of the time gone by since the first size beyond the limit
 PATIENCE = 256  # different sizes that are counted; then the entry is left to CPython
 
+REST = tuple(f.name for f in fields(TensorRow) if f.name not in ("shape", "strides"))
 Sizes = frozenset[tuple[Source, tuple[int, ...]]]
 
 
@@ -31,17 +33,31 @@ class Verdict(enum.Enum):
     NEVER = "no such call gets one any more"
 
 
+class Budget:
+    """What variants for sizes beyond the limit may cost all entry points of one optimised callable: where sizes change much, a program is slowed down by a quarter at most."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.spent = 0.0
+
+    def allows(self) -> bool:
+        now = time.perf_counter()
+        self.began = now if self.began is None else self.began
+        return self.spent <= ALLOWANCE + SHARE * (now - self.began - self.spent)
+
+
 class SizesThatCome:
     """Of one entry point that has as many variants as it may have: how often calls came with which sizes."""
 
     def __init__(self) -> None:
         self.seen: Counter[Sizes] = Counter()
 
-    def verdict(self, sizes: Sizes | None, variants: int) -> Verdict:
+    def verdict(self, sizes: Sizes | None, variants: int, budget: Budget) -> Verdict:
+        allowed = budget.allows()
         if not sizes or variants >= config.size_variants or (sizes not in self.seen and len(self.seen) >= PATIENCE):
             return Verdict.NEVER
         self.seen[sizes] += 1
-        return Verdict.NOW if self.seen[sizes] >= AGAIN else Verdict.LATER
+        return Verdict.NOW if allowed and self.seen[sizes] >= AGAIN else Verdict.LATER
 
 
 def missed_sizes(missed: Sequence[Any], state: Any) -> Sizes | None:
@@ -52,19 +68,18 @@ def missed_sizes(missed: Sequence[Any], state: Any) -> Sizes | None:
         rows = region.info["guards"].rows if region.info else ()
         if not 0 <= index < len(rows) or (row := rows[index]).kind is not Kind.TENSOR or row.source is None:
             return None
-        with contextlib.suppress(reading.Absent, reading.Unreadable):
-            there, wanted = tensor_row(reading.read(row.source, frame)), row.payload
-            if (
-                isinstance(there, TensorRow)
-                and len(there.shape) == len(wanted.shape)
-                and there.shape != wanted.shape
-                and replace(wanted, shape=there.shape, strides=there.strides) == replace(there, **_ignored(wanted))
-            ):
-                found[row.source] = there.shape
-                continue
-        return None
-    return frozenset(found.items())  # type: ignore[arg-type]
+        if row.source not in found:
+            try:
+                found[row.source] = tensor_row(reading.read(row.source, frame))
+            except (reading.Absent, reading.Unreadable):
+                return None
+        if not _other_sizes(row.payload, found[row.source]):
+            return None
+    return frozenset((source, there.shape) for source, there in found.items())
 
 
-def _ignored(wanted: TensorRow) -> dict[str, Any]:
-    return {"requires_grad": None} if wanted.requires_grad is None else {}
+def _other_sizes(wanted: TensorRow, there: Any) -> bool:
+    """Of the same dtype, device and so on, and of as many dimensions."""
+    if not isinstance(there, TensorRow) or len(there.shape) != len(wanted.shape) or there.shape == wanted.shape:
+        return False
+    return all(getattr(there, name) == value for name in REST if (value := getattr(wanted, name)) is not None or name != "requires_grad")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import magneto
 from magneto.base import events
+from magneto.dynamo.region import sizes
 
 FACTOR = 3
 
@@ -289,6 +291,31 @@ def test_size_variants_are_bounded():
         compiled = magneto.optimize("eager")(_of_rows)
         _calls(compiled, [*range(2, 30)] * 4)
     assert magneto.stats()["graphs"] == 10
+
+
+def test_variants_for_more_sizes_cost_a_share_of_the_time(monkeypatch):
+    """Seconds are made up: each variant costs 0.4, each call takes 0.1."""
+    clock, spent = [0.0], []
+    monkeypatch.setattr(sizes, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    budget, came = sizes.Budget(), sizes.SizesThatCome()
+    for n in range(40):
+        if came.verdict(frozenset([("x", (n // 3,))]), 9, budget) is sizes.Verdict.NOW:
+            budget.spent += 0.4
+            clock[0] += 0.4
+            spent.append(n)
+        clock[0] += 0.1
+    assert spent == [2, 5, 8, 11, 26]  # the first second at once, then what a quarter of the rest has paid for
+
+
+def test_no_variant_beyond_the_budget(monkeypatch):
+    monkeypatch.setattr(sizes, "ALLOWANCE", -1.0)
+    monkeypatch.setattr(sizes, "SHARE", 0.0)
+    compiled = magneto.optimize("eager")(_of_rows)
+    _calls(compiled, [*range(2, 14)] * 4)
+    assert magneto.stats()["graphs"] == 8
+    monkeypatch.setattr(sizes, "ALLOWANCE", 100.0)
+    _calls(compiled, range(2, 14))
+    assert magneto.stats()["graphs"] == 12
 
 
 def test_only_sizes_come_again():

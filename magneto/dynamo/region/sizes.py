@@ -62,7 +62,8 @@ class SizesThatCome:
 
 def missed_sizes(missed: Sequence[Any], state: Any) -> Sizes | None:
     """The sizes of the tensors that the guards of all these regions refuse, where they refuse nothing but sizes (and strides with them)."""
-    frame, found = reading.Frame.of_state(state, _C.UNBOUND), {}
+    frame = reading.Frame.of_state(state, _C.UNBOUND)
+    found: dict[Source, Any] = {}
     for region in missed:
         index = getattr(region.guards, "failed_row", -1)
         rows = region.info["guards"].rows if region.info else ()

@@ -300,6 +300,31 @@ def test_as_in_eager(fn):
     compare(fn, P(3, 4), graphs=None)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_tangents_go_through_what_is_optimised(backend, warm):
+    import torch.autograd.forward_ad as forward_ad
+
+    def inner(x):
+        return x.sin() * x, x.exp()[1:]
+
+    def within(x):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, x * 2)
+            return [forward_ad.unpack_dual(y).tangent for y in inner(dual)]
+
+    compiled, x = magneto.optimize(backend)(inner), torch.linspace(-1, 1, 5)
+    if warm:
+        compiled(x)
+    found = []
+    for call in (inner, compiled):
+        with forward_ad.dual_level():
+            found.append([forward_ad.unpack_dual(y) for y in call(forward_ad.make_dual(x, x * 2))])
+    assert_equal([tuple(y) for y in found[1]], [tuple(y) for y in found[0]], 1e-6)
+    assert_equal(magneto.optimize(backend)(within)(x), within(x), 1e-6)
+    assert_equal(compiled(x), inner(x), 1e-6)
+
+
 def _saved(x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
         return x.sin() * x

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._device import DeviceContext
 
@@ -96,6 +97,8 @@ def _mode_for_eager() -> str | None:
         return "hooks on saved tensors are active: they rely on eager's own choice of what is saved"
     if torch._C._len_torch_dispatch_stack():
         return "a TorchDispatchMode is active"
+    if vars(forward_ad)["_current_level"] >= 0:
+        return "forward-mode differentiation is active: tensors may carry tangents"
     for index in range(torch._C._len_torch_function_stack()):
         if not isinstance(torch._C._get_function_stack_at(index), DeviceContext):
             return "a TorchFunctionMode is active"

@@ -7,7 +7,7 @@
  *   ("ALLOC",  dst, callable, args, kwargs, keep)    callable(*args, **kwargs) with constant arguments
  *   ("VIEW",   dst, src, callable, args, keep)       callable(src, *args)
  *   ("KERNEL", address, registers, release_gil)      int f(void *const *data): pointers of the registers' tensors; the result
- *                                                    is 0, or has bits 1 (index out of range), 2 (integer division by zero)
+ *                                                    is 0, or has bits 1 (index out of range), 2 (integer division by zero), 4 (invalid.py)
  *   ("TABLE",  address, registers, work, release_gil) int f(void *const *data, const int64_t *work): as KERNEL; `work` is constant
  *   ("CALL",   dst, callable, registers, kwnames)    the last len(kwnames) registers are keyword arguments; dst -1 drops the result
  *   ("LIST",   dst, registers)
@@ -246,7 +246,7 @@ run_kernel(const PlanInstr *in, Workspace *ws, void **pointers)
     if (ts != NULL) PyEval_RestoreThread(ts);
     if (status == 0) return 0;
     if (status & 1) PyErr_SetString(PyExc_IndexError, "index out of range in self");
-    else PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError");
+    else PyErr_SetString(status & 4 ? PyExc_FloatingPointError : PyExc_RuntimeError, status & 4 ? "a result may be NaN" : "ZeroDivisionError");
     return -1;
 }
 

@@ -29,7 +29,6 @@ from magneto.backends.fallback import name_of, recover, recover_backward
 from magneto.base.collection import no_collection
 from magneto.base.events import timer
 from magneto.base.flags import config
-from magneto.base.heard import taken
 from magneto.base.passes import Pass, run_passes
 from magneto.base.varying import sizes_vary, varying
 from magneto.graph.atomic import atomic
@@ -57,6 +56,7 @@ class Unit:
     key: str | None = None  # under which the compiled functional graph is kept on disk
     training: bool = False
     graphs: bool = False  # launches on a GPU may be recorded and replayed
+    doubted: fx.Graph | None = None  # as traced, where another plan answers calls that its plan cannot (inductor/runtime/invalid.py)
 
     @property
     def traced(self) -> AtenGraph:
@@ -101,7 +101,7 @@ def choose_layout(unit: Unit) -> Unit:
 
     graph, state = fuse_activations(flatten(take_apart(unit.traced.graph))), state_of(unit)
     if config.channels_last:
-        graph = fold_cudnn(fold(lay_out(graph, state if available() else frozenset()), state))
+        graph = fold_cudnn(fold(lay_out(graph, state if available() else frozenset()), state, unit.doubted is not None))
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 
@@ -141,8 +141,11 @@ def cut_joint_graph(unit: Unit) -> Unit:
 def recall_compiled(unit: Unit) -> Unit:
     """An equal graph may have been compiled before, by another process; then the passes up to compile_kernels have nothing to do."""
     from magneto.inductor.recall import kept_graph
+    from magneto.inductor.runtime.invalid import may_run_twice
 
-    key, found = kept_graph(unit.traced.graph, unit.name, _written(unit), state_of(unit), unit.training, replay_of(unit))
+    graph, written = unit.traced.graph, _written(unit)
+    unit = replace(unit, doubted=None if unit.training or written or not may_run_twice(graph) else graph)
+    key, found = kept_graph(graph, unit.name, written, state_of(unit), unit.training, replay_of(unit))
     return replace(unit, key=key) if found is None else _with_kernels(unit, *found)
 
 
@@ -198,6 +201,16 @@ def _with_kernels(unit: Unit, compiled: Compiled, done: frozenset[int]) -> Unit:
     """`done`: the results that the kernels write into inputs."""
     if done:
         unit = replace(unit, aten=replace(unit.traced, signature=unit.traced.signature.written_directly(done)))
+    if unit.doubted is not None:
+        from magneto.inductor.runtime.invalid import answering
+
+        parts, sizes = (unit.doubted, f"{unit.name}_exactly", COMPILE_HALF[1:], False, state_of(unit)), sizes_vary()
+
+        def exactly() -> Compiled:
+            with timer("backend"), no_collection(), varying(sizes):
+                return compile_half(*parts)
+
+        compiled = answering(compiled, exactly)
     return replace(unit, compiled=without_autocast(compiled, unit.autocast))
 
 
@@ -252,8 +265,8 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     sizes = sizes_vary()
 
     def build_backward(graph: fx.Graph) -> Compiled:
-        with timer("backend"), no_collection(), varying(sizes), taken([]):
-            return compile_backward(graph, name, backward_passes, unit.graphs)
+        with timer("backend"), no_collection(), varying(sizes):
+            return compile_half(graph, name, backward_passes, unit.graphs)
 
     meta = unit.gm.meta.get("magneto", {})
     holds = meta.get("backward_holds")
@@ -263,13 +276,16 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     return replace(unit, compiled=training_function(plan))
 
 
-def compile_backward(graph: fx.Graph, name: str, passes: tuple[Pass, ...], graphs: bool = False) -> Compiled:
-    """The compiled backward graph; called operation by operation when the compiler does not take it."""
+def compile_half(
+    graph: fx.Graph, name: str, passes: tuple[Pass, ...], graphs: bool = False, state: frozenset[int] | None = None
+) -> Compiled:
+    """A backward graph compiled, or with `state` (see state_of) an inference's; called operation by operation when the compiler does not take it."""
     n = sum(1 for node in graph.nodes if node.op == "placeholder")
     outputs = graph.output_node().args[0]
     assert isinstance(outputs, tuple)
     half = AtenGraph(graph, Signature(n, 0, len(outputs), ()), (), name)
-    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half, training=True, graphs=graphs)
+    unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half, training=state is None, graphs=graphs)
+    unit.gm.meta["magneto"] = {"state_inputs": state or ()}
     try:
         unit = run_passes(passes, unit, verify=verify_unit, show=show_unit, label=name)
     except Exception as error:
@@ -330,7 +346,7 @@ def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
 
 def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tuple[Pass, ...]) -> Compiled:
     """The callable for `gm`: a functional graph goes through the passes `half`. Where the compiler does not apply, `gm` itself."""
-    with timer("backend"), taken([]):  # capture has heard what torch warns of these calls
+    with timer("backend"):
         try:
             if any(node.target in _INFERENCE for node in gm.graph.nodes):
                 return _in_inference_mode(gm, example_inputs, half)

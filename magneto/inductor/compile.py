@@ -24,6 +24,7 @@ from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.codegen.cpp_table import table_text
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.plan import plan_code
+from magneto.inductor.convolve import hides_nan
 from magneto.inductor.describe import describe
 from magneto.inductor.loops.ir import LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import CannotLower
@@ -32,6 +33,7 @@ from magneto.inductor.recall import BuildFailed, Compiled, foreign_device, loade
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime.build import KernelText
 from magneto.inductor.runtime.compiler import vector_math_level
+from magneto.inductor.runtime.invalid import FORGET, LOOK
 from magneto.inductor.runtime.kept import Finished, keep
 from magneto.inductor.schedule.alike import likeness
 from magneto.inductor.schedule.group import CannotSchedule
@@ -160,10 +162,13 @@ def _finished(
         plan = keep_results(plan, frozenset(b.name for k in state if (b := program.inputs[k]) is not None))
     with timer("codegen"):
         kernels = _texts(plan, name)
+    looks = {look: KernelText.of(look, preamble(vector_math_level())) for look in (FORGET, LOOK)}
     with timer("plan"):
         memory = plan_memory(plan, training, lent=_lent(program, lent))
-        code = plan_code(plan, memory, lambda step: kernels[step].hash)
+        code = plan_code(plan, memory, lambda step: (looks if isinstance(step, str) else kernels)[step].hash)  # type: ignore[index]
     distinct = {kernel.hash: (describe(step), kernel.body) for step, kernel in kernels.items()}
+    if any(isinstance(step, LibraryCall) and hides_nan(step.op, step.args) for step in plan.steps):
+        distinct |= {text.hash: ("", text.body) for text in looks.values()}
     direct = frozenset(k for k in written if isinstance(view := program.outputs[k], ViewOf) and view.buffer in plan.into)
     return Finished(
         code, tuple(distinct.values()), len(kernels), len(plan.steps) - len(kernels), len(plan.into), direct, peak_bytes(plan, memory)

@@ -2,7 +2,7 @@
 
     convolution -> (batch norm) -> (activation | + residual)      becomes      one oneDNN call with weight * scale and a bias
 
-A sum that only a relu reads stays with it, in one loop: of the activations after a sum the library offers relu alone, and its relu makes 0 of NaN (activation.py).
+Of the activations after a sum the library offers relu alone, and its relu makes 0 of NaN (activation.py): it is taken where another plan may answer (runtime/invalid.py), elsewhere sum and relu stay a loop.
 
 Weights that belong to a module are scaled, and brought into oneDNN's own layout, when their numbers have changed (schedule/prepared.py). Others are scaled in
 every call, which is done only where the output outweighs the weights. Rounding differs from eager's and is as close to float64 (measured: at most 1.4 times eager's error). Channels-last and transposed convolutions
@@ -12,6 +12,7 @@ on the CPU, in float32 and bfloat16, and only with a oneDNN that offers the fuse
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,6 +32,7 @@ WORTH = 1  # output elements per weight element; 1, 2, 4 and 16 measured on ResN
 
 
 NOTHING: Attribute = ("none", (), "")
+RELU: Attribute = ("relu", (), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,16 @@ class Chain:
     activation: Attribute
 
 
-def fold(graph: fx.Graph, state: frozenset[int] = frozenset()) -> fx.Graph:
+def fold(graph: fx.Graph, state: frozenset[int] = frozenset(), speculate: bool = False) -> fx.Graph:
     """A graph with fewer operations; `graph` itself when there is nothing to fold. `state`: inputs that are weights, which seldom change: what is
-    computed of them alone is kept between calls (schedule/prepared.py), so that they are scaled and brought into the library's own layout once."""
+    computed of them alone is kept between calls (schedule/prepared.py), so that they are scaled and brought into the library's own layout once. `speculate`: with calls that make 0 of NaN."""
     if not available() or not any(chain_of(node, True) or packed_of(node) for node in graph.nodes):
         return graph
     env: dict[fx.Node, fx.Node] = {}
     made = copied(graph, env)
     kept = {node for k, node in enumerate(n for n in made.nodes if n.op == "placeholder") if k in state}
     for node in list(made.nodes):
-        chain = chain_of(node, all(_of_state(n, kept) for n in _weights(node)))
+        chain = chain_of(node, all(_of_state(n, kept) for n in _weights(node)), speculate)
         if chain is not None:
             _replace(made, chain)
     for node in list(made.nodes):
@@ -79,8 +81,8 @@ def _weights(node: fx.Node) -> list[fx.Node]:
     return [n for n in (*node.args[1:3], *scales) if isinstance(n, fx.Node)]
 
 
-def chain_of(node: fx.Node, kept: bool = False) -> Chain | None:
-    """The chain that begins with this convolution. `kept`: its weights are scaled once, not in each call."""
+def chain_of(node: fx.Node, kept: bool = False, speculate: bool = False) -> Chain | None:
+    """The chain that begins with this convolution. `kept`: its weights are scaled once, not in each call. `speculate`: a relu behind a sum is taken along."""
     if node.target is not aten.convolution.default:
         return None
     value, weight, meta = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -99,7 +101,7 @@ def chain_of(node: fx.Node, kept: bool = False) -> Chain | None:
     if after is not None and not node.args[6] and (residual := addend(after, last)) is not None:
         final = only_user(after)
         if final is not None and final.target is aten.relu.default:
-            residual = None
+            residual, last, activation = (residual, final, RELU) if speculate else (None, last, activation)
         else:
             last = after
     elif after is not None and (found := attribute_of(after)) is not None:
@@ -156,7 +158,7 @@ def _replace(graph: fx.Graph, chain: Chain) -> fx.Node:
             args: tuple[Any, ...] = (value, weight, bias, *sizes, chain.activation[0], list(chain.activation[1]), chain.activation[2])
         else:
             op = POINTWISE_ADD
-            args = (value, chain.residual, weight, bias, *sizes, "add", 1.0, None, [], None)
+            args = (value, chain.residual, weight, bias, *sizes, "add", 1.0, "relu" if chain.activation is RELU else None, [], None)
         made = graph.call_function(op, args)
         made.meta = dict(chain.last.meta)
     chain.last.replace_all_uses_with(made)
@@ -278,9 +280,14 @@ def _write_residuals(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def hides_nan(op: Any, args: Sequence[Any]) -> bool:
+    """Does this call make 0 of NaN?"""
+    return op is not None and op in (POINTWISE_ADD, POINTWISE_INTO) and "relu" in args
+
+
 def _aliases(op: Any) -> bool:
     """May a result share memory with an argument?"""
     return not isinstance(op, torch._ops.OpOverload) or may_alias(op)
 
 
-__all__ = ["OPAQUE", "Chain", "addend", "available", "chain_of", "fold", "only_user"]
+__all__ = ["OPAQUE", "Chain", "addend", "available", "chain_of", "fold", "hides_nan", "only_user"]

@@ -594,8 +594,8 @@ def test_no_collection_while_a_backward_is_compiled(monkeypatch):
     from magneto.backends import pipeline
 
     seen: list[bool] = []
-    compiled = pipeline.compile_backward
-    monkeypatch.setattr(pipeline, "compile_backward", lambda *args: (seen.append(gc.isenabled()), compiled(*args))[1])
+    compiled = pipeline.compile_half
+    monkeypatch.setattr(pipeline, "compile_half", lambda *args: (seen.append(gc.isenabled()), compiled(*args))[1])
     x = torch.randn(4, requires_grad=True)
     magneto.optimize("inductor")(lambda x: x.sin().sum())(x).backward()
     assert seen == [False] and gc.isenabled()

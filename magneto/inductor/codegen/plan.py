@@ -19,8 +19,9 @@ from magneto.inductor.codegen.cpp_table import work_of
 from magneto.inductor.loops.ir import Buffer, LibraryCall, ViewOf, iter_views
 from magneto.inductor.lower import linear
 from magneto.inductor.runtime.calls import fast_callable
+from magneto.inductor.runtime.invalid import FORGET, LOOK
 from magneto.inductor.runtime.plan_code import PlanCode, carve, laid_out, restrided, view_at
-from magneto.inductor.schedule.kernel import FusedKernel, Kernel, OrderedKernel, TableKernel
+from magneto.inductor.schedule.kernel import FusedKernel, OrderedKernel, TableKernel
 from magneto.inductor.schedule.memory import Memory
 from magneto.inductor.schedule.schedule import Schedule
 
@@ -40,6 +41,7 @@ class Builder:
     plan: Schedule
     memory: Memory
     n_inputs: int
+    address_of: Callable[[Any], Any]
     instructions: list[tuple[Any, ...]] = field(default_factory=list)
     prologue: list[tuple[Any, ...]] = field(default_factory=list)
     registers: dict[str, int] = field(default_factory=dict)
@@ -183,7 +185,9 @@ class Builder:
             self.instructions.append(("CALL", -1, function, (*args, *(r for _, r in kwargs)), tuple(n for n, _ in kwargs)))
             return
         result = self.fresh() if any(b is not None for b in step.outputs) else -1
-        self.instructions.append(("CALL", result, function, (*args, *(r for _, r in kwargs)), tuple(n for n, _ in kwargs)))
+        looks = [("KERNEL", self.address_of(text), (), False) for text in (FORGET, LOOK) if convolve.hides_nan(step.op, step.args)]
+        call = "CALL", result, function, (*args, *(r for _, r in kwargs)), tuple(n for n, _ in kwargs)
+        self.instructions += [*looks[:1], call, *looks[1:]]
         if result < 0:
             return
         if step.single:
@@ -259,10 +263,10 @@ def _constant_key(value: Any) -> Any:
     return type(value), repr(value) if isinstance(value, float) else value
 
 
-def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Kernel], Any], builder: type[Builder] | None = None) -> PlanCode:
-    """The instructions of a schedule. `address_of`: the function of each kernel, or its name. `builder`: what writes them."""
+def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Any], Any], builder: type[Builder] | None = None) -> PlanCode:
+    """The instructions of a schedule. `address_of`: the function of each kernel, or of a text (runtime/invalid.py), or its name. `builder`: what writes them."""
     program = plan.program
-    build = (builder or Builder)(plan, memory, len(program.inputs), count=len(program.inputs))
+    build = (builder or Builder)(plan, memory, len(program.inputs), address_of, count=len(program.inputs))
     for i, buffer in enumerate(program.inputs):
         if buffer is not None:
             build.registers[buffer.name] = i

@@ -477,6 +477,13 @@ class LibraryCall:
         """Every tensor argument."""
         return tuple(iter_views((self.args, tuple(v for _, v in self.kwargs))))
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Buffers that an output may be a view of: what the call writes, where it returns nothing else, otherwise any argument."""
+        if self.mutates and all(r.alias_info is not None and r.alias_info.is_write for r in self.op._schema.returns):
+            return self.mutates
+        return tuple(view.buffer for view in self.views) if self.may_alias else ()
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Overloads do not pickle: they travel by name."""
         values = [getattr(self, f.name) for f in fields(self)]

@@ -107,6 +107,8 @@ def lives(plan: Schedule, memory: Memory) -> Iterator[tuple[Buffer, int, int]]:
     """What has memory outside the arena, in order, with the first and the last step that touch that memory."""
     takers = {source: name for name, source in memory.in_place.items()}
     for position, step in enumerate(plan.steps):
+        if isinstance(step, LibraryCall) and step.mutates and step.shown == step.mutates:
+            continue  # its result is in memory that was there
         for buffer in step.buffers if isinstance(step, LibraryCall) else tuple(plan.buffers[name] for name in step.stored):
             if buffer.name in memory.arena or buffer.name in memory.in_place or buffer.name in plan.into:
                 continue
@@ -140,8 +142,8 @@ def _last_uses(plan: Schedule) -> dict[str, int]:
     for step in reversed(plan.steps):
         if isinstance(step, LibraryCall) and step.may_alias:
             until = max((last[b.name] for b in step.buffers), default=0)
-            for view in step.views:
-                last[view.buffer] = max(last[view.buffer], until)
+            for name in step.shown:
+                last[name] = max(last[name], until)
     return last
 
 
@@ -154,7 +156,7 @@ def _leaving(plan: Schedule) -> set[str]:
     names = _outputs(plan.program)
     for step in reversed(plan.steps):
         if isinstance(step, LibraryCall) and step.may_alias and any(b.name in names for b in step.buffers):
-            names.update(view.buffer for view in step.views)
+            names.update(step.shown)
     return names
 
 

@@ -65,7 +65,7 @@ def _leaving(plan: Schedule) -> set[str]:
             names.update(step.mutates)
     for step in reversed(plan.steps):
         if isinstance(step, LibraryCall) and step.may_alias:
-            names.update(view.buffer for view in step.views)
+            names.update(step.shown)
             names.update(b.name for b in step.buffers)
     return names
 

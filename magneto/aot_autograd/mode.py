@@ -19,19 +19,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magneto.aot_autograd.overloads import (
-    COMPOSITE,
-    METADATA,
-    PURE,
-    REFUSED,
-    VIEW,
-    WRITE,
-    Facts,
-    aten,
-    facts_of,
-    functional_of,
-    has_kernel,
-)
+from magneto.aot_autograd.overloads import COMPOSITE, METADATA, PURE, REFUSED, VIEW, WRITE, Facts, aten, facts_of, functional_of, has_kernel
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.special import SPECIAL
 from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_order, overlap_in_part

@@ -22,11 +22,7 @@ Compiled = Callable[..., Any]
 
 
 def wrap(
-    compiled: Compiled,
-    signature: Signature,
-    constants: Sequence[torch.Tensor] = (),
-    fallback: Compiled | None = None,
-    name: str = "graph",
+    compiled: Compiled, signature: Signature, constants: Sequence[torch.Tensor] = (), fallback: Compiled | None = None, name: str = "graph"
 ) -> Compiled:
     """What the caller of the captured graph calls. `fallback` runs the captured graph in eager, for a call in which inputs share memory."""
     if signature.trivial:

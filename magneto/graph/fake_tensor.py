@@ -51,12 +51,7 @@ FakeTensor.__torch_dispatch__ = classmethod(_refuse)  # type: ignore[assignment]
 def make_fake(meta: TensorMeta, root: object = None) -> FakeTensor:
     """A FakeTensor of this metadata that does not require grad."""
     fake: FakeTensor = _make_wrapper(
-        FakeTensor,
-        meta.shape,
-        strides=meta.strides,
-        storage_offset=meta.storage_offset,
-        dtype=meta.dtype,
-        device=meta.device,
+        FakeTensor, meta.shape, strides=meta.strides, storage_offset=meta.storage_offset, dtype=meta.dtype, device=meta.device
     )
     fake.meta = meta
     fake._root = object() if root is None else root

@@ -16,12 +16,7 @@ from magneto.graph.meta import TensorMeta
 
 BOOL, INTEGER, FLOAT, COMPLEX = range(4)
 
-_CATEGORY: dict[torch.dtype, int] = {
-    torch.bool: BOOL,
-    torch.complex32: COMPLEX,
-    torch.complex64: COMPLEX,
-    torch.complex128: COMPLEX,
-}
+_CATEGORY: dict[torch.dtype, int] = {torch.bool: BOOL, torch.complex32: COMPLEX, torch.complex64: COMPLEX, torch.complex128: COMPLEX}
 _PAIRS: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
 _REAL_OF = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 _COMPLEX_OF = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}

@@ -17,7 +17,7 @@ import torch
 
 from magneto import _C
 from magneto.dynamo.guards.rows import Kind, TensorRow
-from magneto.dynamo.guards.source import Attr, Held, Item, Local, Source, Stack
+from magneto.dynamo.guards.source import Attr, Held, Local, Source, Stack
 from magneto.dynamo.marks import DISABLE, mark_of
 from magneto.dynamo.trackers.array import function_text, numpy_module, numpy_random, wrap_array
 from magneto.dynamo.trackers.base import Tracker, namespace_of
@@ -150,18 +150,6 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
     m.guard(Kind.TENSOR, source, row)
     m.recorder.inference_tensors |= obj.is_inference()  # type: ignore[attr-defined]
     return TensorTracker(meta, cls, None, source, obj)
-
-
-def wrap_tuple(m: Machine, obj: tuple[Any, ...], source: Source) -> Tracker:
-    if is_constant(obj):
-        return (
-            wrap_const(m, obj, source)
-            if not obj or not isinstance(source, Held)
-            else TupleTracker([ConstTracker(i) for i in obj], type(obj))
-        )
-    _typed(m, obj, source)
-    held = isinstance(source, Held)
-    return TupleTracker(later_items(obj, source), type(obj), source, obj, None if held else m)
 
 
 def wrap_sequence(m: Machine, obj: tuple[Any, ...], source: Source) -> Tracker:
@@ -501,7 +489,3 @@ SUBCLASS_BUILDERS: tuple[tuple[type, Builder], ...] = (
     (types.ModuleType, wrap_py_module),
     (BaseException, wrap_exception),
 )
-
-
-def item_source(source: Source, key: Any) -> Source:
-    return Item(source, key)

@@ -80,13 +80,7 @@ def _div(a: list[str], t: torch.dtype) -> str:
     return f"{a[0]} / {a[1]}" if is_float(t) else _cast(f"mg_idivs({a[0]}, {a[1]})", t)
 
 
-_POWERS = {
-    "2.0": "{0} * {0}",
-    "3.0": "{0} * {0} * {0}",
-    "1.0": "{0}",
-    "(-1.0": "{one} / {0}",
-    "(-2.0": "{one} / ({0} * {0})",
-}
+_POWERS = {"2.0": "{0} * {0}", "3.0": "{0} * {0} * {0}", "1.0": "{0}", "(-1.0": "{one} / {0}", "(-2.0": "{one} / ({0} * {0})"}
 
 
 def _pow(a: list[str], t: torch.dtype) -> str:

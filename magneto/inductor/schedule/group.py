@@ -11,19 +11,7 @@ from math import prod
 
 import torch
 
-from magneto.inductor.loops.ir import (
-    Buffer,
-    Const,
-    Load,
-    Op,
-    Origin,
-    Pointwise,
-    Reduction,
-    Size,
-    Value,
-    index_symbols,
-    reduce_symbols,
-)
+from magneto.inductor.loops.ir import Buffer, Const, Load, Op, Origin, Pointwise, Reduction, Size, Value, index_symbols, reduce_symbols
 from magneto.inductor.schedule.kernel import POINT, Dim, Member, member_loads
 from magneto.symbolic import Expr, Sym, add, mul
 

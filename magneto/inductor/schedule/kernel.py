@@ -19,20 +19,7 @@ from typing import TypeAlias
 
 import torch
 
-from magneto.inductor.loops.ir import (
-    Buffer,
-    IndexValue,
-    Indirect,
-    LibraryCall,
-    Load,
-    Masked,
-    Op,
-    Ordered,
-    Origin,
-    Value,
-    loads,
-    reads,
-)
+from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, LibraryCall, Load, Masked, Op, Ordered, Origin, Value, loads, reads
 from magneto.symbolic import Expr, Sym, substitute
 
 POINT = "point"

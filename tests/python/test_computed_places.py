@@ -97,10 +97,14 @@ def test_a_place_out_of_range(backend: str) -> None:
         x[i] = 1
         return x
 
-    for one in (program, assigned):
-        _, error = outcome(magneto.optimize(backend)(one), ((torch.ones(3), torch.tensor(3)), {}))
+    def unread(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        x[0, i * 1]
+        return x.add_(1)
+
+    for one in (program, assigned, unread):
+        _, error = outcome(magneto.optimize(backend)(one), ((torch.ones(3, 3), torch.tensor(3)), {}))
         assert isinstance(error, IndexError)
-        assert str(error) == str(outcome(one, ((torch.ones(3), torch.tensor(3)), {}))[1])
+        assert str(error) == str(outcome(one, ((torch.ones(3, 3), torch.tensor(3)), {}))[1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,7 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 def atomic(gm: fx.GraphModule, compiled: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """`compiled`, by default `gm.forward`; where it writes to inputs, with their values and histories put back before an error leaves it.
 
-    What autograd has recorded for a write to a view cannot be taken back: such an error is marked `magneto_applied`, and passes through the region to the program.
+    What autograd has recorded for a write to a view, or to a tensor that retains its gradient, cannot be taken back: such an error is marked `magneto_applied`, and passes through the region to the program.
     """
     forward: Callable[..., Any] = compiled or _forward(gm)
     written = gm.meta.get("magneto", {}).get("mutated_inputs", ()) if hasattr(gm, "meta") else ()
@@ -55,7 +55,7 @@ class Before:
             self.copy = tensor.clone()
 
     def can_be_put_back(self) -> bool:
-        return self.owner is self.tensor or not self.recorded()
+        return not self.recorded() or (self.owner is self.tensor and not self.tensor.retains_grad)  # type: ignore[attr-defined]
 
     def recorded(self) -> bool:
         return self.owner.grad_fn is not self.grad_fn  # type: ignore[union-attr]

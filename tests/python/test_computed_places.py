@@ -120,3 +120,20 @@ def test_gradients(backend: str) -> None:
         call(x, torch.tensor(2)).backward()
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_place_out_of_range_behind_a_write_that_autograd_has_recorded(backend: str) -> None:
+    """Of a tensor that retains its gradient, such a write cannot be taken back: torch itself failed."""
+
+    def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x[i] * 1
+
+    for retain in (False, True):
+        x = torch.ones(3, requires_grad=True) * 1
+        if retain:
+            x.retain_grad()
+        with pytest.raises(IndexError, match="index 3 is out of bounds"):
+            magneto.optimize(backend)(program)(x, torch.tensor(3))
+        assert x.tolist() == [2, 2, 2]

@@ -542,7 +542,9 @@ class Recorder:
                 self.inputs.remove((node, tracker))
                 tracker.node = None
         for copy, _, count, reason in self.selected:
-            if copy.node is not None and copy.node._erased:  # eager raises where the place is out of range, though nobody reads what is there
+            if (
+                copy.node is not None and copy.node._erased
+            ):  # eager raises where the place is out of range, though nobody reads what is there
                 raise Restart(count, reason, False)
 
 

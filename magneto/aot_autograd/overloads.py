@@ -25,8 +25,10 @@ REFUSED_NAMES = frozenset(
     {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default", "aten.resize_.default", "aten.resize_as_.default"}
 )
 
-# Not refused though tagged: the shape is known unless an index is a mask, which the mode looks at itself.
-BY_ARGUMENTS = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put.default", "aten.index_put_.default"})
+# Not refused though tagged: the shape is known unless an index is a mask, which the mode looks at itself, or no output size is given (its rule).
+BY_ARGUMENTS = frozenset(
+    {"aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten.repeat_interleave.Tensor"}
+)
 
 # Fresh memory without defined contents: two of them must stay two.
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})

@@ -29,6 +29,7 @@ from magneto.backends.fallback import name_of, recover, recover_backward
 from magneto.base.collection import no_collection
 from magneto.base.events import timer
 from magneto.base.flags import config
+from magneto.base.heard import taken
 from magneto.base.passes import Pass, run_passes
 from magneto.base.varying import sizes_vary, varying
 from magneto.graph.atomic import atomic
@@ -207,7 +208,7 @@ def _with_kernels(unit: Unit, compiled: Compiled, done: frozenset[int]) -> Unit:
         parts, sizes = (unit.doubted, f"{unit.name}_exactly", COMPILE_HALF[1:], False, state_of(unit)), sizes_vary()
 
         def exactly() -> Compiled:
-            with timer("backend"), no_collection(), varying(sizes):
+            with timer("backend"), no_collection(), varying(sizes), taken([]):
                 return compile_half(*parts)
 
         compiled = answering(compiled, exactly)
@@ -265,7 +266,7 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     sizes = sizes_vary()
 
     def build_backward(graph: fx.Graph) -> Compiled:
-        with timer("backend"), no_collection(), varying(sizes):
+        with timer("backend"), no_collection(), varying(sizes), taken([]):
             return compile_half(graph, name, backward_passes, unit.graphs)
 
     meta = unit.gm.meta.get("magneto", {})
@@ -346,7 +347,7 @@ def training(half: tuple[Pass, ...]) -> tuple[Pass, ...]:
 
 def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tuple[Pass, ...]) -> Compiled:
     """The callable for `gm`: a functional graph goes through the passes `half`. Where the compiler does not apply, `gm` itself."""
-    with timer("backend"):
+    with timer("backend"), taken([]):  # capture has heard what torch warns of these calls
         try:
             if any(node.target in _INFERENCE for node in gm.graph.nodes):
                 return _in_inference_mode(gm, example_inputs, half)

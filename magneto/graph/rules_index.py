@@ -199,6 +199,15 @@ def _masked_scatter(meta: TensorMeta, mask: TensorMeta, source: TensorMeta) -> T
     return _fresh(meta)
 
 
+@rule("repeat_interleave.Tensor")
+def _repeat_interleave(repeats: TensorMeta, *, output_size: int | None = None) -> TensorMeta:
+    if output_size is None:
+        raise DataDependent("aten.repeat_interleave.Tensor")
+    if len(repeats.shape) != 1 or repeats.dtype not in _INDEX_DTYPES or output_size < 0 or repeats.shape[0] == 0:
+        raise RuleError("repeats")
+    return TensorMeta.contiguous((output_size,), repeats.dtype, repeats.device)
+
+
 @rule("index.Tensor", "_unsafe_index.Tensor")
 def _index(meta: TensorMeta, indices: Sequence[TensorMeta | None]) -> TensorMeta:
     """Advanced indexing: indexed dimensions give way to the broadcast index shape, in place if adjacent, otherwise in front."""

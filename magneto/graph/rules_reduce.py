@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,27 +55,37 @@ def _mean(meta: TensorMeta, dims: Sequence[int] | None, keepdim: bool = False, *
     return reduced(meta, wrap_dims(dims, len(meta.shape)), keepdim, dtype or _floating(meta).dtype)
 
 
-@rule("var.default", "std.default")
-def _var_all(meta: TensorMeta, unbiased: bool = True) -> TensorMeta:
-    return TensorMeta((), (), real_dtype(_floating(meta).dtype), meta.device)
+def _spread(fn: Callable[..., Any]) -> None:
+    """Rules of torch.var or torch.std, and of the one with the mean."""
+    name = fn.__name__
+
+    @rule(f"{name}.correction")
+    def var(
+        meta: TensorMeta, dims: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False, fn: Any = fn
+    ) -> TensorMeta:
+        found = reduced(_floating(meta), wrap_dims(dims, len(meta.shape)), keepdim, real_dtype(meta.dtype))
+        if (meta.numel // found.numel if found.numel else 0) <= (1 if correction is None else correction):
+            fn(torch.zeros(1, dtype=torch.float32, device="cpu"), correction=1)  # warns of the degrees of freedom
+        return found
+
+    @rule(f"{name}.default")
+    def var_all(meta: TensorMeta, unbiased: bool = True) -> TensorMeta:
+        return var(meta, correction=int(unbiased))
+
+    @rule(f"{name}.dim")
+    def var_dim(meta: TensorMeta, dims: Sequence[int] | None, unbiased: bool = True, keepdim: bool = False) -> TensorMeta:
+        return var(meta, dims, correction=int(unbiased), keepdim=keepdim)
+
+    @rule(f"{name}_mean.correction")
+    def var_mean(
+        meta: TensorMeta, dims: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+    ) -> tuple[TensorMeta, TensorMeta]:
+        spread = var(meta, dims, correction=correction, keepdim=keepdim, fn=getattr(torch, f"{name}_mean"))
+        return spread, spread.with_(dtype=meta.dtype)
 
 
-@rule("var.dim", "std.dim")
-def _var_dim(meta: TensorMeta, dims: Sequence[int] | None, unbiased: bool = True, keepdim: bool = False) -> TensorMeta:
-    return reduced(_floating(meta), wrap_dims(dims, len(meta.shape)), keepdim, real_dtype(meta.dtype))
-
-
-@rule("var.correction", "std.correction")
-def _var(meta: TensorMeta, dims: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> TensorMeta:
-    return reduced(_floating(meta), wrap_dims(dims, len(meta.shape)), keepdim, real_dtype(meta.dtype))
-
-
-@rule("var_mean.correction", "std_mean.correction")
-def _var_mean(
-    meta: TensorMeta, dims: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[TensorMeta, TensorMeta]:
-    spread = _var(meta, dims, correction=correction, keepdim=keepdim)
-    return spread, spread.with_(dtype=meta.dtype)
+_spread(torch.var)
+_spread(torch.std)
 
 
 @rule("amax", "amin")

@@ -6,11 +6,13 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
+from warnings import WarningMessage
 
 import torch
 from torch import fx
 
 from magneto.base.errors import GraphBreak
+from magneto.base.heard import taken
 from magneto.dynamo import trackers
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
@@ -18,6 +20,7 @@ from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.machine.known import known_value
 from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.rules_output import repeat_warnings
 from magneto.graph import (
     EXAMPLE,
     DataDependent,
@@ -197,12 +200,19 @@ class Recorder:
 
     def _propagate(self, fn: Any, args: Any, kwargs: Any, tensors: Sequence[trackers.TensorTracker], unknown: bool) -> FakeResult:
         """What the call gives. `unknown`: some sizes are known at run time only."""
-        if not unknown:
-            call = fake_call if self.transformed else self._remembered.call
-            return call(fn, args, kwargs, grad_enabled=self.grad_mode)
-        if not self.takes_unknown:
+        if unknown and not self.takes_unknown:
             raise DataDependent(_name(fn))
-        return fake_probes(fn, args, kwargs, self.sizes, [tensor.node for tensor in tensors], grad_enabled=self.grad_mode)
+        heard: list[WarningMessage] = []
+        with taken(heard):
+            if unknown:
+                found = fake_probes(fn, args, kwargs, self.sizes, [tensor.node for tensor in tensors], grad_enabled=self.grad_mode)
+            else:
+                call = fake_call if self.transformed else self._remembered.call
+                found = call(fn, args, kwargs, grad_enabled=self.grad_mode)
+        if heard:  # an equal call warns too
+            self._remembered.clear()
+            repeat_warnings(self.machine, heard)
+        return found
 
     def check(self, value: trackers.SizeTracker, target: Callable[[object], None]) -> bool:
         """Whether the graph can check a size at this point, and take back what it has done before."""

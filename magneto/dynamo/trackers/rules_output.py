@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import logging
 import re
+import sys
 import types
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
@@ -204,6 +206,20 @@ def warn_there(message: str, category: type[Warning], place: tuple[str, int], na
     warnings.warn_explicit(message, category, *place, names.get("__name__") or "<string>", registry)
 
 
+def repeat_warnings(m: Machine, heard: Sequence[warnings.WarningMessage]) -> None:
+    """What torch has warned when capture asked it, each once, at the program's line. (What it warns at lines of its own stays there.)"""
+    for text, message in {(str(message.message), message.category): message for message in heard}.items():
+        place = speaker(m, 0) if message.filename.startswith(_OURS) else None
+        if place is None:
+            warnings._showwarnmsg(message)  # type: ignore[attr-defined]
+        else:
+            for module in list(sys.modules.values()):  # where it has been shown by our line, of which others ask too
+                if getattr(module, "__file__", None) == message.filename:
+                    vars(module).pop("__warningregistry__", None)
+            warn_there(*text, place[:2], place[3])
+
+
+_OURS = str(Path(__file__).parents[2])
 _WARN_THERE = BuiltinTracker(warn_there)
 _MUTATED = [fn for name, fn in vars(warnings).items() if name.startswith("_filters_mutated") and isinstance(fn, types.BuiltinFunctionType)]
 

@@ -1,0 +1,106 @@
+"""What torch warns when capture asks it is shown once, at the program's line, as in eager."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import magneto
+from magneto.base.errors import MagnetoWarning
+from magneto.base.heard import taken
+
+
+def sizes(x: torch.Tensor) -> Any:
+    y = F.mse_loss(x, x[:, 0])
+    return F.mse_loss(x[:2], x[0]) + y
+
+
+def no_freedom(x: torch.Tensor) -> Any:
+    a = x.var(1), x.std((0, 1), correction=9), torch.var_mean(x, 1)[1]
+    b = torch.std_mean(x, dim=1, correction=2), x[:0].var(0)
+    return a, b, x[0].std(), x.std(0), x.var(1, unbiased=False), torch.var(x, 0, correction=2)
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x)
+
+
+def in_a_helper(x: torch.Tensor) -> Any:
+    return helper(x) + helper(x * 2), F.kl_div(x, x.exp())
+
+
+def of_a_module(x: torch.Tensor) -> Any:
+    return nn.L1Loss()(x, x[:, 0])
+
+
+def behind_a_break(x: torch.Tensor) -> Any:
+    y = F.upsample(x[None, None], scale_factor=2)
+    magneto.graph_break()
+    return F.upsample(y, scale_factor=2), y.dim()
+
+
+PROGRAMS = [sizes, no_freedom, in_a_helper, of_a_module, behind_a_break]
+
+
+def shown(fn: Callable[..., Any], action: Any, times: int = 3) -> Any:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter(action)
+        for k in range(times):
+            try:
+                x = torch.arange(3.0).view(3, 1) + k
+                fn(x.requires_grad_(k == 1))
+            except UserWarning as error:
+                found.append(warnings.WarningMessage(error, type(error), "raised", 0))
+    return [(str(w.message), w.category, w.filename, w.lineno) for w in found if w.category is not MagnetoWarning]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_each_warning_is_shown_at_its_line(program: Callable[..., Any], backend: str) -> None:
+    expected = shown(program, "default")
+    found = [
+        one for one in shown(magneto.optimize(backend)(program), "default") if not one[2].startswith("<magneto")
+    ]  # calls of the library
+    assert expected and sorted(map(str, found)) == sorted(map(str, expected))
+
+
+@pytest.mark.parametrize("action", ["error", "ignore"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_filters(program: Callable[..., Any], action: str) -> None:
+    assert shown(magneto.optimize("inductor")(program), action, 1) == shown(program, action, 1)
+
+
+def test_what_has_been_shown_is_not_shown_again_behind_a_compile() -> None:
+    def said(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("said", stacklevel=1)
+        return x
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return magneto.optimize("inductor")(lambda x: F.mse_loss(x, x[0]))(said(x))
+
+    texts = [text for text, *_ in shown(program, "default")]
+    assert texts.count("said") == 1
+
+
+def test_only_this_thread_is_listened_to_and_our_own_warnings_pass() -> None:
+    before, heard = warnings._showwarnmsg, list[warnings.WarningMessage]()  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with taken(heard):
+            other = threading.Thread(target=warnings.warn, args=("other",))
+            other.start()
+            other.join()
+            with taken([]):
+                warnings.warn("inner", stacklevel=1)
+            warnings.warn("outer", stacklevel=1)
+            warnings.warn(MagnetoWarning("ours"), stacklevel=1)
+        warnings.warn("behind", stacklevel=1)
+    assert [str(w.message) for w in heard] == ["outer"] and [str(w.message) for w in found] == ["other", "ours", "behind"]
+    assert warnings._showwarnmsg is before  # type: ignore[attr-defined]

@@ -315,11 +315,7 @@ CALL_HALF_DECOMPOSED: tuple[Pass, ...] = (
     Pass("call_eagerly", call_eagerly),
 )
 
-NUMPY_HALF: tuple[Pass, ...] = (
-    Pass("decompose", decompose_to_prims),
-    Pass("drop_unused", drop_unused),
-    Pass("call_numpy", call_numpy),
-)
+NUMPY_HALF: tuple[Pass, ...] = (Pass("decompose", decompose_to_prims), Pass("drop_unused", drop_unused), Pass("call_numpy", call_numpy))
 
 
 def inference(half: tuple[Pass, ...]) -> tuple[Pass, ...]:

@@ -50,14 +50,7 @@ def register_backend(
 ) -> Callable[[Backend], Backend]: ...
 @overload
 def register_backend(
-    name: str,
-    fn: Backend,
-    *,
-    help: str = "",
-    needs: str = "",
-    aliases: Sequence[str] = (),
-    fixed_sizes: bool = False,
-    slow: bool = False,
+    name: str, fn: Backend, *, help: str = "", needs: str = "", aliases: Sequence[str] = (), fixed_sizes: bool = False, slow: bool = False
 ) -> Backend: ...
 def register_backend(
     name: str | Backend | None = None,

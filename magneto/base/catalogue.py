@@ -83,12 +83,7 @@ ROWS: tuple[ErrorEntry, ...] = (
         "A half-consumed iterator or a similar object is alive where the region ends.",
         "",
     ),
-    ErrorEntry(
-        "B023",
-        "coroutine {name}",
-        "Frames that suspend in async code are left to CPython; what they call is captured.",
-        "",
-    ),
+    ErrorEntry("B023", "coroutine {name}", "Frames that suspend in async code are left to CPython; what they call is captured.", ""),
     ErrorEntry(
         "B024",
         "an error of magneto's own: {error}",
@@ -109,17 +104,9 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Keep the value as a tensor where possible.",
     ),
     ErrorEntry(
-        "B103",
-        "attribute {attribute!r} of {value} cannot be captured",
-        "The attribute is computed by code that magneto cannot follow.",
-        "",
+        "B103", "attribute {attribute!r} of {value} cannot be captured", "The attribute is computed by code that magneto cannot follow.", ""
     ),
-    ErrorEntry(
-        "B104",
-        "operation {operation} on {value} is not supported",
-        "No rule describes this operation for this kind of value.",
-        "",
-    ),
+    ErrorEntry("B104", "operation {operation} on {value} is not supported", "No rule describes this operation for this kind of value.", ""),
     ErrorEntry(
         "B105",
         "output shape of {operation} depends on data",
@@ -144,12 +131,7 @@ ROWS: tuple[ErrorEntry, ...] = (
         "Frames that suspend are left to CPython; what they call is captured.",
         "Use a list where laziness is not needed.",
     ),
-    ErrorEntry(
-        "B109",
-        "tensor subclass or unusual tensor {value}",
-        "Only plain dense tensors and parameters are captured.",
-        "",
-    ),
+    ErrorEntry("B109", "tensor subclass or unusual tensor {value}", "Only plain dense tensors and parameters are captured.", ""),
     ErrorEntry(
         "B110",
         "iteration over {value}, whose items are not known",
@@ -169,12 +151,7 @@ ROWS: tuple[ErrorEntry, ...] = (
         "records are captured from the next region on, where it is an input.",
         "",
     ),
-    ErrorEntry(
-        "B113",
-        "graph_break() was called{reason}",
-        "The program asks for a break here.",
-        "",
-    ),
+    ErrorEntry("B113", "graph_break() was called{reason}", "The program asks for a break here.", ""),
     ErrorEntry(
         "B114",
         "a size that depends on data is needed: {reason}",
@@ -284,10 +261,7 @@ ROWS: tuple[ErrorEntry, ...] = (
     ),
     # ---- W2xx: stores ------------------------------------------------------------------------------------------------
     ErrorEntry(
-        "W201",
-        "cache entry {path} is damaged and was ignored: {error}",
-        "",
-        "python -m magneto cache --clear removes the whole cache.",
+        "W201", "cache entry {path} is damaged and was ignored: {error}", "", "python -m magneto cache --clear removes the whole cache."
     ),
     ErrorEntry("W202", "cache directory {path} cannot be used ({error}): nothing is kept on disk", "", "Set MAGNETO_CACHE_DIR."),
     # ---- I0xx: base --------------------------------------------------------------------------------------------------

@@ -77,11 +77,7 @@ _HASNAME = frozenset(dis.hasname)
 _HASCONST = frozenset(dis.hasconst)
 _HASLOCAL = frozenset(dis.haslocal)
 _HASFREE = frozenset(dis.hasfree)
-_NAME_FLAG_BITS = {
-    "LOAD_GLOBAL": 1,
-    "LOAD_ATTR": 1 if VERSION >= (3, 12) else 0,
-    "LOAD_SUPER_ATTR": 2,
-}
+_NAME_FLAG_BITS = {"LOAD_GLOBAL": 1, "LOAD_ATTR": 1 if VERSION >= (3, 12) else 0, "LOAD_SUPER_ATTR": 2}
 _COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4, (3, 13): 5}.get(VERSION, 0)
 COMPARE_OPERATORS = ("<", "<=", "==", "!=", ">", ">=")
 _PAIRS = frozenset({"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"})

@@ -21,10 +21,7 @@ Handler = Callable[["SymbolicMachine", SymFrame, Instruction], "Tracker | None"]
 HANDLERS: dict[str, Handler] = {}
 EFFECTS: dict[str, str] = {}
 
-BREAKING: dict[str, str] = {
-    "PRINT_EXPR": "interactive output",
-    "IMPORT_STAR": "import * binds unknown names",
-}
+BREAKING: dict[str, str] = {"PRINT_EXPR": "interactive output", "IMPORT_STAR": "import * binds unknown names"}
 UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(
         ("GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "ASYNC_GEN_WRAP", "GET_AWAITABLE"),

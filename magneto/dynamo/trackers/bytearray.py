@@ -97,12 +97,7 @@ _LOOK = (
     ),
     *(operator.contains, len, bytes, bytearray, str, repr, list, tuple, bool, operator.not_, operator.truth, sum, min, max, sorted, hash),
 )
-_CHANGE = {
-    operator.setitem: "__setitem__",
-    operator.delitem: "__delitem__",
-    operator.iadd: "__iadd__",
-    operator.imul: "__imul__",
-}
+_CHANGE = {operator.setitem: "__setitem__", operator.delitem: "__delitem__", operator.iadd: "__iadd__", operator.imul: "__imul__"}
 _CHANGING = ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "__setitem__", "__delitem__", "__iadd__", "__imul__")
 
 

@@ -193,11 +193,7 @@ def _constant(m: Machine, v: Tracker) -> Any:
 
 
 def autocast(
-    m: Machine,
-    device_type: Tracker,
-    dtype: Tracker | None = None,
-    enabled: Tracker | None = None,
-    cache_enabled: Tracker | None = None,
+    m: Machine, device_type: Tracker, dtype: Tracker | None = None, enabled: Tracker | None = None, cache_enabled: Tracker | None = None
 ) -> Tracker:
     """The constructor: defaults are read from torch's state, which the region may have changed."""
     device = _constant(m, device_type)

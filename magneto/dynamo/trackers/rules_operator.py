@@ -266,12 +266,7 @@ def set_algebra(name: str, a: SetTracker, b: SetTracker) -> SetTracker:
 
 
 _ALGEBRA: dict[str, Callable[..., Any]] = {"or": operator.or_, "and": operator.and_, "sub": operator.sub, "xor": operator.xor}
-_SET_UPDATES = {
-    "or": set.update,
-    "and": set.intersection_update,
-    "sub": set.difference_update,
-    "xor": set.symmetric_difference_update,
-}
+_SET_UPDATES = {"or": set.update, "and": set.intersection_update, "sub": set.difference_update, "xor": set.symmetric_difference_update}
 
 
 def _inplace(name: str, fn: Callable[..., Any], ifn: Callable[..., Any], symbol: str) -> Callable[..., Any]:

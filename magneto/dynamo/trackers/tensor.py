@@ -54,12 +54,7 @@ class TensorTracker(Tracker):
     __slots__ = ("attrs", "cls", "memory", "meta", "new_leaf", "node", "obj", "views")
 
     def __init__(
-        self,
-        meta: TensorMeta,
-        cls: type = torch.Tensor,
-        node: fx.Node | None = None,
-        source: Source | None = None,
-        obj: Any = MISSING,
+        self, meta: TensorMeta, cls: type = torch.Tensor, node: fx.Node | None = None, source: Source | None = None, obj: Any = MISSING
     ) -> None:
         super().__init__(source)
         self.meta = meta

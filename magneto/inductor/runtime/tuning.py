@@ -148,11 +148,7 @@ def _measured(plan: Schedule, match: Match, other: Match | None, device: torch.d
 def times_of(plan: Schedule, match: Match, device: torch.device) -> dict[Tiles | None, float]:
     """Milliseconds of each way; None: the library's call with the kernels around it."""
     around = _around(plan, match)
-    names = {
-        match.result.name,
-        *(v.buffer for v in match.views),
-        *(n for k in around.values() for n in parameters(k)),
-    }
+    names = {match.result.name, *(v.buffer for v in match.views), *(n for k in around.values() for n in parameters(k))}
     memory = {name: _filled(plan.buffers[name], device) for name in names}
     written = {p: triton_kernel(kernel, plan.buffers) for p, kernel in around.items()}
     made = launchers(written.values(), device)

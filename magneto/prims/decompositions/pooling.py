@@ -115,31 +115,29 @@ class _Windows:
         return (first + self.size[d]).minimum(self.inputs[d]) - first.maximum(0)
 
 
-@row("max_pool2d_with_indices.default")
-def _max_pool(
-    b: Builder,
-    x: Value,
-    size: Sequence[int],
-    step: Sequence[int] = (),
-    pad: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> Any:
-    """Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.) With indices only on a GPU."""
-    return _maxima(b, _Windows(x, size, step, pad, ceil_mode, dilation))
+def _max_pool(dims: int) -> tuple[Any, Any]:
+    """Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.) With indices, or of three dimensions, only on a GPU."""
+
+    def forward(
+        b: Builder,
+        x: Value,
+        size: Sequence[int],
+        step: Sequence[int] = (),
+        pad: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Any:
+        return _maxima(b, _Windows(x, size, step, pad, ceil_mode, dilation, dims)) if dims == 2 or on_gpu(x) else LIBRARY
+
+    def backward(b: Builder, grad: Value, x: Value, *windows: Any) -> Any:
+        size, step, pad, dilation, ceil_mode, indices = windows
+        return _maximum_returned(b, grad, _Windows(x, size, step, pad, ceil_mode, dilation, dims), indices)
+
+    return forward, backward
 
 
-@row("max_pool3d_with_indices.default")
-def _max_pool3d(
-    b: Builder,
-    x: Value,
-    size: Sequence[int],
-    step: Sequence[int] = (),
-    pad: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> Any:
-    return _maxima(b, _Windows(x, size, step, pad, ceil_mode, dilation, 3)) if on_gpu(x) else LIBRARY
+for _dims in (2, 3):
+    ROWS[f"aten.max_pool{_dims}d_with_indices.default"], ROWS[f"aten.max_pool{_dims}d_with_indices_backward.default"] = _max_pool(_dims)
 
 
 def _maxima(b: Builder, windows: _Windows) -> Any:
@@ -297,36 +295,6 @@ def _returned(b: Builder, grad: Value, windows: _Windows, chosen: Any = None) ->
         total = value if total is None else total + value
     assert total is not None
     return total.to(grad.dtype)
-
-
-@row("max_pool2d_with_indices_backward.default")
-def _max_pool_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    size: Sequence[int],
-    step: Sequence[int],
-    pad: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Value,
-) -> Any:
-    return _maximum_returned(b, grad, _Windows(x, size, step, pad, ceil_mode, dilation), indices)
-
-
-@row("max_pool3d_with_indices_backward.default")
-def _max_pool3d_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    size: Sequence[int],
-    step: Sequence[int],
-    pad: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Value,
-) -> Any:
-    return _maximum_returned(b, grad, _Windows(x, size, step, pad, ceil_mode, dilation, 3), indices)
 
 
 def _maximum_returned(b: Builder, grad: Value, windows: _Windows, indices: Value) -> Any:

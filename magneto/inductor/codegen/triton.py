@@ -6,6 +6,7 @@ Reductions are exact about NaN (maxima let it through, the first one wins a sear
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
@@ -16,7 +17,7 @@ from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value
-from magneto.inductor.loops.span import Span, span_of, symbols_of
+from magneto.inductor.loops.span import Span, span_of, symbols_of, within_span
 from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
@@ -51,12 +52,9 @@ class Writer:
 
     def _resolve(self, load: Load) -> Name | Value | None:
         member = self.members.get(load.buffer)
-        if member is None:
-            return None
-        return self.answers.get(load.buffer) or member.body
+        return None if member is None else self.answers.get(load.buffer) or member.body
 
-    def statements(self) -> list[str]:
-        """The body of the function."""
+    def run(self) -> TritonKernel:
         self._name_all()
         self.emitter.along = next((axis.walk for axis in self.blocks.axes[-1:] if axis.block >= 4), None)
         if self.blocks.stages:
@@ -65,13 +63,9 @@ class Writer:
             self._passes()
         else:
             self._once()
-        lines = self._outer_lines() + [
-            line for axis in self.blocks.axes if axis.name not in self._loops() for line in self._axis_lines(axis)
-        ]
-        return lines + self.emitter.scopes[0].lines
-
-    def run(self) -> TritonKernel:
-        lines = self.statements()
+        axes, loops = self.blocks.axes, self._loops()
+        lines = [*self._outer_lines(), *(line for axis in axes if axis.name not in loops for line in self._axis_lines(axis))]
+        lines += self.emitter.scopes[0].lines
         constants = [(f"{a.name.upper()}BLOCK", a.block) for a in self.blocks.axes]
         arguments = [*self.pointers.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
         text = "\n".join([f"def kernel({', '.join(arguments)}):", *indent(lines)]) + "\n"
@@ -130,14 +124,8 @@ class Writer:
         for n, dim in enumerate(dims):
             step //= dim.size
             if len(dims) > 1 and dim.sym in self.emitter.used:
-                part = name if step == 1 else f"{name} // {step}"
-                lines.append(
-                    f"{name}_{n} = {part}"
-                    if n == 0
-                    else f"{name}_{n} = {part} % {dim.size}"
-                    if step == 1
-                    else f"{name}_{n} = ({part}) % {dim.size}"
-                )
+                part = name if step == 1 else f"{name} // {step}" if n == 0 else f"({name} // {step})"
+                lines.append(f"{name}_{n} = {part}" if n == 0 else f"{name}_{n} = {part} % {dim.size}")
         return lines
 
     # ---- members ---------------------------------------------------------------------------------------------------------
@@ -174,6 +162,8 @@ class Writer:
                 head, last = self._walk(span)
                 self.emitter.scopes.append(Scope())
                 self.emitter.checks, self.emitter.passing = [], span is not None
+                if span is not None:
+                    self.emitter.name("r < end", frozenset("r"), (within_span(axis.walk, *span), None))
                 self._load_ahead(members)
                 for member, fold in folds:
                     fold.step(self._value(member), self._flat(member))
@@ -182,8 +172,10 @@ class Writer:
                         self._store(member, self._value(member))
                 self._flush(True)
                 body = self.emitter.scopes.pop().lines
+                body = [*self._axis_lines(axis), *body]
+                ahead, body = self._ahead(body) if span is not None else ([], body)
                 asserts = self._checked(body)
-                self.emitter.scopes[0].lines += [*head, *indent([*self._axis_lines(axis), *body, *last])]
+                self.emitter.scopes[0].lines += [*head[:-1], *ahead, head[-1], *indent([*body, *last])]
                 self.emitter.scopes[0].lines += asserts
                 for member, fold in folds:
                     self._folded(member, fold.end())
@@ -202,6 +194,25 @@ class Writer:
             lines.append(f'tl.device_assert({good}, "index out of range in self")')
         emitter.checks, emitter.passing = None, False
         return lines
+
+    def _ahead(self, body: list[str]) -> tuple[list[str], list[str]]:
+        """What stands before the loop, and its body, where computed places are read a turn ahead: vectors are looked up at once in each turn."""
+        made = {found[1]: line for line in body if (found := re.match(r"(\w+) = ", line))}
+
+        def behind(names: Iterable[str]) -> list[str]:
+            """What they are computed of, and they themselves."""
+            found = set(names)
+            for name, line in reversed(made.items()):
+                found.update(re.findall(r"\w+", line) if name in found else ())
+            return [name for name in made if name in found]
+
+        def at(offset: str, suffix: str, kept: Iterable[str] = ()) -> list[str]:
+            names = {name: name + suffix for name in steps if name not in kept} | {"offset": offset}
+            return [re.sub(r"\w+", lambda word: names.get(word[0], word[0]), made[name]) for name in steps]
+
+        read = [name for name in behind(self.emitter.places) if "= tl.load(" in made[name]]
+        steps, rest = behind(read), [line for line in body if line.split(" = ")[0] not in read]
+        return at("offset", "_first", read), [*at("(offset + RBLOCK)", "_next"), *rest, *(f"{name} = {name}_next" for name in read)]
 
     def _span(self, member: Member) -> Span | None:
         """Where the row's elements lie, if the block has one such span."""
@@ -229,9 +240,8 @@ class Writer:
         columns = {m.name: emitter.fresh("a") for m in self.kernel.members if m.kind == COLUMN}
         for member in self.kernel.members:
             if member.kind == COLUMN:
-                emitter.line(
-                    f"{columns[member.name]} = tl.full({emitter.shape(self.every)}, 0, {compute_type(member.acc_dtype)})", frozenset("r")
-                )
+                zeros = f"tl.full({emitter.shape(self.every)}, 0, {compute_type(member.acc_dtype)})"
+                emitter.line(f"{columns[member.name]} = {zeros}", frozenset("r"))
         emitter.scopes.append(Scope())
         self._load_ahead(self.kernel.members)
         for member in self.kernel.members:

@@ -51,6 +51,7 @@ class Emitter:
         self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
         self.halves = halves
         self.checks: list[tuple[str, frozenset[str]]] | None = None  # in a loop: what must hold of computed indices, and along which axes
+        self.places: list[str] = []  # in such a loop: what computed indices are
         self.passing = False  # looked up rows go by: the cache keeps the indices
         self.inner = "r"  # the axis that a loop walks: what does not vary along it stands before the loop
         self.symbols: dict[Sym, Name] = {}
@@ -194,6 +195,10 @@ class Emitter:
     def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
         condition = self.emit(value.cond, under)
         inner = self._both(condition, under)
+        read = value.value if value.other is Const(0, value.dtype) else None
+        if isinstance(read, Load) and not self.resolve(read) and not self.found((read, None)):
+            a = self.emit(read, inner)  # elsewhere 0 is read
+            return a.text, a.axes
         a, b = self.emit(value.value, inner), self.emit(value.other, under)
         return f"tl.where({condition.text}, {a.text}, {b.text})", condition.axes | a.axes | b.axes
 
@@ -266,6 +271,8 @@ class Emitter:
         inside = self.name(f"({raw.text} >= 0) & ({raw.text} < {extent})", raw.axes, prefix="c")
         mask = self.mask(axes, under)
         asserted = inside.text if mask is None else f"{inside.text} | ~({mask})"
+        if self.passing and self.inner in raw.axes:
+            self.places.append(raw.text)
         if self.checks is None or self.inner not in axes:
             self.line(f'tl.device_assert({asserted}, "index out of range in self")', axes)
         else:

@@ -38,7 +38,7 @@ LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
 SHORT_ROW = 64  # elements: along shorter rows of a pointwise kernel there is no block
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
 SPAN_ROW = 128  # elements side by side that a block of spans has
-SPAN_HELD = 2048  # elements of looked up rows that are under way in one
+SPAN_HELD = 2048  # elements of looked up rows that are under way in one, twice as many where spans are long
 LOOKED_UP = 4096  # elements of looked up rows for each warp: the fewer warps, the more of their loads are under way
 WANTED = 256  # blocks, about two for each multiprocessor of a large GPU
 
@@ -141,9 +141,8 @@ def _by_rows(kernel: FusedKernel, dims: tuple[Dim, ...], width: int, block: int)
         return None
     y, x = Axis("y", dims[:-1], block // along), Axis("x", dims[-1:], along)
     tall = y.blocks > MOST_BLOCKS
-    if tall and x.blocks > MOST_BLOCKS:
-        return None
-    return Blocks(kernel, (y, x), False, max(1, min(8, block * width // (32 * HELD))), tall=tall)
+    warps = max(1, min(8, block * width // (32 * HELD)))
+    return None if tall and x.blocks > MOST_BLOCKS else Blocks(kernel, (y, x), False, warps, tall=tall)
 
 
 def _memory(kernel: FusedKernel) -> Iterator[tuple[str, Expr, int]]:
@@ -216,7 +215,9 @@ def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:
     """`by`: the symbols that say which span it is."""
     outer, side = (tuple(d for d in kernel.rows if (d.sym in by) is is_outer) for is_outer in (True, False))
     x = Axis("x", side, min(power_above(prod(d.size for d in side)), SPAN_ROW))
-    r = Axis("r", kernel.cols, max(4, SPAN_HELD // x.block))
+    long = prod(d.size for d in kernel.cols) * x.block >= 4 * SPAN_HELD * prod(d.size for d in outer)
+    held = 2 * SPAN_HELD if long and all(m.acc_dtype.itemsize <= 4 for m in kernel.members) else SPAN_HELD
+    r = Axis("r", kernel.cols, max(4, held // x.block))
     return Blocks(kernel, (x, r), True, 2, outer, tall=True)
 
 

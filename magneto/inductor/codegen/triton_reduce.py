@@ -90,9 +90,8 @@ class Fold:
 
     def whole(self, value: Name, flat: Name | None) -> Name:
         """Of a block that holds the whole row."""
-        if self.kind == "m2":
-            return self._result(self._away(value))
-        return self._result(self._element(value), self._place(flat) if self.kind in SEARCHES else "")
+        text = self._away(value) if self.kind == "m2" else self._element(value)
+        return self._result(text, self._place(flat) if self.kind in SEARCHES else "")
 
     # ---- a loop ----------------------------------------------------------------------------------------------------------
 
@@ -121,9 +120,7 @@ class Fold:
         self.emitter.line(text, self.every)
 
     def end(self) -> Name:
-        if self.kind == "m2":
-            return self._result(self._joined())
-        return self._result(self.accumulator, f"{self.accumulator}i")
+        return self._result(self._joined()) if self.kind == "m2" else self._result(self.accumulator, f"{self.accumulator}i")
 
     # ---- squared deviations ----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -22,13 +23,6 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     return dtype if dtype.is_floating_point else torch.int64
-
-
-def _numel(shape: Sequence[Size]) -> Size:
-    n: Size = 1
-    for s in shape:
-        n = n * s
-    return n
 
 
 def _kept(rank: int, dims: frozenset[int]) -> list[int]:
@@ -126,7 +120,7 @@ def _of_one(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: torch.d
 def _of_met(low: Lowering, x: Box, over: frozenset[int], acc: torch.dtype, val: Any) -> Box | None:
     """The sum of where(i == place, value, 0) along i meets `value` once, or nothing: the gradient of what a loss looks up, of which softmax's gradient needs the sum of each row."""
     (walked, size), *others = [(d, s) for d in over if (s := x.shape[d]) != 1]
-    if others or not isinstance(size, int) or _met(x, walked, index_symbols(x.shape)) is None:
+    if others or not isinstance(size, int) or _met(x.load(at := index_symbols(x.shape)), at[walked]) is None:
         return None
     kept, zero = _kept(len(x.shape), over), index_symbols((1,))[0]
 
@@ -134,40 +128,28 @@ def _of_met(low: Lowering, x: Box, over: frozenset[int], acc: torch.dtype, val: 
         full = [zero] * len(x.shape)
         for d, i in zip((*kept, walked), (*index, reduce_symbols((size,))[0]), strict=True):
             full[d] = i
-        found = _met(x, walked, tuple(full))
-        assert found is not None
-        place, value = found
-        inside = Op(
-            "bitwise_and",
-            (Op("ge", (place, Const(0, place.dtype)), torch.bool), Op("lt", (place, Const(size, place.dtype)), torch.bool)),
-            torch.bool,
-        )
+        place, value = _met(x.load(tuple(full)), full[walked])  # type: ignore[misc]
+        limits = (Op(name, (place, Const(n, place.dtype)), torch.bool) for name, n in (("ge", 0), ("lt", size)))
+        inside = Op("bitwise_and", tuple(limits), torch.bool)
         met = make_op("add", (convert(value, acc), Const(0, acc)), acc)  # a sum begins at 0: -0 is none
         return convert(Op("where", (inside, met, Const(0, acc)), acc), val.dtype)
 
     ops, heavy, origins = cost_of(x)
-    return low.computed(
-        Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, merge_origins(origins, low.origins), ops + 4, heavy)
-    )
+    origins = merge_origins(origins, low.origins)
+    return low.computed(Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, origins, ops + 4, heavy))
 
 
-def _met(x: Box, walked: int, index: Index) -> tuple[Value, Value] | None:
-    """(place, value) of a tensor that is where(i == place, value, 0), neither of which depends on i, the index along `walked`."""
-    value, converted = x.load(index), list[torch.dtype]()
-    while isinstance(value, Op) and value.name == "convert_element_type":
-        converted.append(value.dtype)
-        value = value.args[0]
-    if not isinstance(value, Op) or value.name != "where" or not isinstance(zero := value.args[2], Const) or zero.value != 0:
+def _met(value: Value, i: Any) -> tuple[Value, Value] | None:
+    """(place, value) of where(i == place, value, 0), neither of which depends on i."""
+    if isinstance(value, Op) and value.name == "convert_element_type":
+        found = _met(value.args[0], i)
+        return found and (found[0], convert(found[1], value.dtype))
+    if not isinstance(value, Op) or value.name != "where" or not isinstance(same := value.args[0], Op) or same.name != "eq":
         return None
-    same, met = value.args[:2]
-    if not isinstance(same, Op) or same.name != "eq" or not any(isinstance(a, IndexValue) and a.expr is index[walked] for a in same.args):
+    places = [a for a in same.args if not isinstance(a, IndexValue) or a.expr is not i]
+    if len(places) != 1 or not isinstance(zero := value.args[2], Const) or zero.value != 0 or i in symbols_of(places[0], value.args[1]):
         return None
-    place = same.args[isinstance(same.args[0], IndexValue) and same.args[0].expr is index[walked]]
-    if index[walked] in symbols_of(place, met) or place.dtype not in (torch.int32, torch.int64):
-        return None
-    for dtype in reversed(converted):
-        met = convert(met, dtype)
-    return place, met
+    return (places[0], value.args[1]) if places[0].dtype in (torch.int32, torch.int64) else None
 
 
 def lower_var(low: Lowering, val: Any, x: Box, dims: int | Sequence[int] | None, correction: float = 1) -> tuple[Box, Box]:
@@ -175,7 +157,7 @@ def lower_var(low: Lowering, val: Any, x: Box, dims: int | Sequence[int] | None,
     var_val, mean_val = val
     over = _dims(x, dims)
     acc = accumulate_dtype(var_val.dtype)
-    count = _numel([x.shape[d] for d in over])
+    count: Size = prod(x.shape[d] for d in over)  # type: ignore[misc]
     if not isinstance(count, int) or count == 0:
         raise CannotLower(f"var over {count} elements")
     if count == 1:

@@ -19,7 +19,7 @@ from magneto.inductor.runtime.record import recordable
 from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, TableKernel
 from magneto.inductor.schedule.schedule import Schedule
 from magneto.prims.decompose import decompose
-from tests.inductor.codegen.triton_gathers import GATHERS, aten, column, wide
+from tests.inductor.codegen.triton_gathers import GATHERS, aten, by_offsets, column, wide
 from tests.inductor.lower.prim_graphs import Graph
 from tests.prims.test_decompose import Recorder
 
@@ -234,6 +234,18 @@ def test_what_may_be_recorded() -> None:
     assert recordable(node(aten.mm.default, x, x))
 
 
+@pytest.mark.parametrize(
+    ("count", "dtype", "held"), [(64 * 200, torch.float32, 4096), (63 * 200, torch.float32, 2048), (64 * 200, torch.float64, 2048)]
+)
+def test_long_bags_are_walked_in_larger_blocks(count: int, dtype: torch.dtype, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as registers suffice."""
+    g = Graph()
+    offsets = g.input(torch.arange(200) * (count // 200))
+    g.output(by_offsets(g, g.input(torch.randn(50, 128, dtype=dtype)), g.input(torch.randint(0, 50, (count,))), offsets))
+    (bags,) = planned(g, monkeypatch)[1]
+    assert dict(bags.constants) == {"XBLOCK": 128, "RBLOCK": held // 128}
+
+
 def test_bags_share_what_they_read_at_different_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than make a table stay kernels of their own."""
     g = Graph()
@@ -261,6 +273,9 @@ def test_bags_by_offsets_are_walked_between_offsets(mode: int, monkeypatch: pyte
     plan, kernels = planned(g, monkeypatch)
     assert calls(plan) == ["aten.searchsorted.Tensor"] and scatters(plan) == 1
     (bags,) = (k for k in kernels if "while offset < end" in k.body)
-    assert "device_assert" not in bags.body.split("while offset")[1].split("offset += RBLOCK")[0]
+    turn = bags.body.split("while offset")[1].split("offset += RBLOCK")[0]
+    assert (
+        "device_assert" not in turn and turn.count("tl.load(") == 2 and turn.index("_next = tl.load(") < turn.index("evict_first")
+    )  # indices of the next turn
     assert bags.grid == (200, 1) and bags.body.count("tl.store(") == 1 and dict(bags.constants)["XBLOCK"] == 128
     assert max(plan.buffers[name].nbytes for step in plan.steps if isinstance(step, FusedKernel) for name in step.writes) == 8 * 200 * 128

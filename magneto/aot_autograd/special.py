@@ -125,7 +125,7 @@ def _native_dropout(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwar
         if given:
             node = mode.emit(func, (value, p), {"train": train})
             return mode.results(node, node.meta["val"])
-        if value.meta["val"].storage_offset * x.itemsize % step or _whole(value).op == "placeholder":
+        if (place := _begins(value)) is None or place * x.itemsize % step:
             value = mode.emit(aten.clone.default, (value,))
     node = mode.emit(func, (value, p, train))
     return mode.results(node, node.meta["val"])
@@ -135,11 +135,16 @@ def _on_gpu(x: torch.Tensor) -> bool:
     return bool(x.is_cuda)
 
 
-def _whole(node: fx.Node) -> fx.Node:
-    """What the node is a view of, or itself."""
-    while node.op == "call_function" and (node.target is getitem or facts_of(node.target).kind == VIEW):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+def _begins(node: fx.Node) -> int | None:
+    """Where the node's memory begins in a memory of its own, in elements, when operations are called one after another. None: in an input's. (Operations that scatter keep that of their argument.)"""
+    made: Any = node.args[0] if node.target is getitem else node
+    facts = facts_of(made.target) if made.op == "call_function" else None
+    if facts is None or (facts.kind != VIEW and not facts.packet.endswith("_scatter")):
+        return None if facts is None else 0
+    begins, meta, source = _begins(made.args[0]), node.meta["val"], made.args[0].meta["val"]
+    if begins is None or meta.dtype != source.dtype:
+        return None
+    return begins + (meta.storage_offset - source.storage_offset if facts.kind == VIEW else 0)
 
 
 SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {

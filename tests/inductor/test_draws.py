@@ -235,11 +235,18 @@ def written_through_a_view(x: torch.Tensor) -> Any:
     return [draw(y), draw(y[4:].view(-1, 4)), draw(y[8:12]) + draw(y[1:].relu_()[3:7])]
 
 
+def written(x: torch.Tensor) -> torch.Tensor:
+    x[1:].relu_()
+    return x
+
+
 PLACES: dict[str, Any] = {
     "written in part": written_in_part,
     "written through a view": written_through_a_view,
     "a copy of an input": lambda x: draw(x.clone()) + draw(torch.empty_like(x).copy_(x)),
     "a copy of a part": lambda x: (draw(x[1:9].clone()), draw((x * 2)[2:10].clone())),
+    "a copy of what was written in part": lambda x: draw(torch.empty_like(part := (x * 2)[1:9]).copy_(written(part))),
+    "a copy of an input written in part": lambda x: draw(torch.empty_like(x).copy_(written(x))),
     "a part of what is computed": lambda x: [draw(part) for part in (x * 2).split([8, 4, 20])],
     "a view of an input": lambda x: (draw(x.view(4, 8)), draw(x[4:12]), draw(x), draw(x[3:4]), draw(x.view(4, 8).t())),
 }

@@ -178,7 +178,9 @@ ROWS: tuple[ErrorEntry, ...] = (
     ErrorEntry(
         "U007",
         "a hook is on a result of {graph} that other results of it are computed from",
-        "The gradient that flows back to it inside the compiled graph does not pass the hook, which would see a part of it, or None.",
+        "The gradient that flows back to it inside the compiled graph does not pass the hook, which would see a part of it, or None. "
+        "The same part is missing, and nothing says so, in what `torch.autograd.grad` gives for such a result, and in the "
+        "gradient of a result that is a view of another one.",
         "Register the hook inside the optimised function, before the later results are computed (that is a graph break), or compute these outside of it.",
     ),
     # ---- U1xx: flags -------------------------------------------------------------------------------------------------

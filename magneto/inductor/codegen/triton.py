@@ -54,7 +54,8 @@ class Writer:
         member = self.members.get(load.buffer)
         return None if member is None else self.answers.get(load.buffer) or member.body
 
-    def run(self) -> TritonKernel:
+    def statements(self) -> list[str]:
+        """The body of the function."""
         self._name_all()
         self.emitter.along = next((axis.walk for axis in self.blocks.axes[-1:] if axis.block >= 4), None)
         if self.blocks.stages:
@@ -65,7 +66,10 @@ class Writer:
             self._once()
         axes, loops = self.blocks.axes, self._loops()
         lines = [*self._outer_lines(), *(line for axis in axes if axis.name not in loops for line in self._axis_lines(axis))]
-        lines += self.emitter.scopes[0].lines
+        return lines + self.emitter.scopes[0].lines
+
+    def run(self) -> TritonKernel:
+        lines = self.statements()
         constants = [(f"{a.name.upper()}BLOCK", a.block) for a in self.blocks.axes]
         arguments = [*self.pointers.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
         text = "\n".join([f"def kernel({', '.join(arguments)}):", *indent(lines)]) + "\n"

@@ -246,7 +246,7 @@ PLACES: dict[str, Any] = {
     "a copy of an input": lambda x: draw(x.clone()) + draw(torch.empty_like(x).copy_(x)),
     "a copy of a part": lambda x: (draw(x[1:9].clone()), draw((x * 2)[2:10].clone())),
     "a copy of what was written in part": lambda x: draw(torch.empty_like(part := (x * 2)[1:9]).copy_(written(part))),
-    "a copy of an input written in part": lambda x: draw(torch.empty_like(x).copy_(written(x))),
+    "a copy of an input written in part": lambda x: draw(torch.empty_like(part := x.split(16)[0]).copy_(written(part))),
     "a part of what is computed": lambda x: [draw(part) for part in (x * 2).split([8, 4, 20])],
     "a view of an input": lambda x: (draw(x.view(4, 8)), draw(x[4:12]), draw(x), draw(x[3:4]), draw(x.view(4, 8).t())),
 }
@@ -259,7 +259,7 @@ def test_the_library_draws_for_memory_that_begins_as_in_eager(name: str, shift: 
     monkeypatch.setattr(draws, "_on_cpu", lambda node: False)
     x = torch.randn(32 + shift)[shift:]
     gm, _ = capture(PLACES[name], x.clone())
-    functional = trace(gm, [x]).graph
+    functional = trace(gm, [x.clone()]).graph  # where an input begins may differ from call to call
     graph = decompose(functional)
     program = lower_graph(graph, on_gpu=True)
     runs = [lambda: PLACES[name](x), lambda: as_function(functional)(x), lambda: run_program(program, x)]

@@ -44,20 +44,20 @@ class Schedule:
 
 
 class _Fusion:
-    """The state of the search: which group (or library call) each node is in. `thorough`: paths are followed through units that end before their start begins,
-    which only lead there by way of a unit fused of early and late nodes."""
+    """The state of the search: which group (or library call) each node is in, and which nodes must run before it. Sets of nodes are bits of integers."""
 
-    def __init__(self, program: Program, buffers: Mapping[str, Buffer], updates: frozenset[str], thorough: bool, training: bool) -> None:
+    def __init__(self, program: Program, buffers: Mapping[str, Buffer], updates: frozenset[str], training: bool) -> None:
         self.nodes = program.nodes
         self.buffers = buffers
         self.before = predecessors(self.nodes)
         self.home: list[int] = []  # node -> unit
         self.units: dict[int, Group | Ordered | LibraryCall] = {}
         self.members: dict[int, list[int]] = {}
+        self.bits: dict[int, int] = {}  # the members
+        self.above: dict[int, int] = {}  # the nodes that a unit waits for, in all
         self.touching: dict[str, list[int]] = {}  # buffer -> units of loops that read or write it
         self.pinned = _pinned(program)
         self.updates = updates
-        self.thorough = thorough
         self.training = training
         self.readers: dict[str, set[int]] = {}
         for position, node in enumerate(self.nodes):
@@ -70,7 +70,9 @@ class _Fusion:
     def run(self) -> None:
         for position, node in enumerate(self.nodes):
             self.home.append(position)
-            self.members[position] = [position]
+            self.members[position], self.bits[position], self.above[position] = [position], 1 << position, 0
+            for unit in {self.home[p] for p in self.before[position]}:
+                self.above[position] |= self.above[unit] | self.bits[unit]
             if isinstance(node, LibraryCall | Ordered):
                 self.units[position] = node
                 continue
@@ -156,18 +158,11 @@ class _Fusion:
 
     def _reaches(self, start: int, goal: int) -> bool:
         """Is there a path start -> some other unit -> goal?"""
-        floor = 0 if self.thorough else self.members[start][0]
-        stack = [p for n in self.members[goal] for p in self.before[n] if self.home[p] not in (start, goal)]
-        seen: set[int] = set()
-        while stack:
-            unit = self.home[stack.pop()]
-            if unit == start:
-                return True
-            if unit in seen or unit == goal or self.members[unit][-1] < floor:
-                continue
-            seen.add(unit)
-            stack.extend(p for n in self.members[unit] for p in self.before[n])
-        return False
+        bits = self.bits[start]
+        if not self.above[goal] & bits:
+            return False
+        between = {self.home[p] for n in self.members[goal] for p in self.before[n]} - {start, goal}
+        return any(self.above[unit] & bits for unit in between)
 
     def _merge(self, a: int, b: int, verdict: Yes) -> int:
         """Unit b goes into unit a."""
@@ -177,6 +172,11 @@ class _Fusion:
         for node in self.members[b]:
             self.home[node] = a
         self.members[a] = sorted(self.members[a] + self.members.pop(b))
+        bits = self.bits[a] = self.bits[a] | self.bits.pop(b)
+        above = self.above[a] = (self.above[a] | self.above.pop(b)) & ~bits
+        for unit, nodes in self.above.items():
+            if nodes & bits:
+                self.above[unit] = nodes | above | bits
         for name in (*verdict.fused.reads, *verdict.fused.writes):
             units = self.touching.setdefault(name, [])
             if b in units:
@@ -230,13 +230,9 @@ def schedule(program: Program, updates: frozenset[str] = frozenset(), training: 
     for buffer in buffers.values():
         static_sizes(buffer.shape)
         static_sizes(buffer.strides)
-    order = None
-    for thorough in (False, True):
-        fusion = _Fusion(program, buffers, updates, thorough, training)
-        fusion.run()
-        order = fusion.order()
-        if order is not None:
-            break
+    fusion = _Fusion(program, buffers, updates, training)
+    fusion.run()
+    order = fusion.order()
     assert order is not None, "fusion made a cycle"
     readers: dict[str, set[int]] = {}
     for unit in order:

@@ -827,6 +827,7 @@ OBSERVED: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any, torch.Tensor
     "classes of one name": (lambda b, k: own(b, k, type("Made", (Plain,), {"value": 1.0 + k // 2})()), lambda b, x: b.own.value),
     "text": (lambda b, k: own(b, k, nn.Identity() if k != 2 else nn.ReLU()), lambda b, x: len(str(b))),
     "walk": (lambda b, k: own(b, k, b.norm if k == 2 else nn.LayerNorm(8)), lambda b, x: len(list(b.named_modules()))),
+    "call of its own": (lambda b, k: setattr(b.norm, "_call_impl", torch.sin) if k == 2 else None, lambda b, x: 1),
     "dead attribute": (lambda b, k: own(b, k, 1.0) if k != 2 else None, lambda b, x: getattr(b, "own", 7.0)),
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 # Before anything of magneto is imported: the flags read the environment once.
 os.environ.setdefault("MAGNETO_VERIFY", "1")
+os.environ.setdefault("MAGNETO_SIZE_SECONDS", "1000")  # what is compiled does not depend on how busy the machine is
 if "MAGNETO_CACHE_DIR" not in os.environ:
     os.environ["MAGNETO_CACHE_DIR"] = tempfile.mkdtemp(prefix="magneto-tests-")
 

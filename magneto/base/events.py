@@ -59,7 +59,10 @@ class _Stream:
     kinds: dict[str, int] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
+    seconds: float = 0.0
 
+
+BESIDE = "gcc"  # a stage that runs in threads of its own
 
 _stream = _Stream()
 # Reentrant, and no Python function is called while it is held: a frame hook may run our own compiler inside any Python frame.
@@ -129,6 +132,13 @@ class timer:
             timing.calls += 1
             timing.total += 0.0 if recursive else elapsed
             timing.own += elapsed - self.inner
+            if not stack and self.stage != BESIDE:
+                _stream.seconds += elapsed
+
+
+def seconds() -> float:
+    """That all stages have taken together since the last reset: what is nested counts once, what runs beside others not."""
+    return _stream.seconds
 
 
 def timings() -> dict[str, Timing]:
@@ -175,3 +185,4 @@ def reset() -> None:
         _stream.kinds.clear()
         _stream.counters.clear()
         _stream.timings.clear()
+        _stream.seconds = 0.0

@@ -53,6 +53,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("skip_files", str, "", "comma-separated path fragments of Python files that are never captured"),
     # Capture
     Flag("recompile_limit", int, 8, "compiled variants per entry point; beyond it the frame runs in eager", low=1),
+    Flag(
+        "size_seconds", float, 3.0, "of compiling for sizes behind the first three, before that may only take a quarter of the time gone by"
+    ),
     Flag("size_variants", int, 64, "compiled variants per entry point for sizes that come again beyond recompile_limit", low=1),
     Flag("error_on_recompile", bool, False, "raise instead of recompiling, to find what keeps changing"),
     Flag("replay_equal_modules", bool, True, "capture calls of modules that are equal to one captured before by copying what that gave"),

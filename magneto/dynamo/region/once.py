@@ -60,15 +60,18 @@ def _written(text: str, operands: tuple[Tracker, ...]) -> list[Source]:
 
 
 class CompiledWhenCalledAgain:
-    """The callable of a graph that is not expected again. `compile` makes the real one from the arguments of the second call."""
+    """The callable of a graph that is not expected again. `compile` makes the real one from the arguments of the second call, or of a later one that `allowed` lets it."""
 
-    def __init__(self, gm: fx.GraphModule, compile: Callable[[list[Any]], Callable[..., Any]]) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, compile: Callable[[list[Any]], Callable[..., Any]], allowed: Callable[[], bool] | None = None
+    ) -> None:
         self._compile: Callable[[list[Any]], Callable[..., Any]] | None = compile
         self._run = atomic(gm)
+        self._allowed = allowed
         self._called = False
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._called and self._compile is not None:
+        if self._called and self._compile is not None and (self._allowed is None or self._allowed()):
             self._run, self._compile = self._compile(list(inputs)), None
         self._called = True
         return self._run(*inputs)

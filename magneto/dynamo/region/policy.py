@@ -137,6 +137,8 @@ _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defi
 def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     """The hook's callback: a Region, None (interpret this time), SKIP_ENTRY or SKIP_CODE."""
     context: Context = policy.payload
+    if len(missed) >= FLEETING and context.budget.closed():
+        return None
     if config.disable or any(getattr(builtins, name, None) is not fn for name, fn in _OURS.items()):
         return None  # switched off; or the program has replaced a built-in function that capture itself calls
     if any(sys.modules.get(module.__name__) is not module for module in _OUR_MODULES):
@@ -178,8 +180,6 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
             return _internal(state, error)
     code = state.code
     seconds = time.perf_counter() - started
-    if len(missed) >= config.recompile_limit:
-        context.budget.spent += seconds
     events.emit("compile", function=code.co_qualname, file=code.co_filename, line=code.co_firstlineno, offset=state.offset, seconds=seconds)
     return region
 
@@ -232,6 +232,14 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     verdict = Verdict.NOW
     sizes = missed_sizes(missed, state)
     context.varying[code, state.offset] = len(missed) if sizes else 0
+    varies = context.slow_backend and (sizes or context.budget.began)  # what the callable calls varies with its sizes
+    if varies and FLEETING <= len(missed) < config.recompile_limit and not context.budget.allows():
+        if not context.budget.told:
+            context.budget.told = True
+            reason = f"sizes change more often than compiling for them pays: it has taken {config.size_seconds:g} seconds and a quarter of the time since (size_seconds)"
+            events.emit("fallback", what=code.co_qualname, reason=reason)
+            log(1, f"{code.co_qualname} runs in eager in some calls: {reason}")
+        return None
     if len(missed) >= config.recompile_limit:
         known = (code, state.offset) in context.sizes
         verdict = context.sizes[code, state.offset].verdict(sizes, len(missed), context.budget)
@@ -400,7 +408,9 @@ def _graph_of(context: Context, plan: RegionPlan, sizes: int) -> Callable[..., A
         events.counter("graphs_for_one_call")
         why = "sizes change from call to call" if fleeting else "its own effects break its guards"
         log(1, lambda: f"{plan.name} is not expected to be called again: {why}. It is compiled if it is")
-        return CompiledWhenCalledAgain(gm, lambda inputs: _compile_again(context, gm, info, inputs, sizes > 0))
+        return CompiledWhenCalledAgain(
+            gm, lambda inputs: _compile_again(context, gm, info, inputs, sizes > 0), context.budget.allows if fleeting else None
+        )
     with varying(sizes > 0):
         return _call_backend(context, gm, info, list(plan.example_inputs))
 

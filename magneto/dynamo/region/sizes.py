@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from magneto import _C
+from magneto.base import events
 from magneto.base.flags import config
 from magneto.dynamo.guards import reading
 from magneto.dynamo.guards.explain import tensor_row
@@ -18,7 +19,8 @@ from magneto.dynamo.guards.source import Source
 
 AGAIN = 3  # calls with the same sizes, until they have a variant
 FLEETING = 3  # variants: one more size runs as captured and is compiled when it comes again
-ALLOWANCE, SHARE = 1.0, 0.25  # seconds that such variants may cost, and of the time gone by since the first size beyond the limit
+SHARE = 0.25  # of the time that has gone by: what compiling for further sizes may take, behind config.size_seconds
+PAUSE = 0.2  # seconds until it is asked again whether they may cost more
 PATIENCE = 256  # different sizes that are counted; then the entry is left to CPython
 
 REST = tuple(f.name for f in fields(TensorRow) if f.name not in ("shape", "strides"))
@@ -34,16 +36,25 @@ class Verdict(enum.Enum):
 
 
 class Budget:
-    """What variants for sizes beyond the limit may cost all entry points of one optimised callable: where sizes change much, a program is slowed down by a quarter at most."""
+    """What may be compiled for sizes behind the first ones: where sizes change much, a program is slowed down by a quarter at most."""
 
     def __init__(self) -> None:
-        self.began: float | None = None
-        self.spent = 0.0
+        self.began: tuple[float, float] | None = None
+        self.until = 0.0
+        self.told = False
+
+    def closed(self) -> bool:
+        """It was a moment ago."""
+        return time.perf_counter() < self.until
 
     def allows(self) -> bool:
-        now = time.perf_counter()
-        self.began = now if self.began is None else self.began
-        return self.spent <= ALLOWANCE + SHARE * (now - self.began - self.spent)
+        """May one more size be compiled? The first question begins the account."""
+        now = time.perf_counter(), events.seconds()
+        self.began = self.began or now
+        gone, spent = (b - a for a, b in zip(self.began, now, strict=True))
+        allowed = spent <= config.size_seconds + SHARE * (gone - spent)
+        self.until = 0.0 if allowed else now[0] + PAUSE
+        return allowed
 
 
 class SizesThatCome:

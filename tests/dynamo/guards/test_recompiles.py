@@ -12,6 +12,7 @@ from torch import nn
 
 import magneto
 from magneto.base import events
+from magneto.base.flags import config
 from magneto.dynamo.region import sizes
 
 FACTOR = 3
@@ -297,10 +298,11 @@ def test_variants_for_more_sizes_cost_a_share_of_the_time(monkeypatch):
     """Seconds are made up: each variant costs 0.4, each call takes 0.1."""
     clock, spent = [0.0], []
     monkeypatch.setattr(sizes, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(sizes, "events", types.SimpleNamespace(seconds=lambda: 0.4 * len(spent)))
+    config.size_seconds = 1.0
     budget, came = sizes.Budget(), sizes.SizesThatCome()
     for n in range(40):
         if came.verdict(frozenset([("x", (n // 3,))]), 9, budget) is sizes.Verdict.NOW:
-            budget.spent += 0.4
             clock[0] += 0.4
             spent.append(n)
         clock[0] += 0.1
@@ -308,12 +310,13 @@ def test_variants_for_more_sizes_cost_a_share_of_the_time(monkeypatch):
 
 
 def test_no_variant_beyond_the_budget(monkeypatch):
-    monkeypatch.setattr(sizes, "ALLOWANCE", -1.0)
+    config.size_seconds = -1.0
     monkeypatch.setattr(sizes, "SHARE", 0.0)
+    monkeypatch.setattr(sizes, "PAUSE", 0.0)
     compiled = magneto.optimize("eager")(_of_rows)
     _calls(compiled, [*range(2, 14)] * 4)
     assert magneto.stats()["graphs"] == 8
-    monkeypatch.setattr(sizes, "ALLOWANCE", 100.0)
+    config.size_seconds = 100.0
     _calls(compiled, range(2, 14))
     assert magneto.stats()["graphs"] == 12
 
@@ -335,6 +338,26 @@ def test_kernels_are_made_for_sizes_that_come_again():
         made.append(magneto.stats()["kernels"])
     steps = [b > a for a, b in zip([0, *made], made, strict=False)]
     assert steps == [True, True, True, False, False, False, True, True, False, False]
+
+
+def test_further_sizes_run_as_captured_or_in_eager_while_they_may_cost_nothing(monkeypatch):
+    """Kernels are made for the first sizes only; the results are right, and later calls pay for more."""
+    config.size_seconds = -1.0
+    monkeypatch.setattr(sizes, "SHARE", 0.0)
+    monkeypatch.setattr(sizes, "PAUSE", 0.0)
+    compiled = magneto.optimize("inductor")(_of_rows)
+    made = []
+    for n in [*range(2, 12)] * 3:
+        x = torch.ones(n, 3)
+        torch.testing.assert_close(compiled(x, 2.0), _of_rows(x, 2.0))
+        made.append(magneto.stats()["kernels"])
+    assert made[0] < made[1] < made[2] == made[-1] and magneto.stats()["graphs"] == 3
+    assert [e.fields["reason"][:17] for e in events.events("fallback")] == ["sizes change more"]
+    config.size_seconds = 100.0
+    for n in [2, 5, 5]:
+        x = torch.ones(n, 3)
+        torch.testing.assert_close(compiled(x, 2.0), _of_rows(x, 2.0))
+    assert magneto.stats()["kernels"] > made[-1] and magneto.stats()["graphs"] == 4
 
 
 def test_other_changes_are_no_fleeting_sizes():

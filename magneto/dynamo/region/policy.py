@@ -236,9 +236,9 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     if varies and FLEETING <= len(missed) < config.recompile_limit and not context.budget.allows():
         if not context.budget.told:
             context.budget.told = True
-            reason = f"sizes change more often than compiling for them pays: it has taken {config.size_seconds:g} seconds and a quarter of the time since (size_seconds)"
-            events.emit("fallback", what=code.co_qualname, reason=reason)
-            log(1, f"{code.co_qualname} runs in eager in some calls: {reason}")
+            why = f"sizes change more often than compiling for them pays: it has taken {config.size_seconds:g} seconds and a quarter of the time since (size_seconds)"
+            events.emit("fallback", what=code.co_qualname, reason=why)
+            log(1, f"{code.co_qualname} runs in eager in some calls: {why}")
         return None
     if len(missed) >= config.recompile_limit:
         known = (code, state.offset) in context.sizes

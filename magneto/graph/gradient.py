@@ -18,6 +18,7 @@ from magneto.graph.fake_tensor import FakeMode, make_fake, meta_of
 from magneto.graph.layout import is_dense
 from magneto.graph.meta import TensorMeta
 from magneto.graph.modes import modes_kept
+from magneto.graph.ways import BY_ID
 
 _use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
@@ -137,9 +138,10 @@ def propagate_gradients(
                 env[node] = _placeholder(node.meta["val"])
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = (
-                    node.target(*args, **kwargs) if node.op == "call_function" else getattr(args[0], str(node.target))(*args[1:], **kwargs)
-                )
+                if isinstance(node.target, str):
+                    env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+                else:
+                    env[node] = BY_ID.get(id(node.target), node.target)(*args, **kwargs)
         outputs, seeds, inputs, *replaced = fx.map_arg(arguments, env.__getitem__)
         if order is not None:
             for index, leaf in enumerate(inputs):

@@ -2,6 +2,7 @@
 
 `max_pool1d` without a gradient has a kernel of its own, which answers contiguously; under a mode it is `max_pool2d_with_indices` of one row more.
 `one_hot` on the CPU looks at the classes to raise: that is an operation without a result, which stays (`opinfo.stays`); the rest is arithmetic.
+`ctc_loss` keeps for its gradient what is as wide as the longest target, a number in a tensor: ours is as wide as the targets' memory.
 `embedding_bag` of bags of one size on a GPU is a lookup and a sum: loops, which compute sums and gradients in one walk each (its own kernels reach 40% of what memory gives).
 """
 
@@ -51,6 +52,73 @@ def _one_hot(*args: Any, **kwargs: Any) -> Any:
     if x.stride() != contiguous_strides(x.shape):
         x = x.clone(memory_format=torch.contiguous_format)
     return (x.unsqueeze(-1) == torch.arange(max(count, 0), device=x.device)).long()
+
+
+_CTC = "Tensor log_probs, Tensor targets, Tensor steps, Tensor sizes"
+_LIBRARY.define(f"ctc_loss({_CTC}, int blank, bool zero) -> (Tensor, Tensor)")  # type: ignore[no-untyped-call]
+_LIBRARY.define(f"ctc_backward(Tensor grad, {_CTC}, Tensor loss, Tensor alpha, int blank, bool zero) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _ctc(x: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, alpha = torch.ops.aten._ctc_loss.Tensor(x, targets, *rest)
+    return loss, torch.nn.functional.pad(alpha, (0, 2 * targets.shape[1] + 1 - alpha.shape[2])).contiguous()
+
+
+def _ctc_meta(x: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape[1:2]), x.new_empty((x.shape[1], x.shape[0], 2 * targets.shape[1] + 1))
+
+
+def _ctc_backward(*args: Any) -> torch.Tensor:
+    longest = int(args[4].max())
+    return torch.ops.aten._ctc_loss_backward.Tensor(*args[:6], args[6][:, :, : 2 * longest + 1], *args[7:])  # type: ignore[no-any-return]
+
+
+for _name, _cpu, _meta in ("ctc_loss", _ctc, _ctc_meta), ("ctc_backward", _ctc_backward, lambda *args: args[1].new_empty(args[1].shape)):
+    _LIBRARY.impl(_name, _cpu, "CPU")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
+
+
+class _Ctc(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        loss, alpha = torch.ops.magneto.ctc_loss(*args)
+        ctx.save_for_backward(*args[:4], loss, alpha)
+        ctx.options = args[4:]
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return torch.ops.magneto.ctc_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None, None
+
+
+def ctc_loss(
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: Any = 0,
+    reduction: Any = "mean",
+    zero_infinity: Any = False,
+) -> Any:
+    given = (log_probs, targets, input_lengths, target_lengths)
+    if not _is_batch(*given) or type(blank) is not int or reduction not in ("none", "mean", "sum") or type(zero_infinity) is not bool:
+        return torch.nn.functional.ctc_loss(*given, blank, reduction, zero_infinity)
+    loss = _Ctc.apply(log_probs, targets.long(), input_lengths, target_lengths, blank, zero_infinity)  # type: ignore[no-untyped-call]
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), torch.zeros((), dtype=loss.dtype), loss)
+    return (loss / target_lengths.clamp_min(1)).mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+def _is_batch(*given: Any) -> bool:
+    """Is it a batch on the CPU, with targets side by side and lengths in tensors?"""
+    if not all(
+        isinstance(t, torch.Tensor) and t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in given
+    ):
+        return False
+    (x, targets, *lengths), batch = given, given[0].shape[1:2]
+    whole = x.dtype in (torch.float32, torch.float64) and all(t.dtype in (torch.int64, torch.int32) for t in given[1:])
+    shaped = (x.ndim, targets.ndim) == (3, 2) and targets.shape[:1] == batch and all(t.shape == batch for t in lengths)
+    return whole and shaped and 0 not in x.shape
 
 
 BAGS_ON = "cuda"  # where bags are taken apart
@@ -109,6 +177,7 @@ WAYS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 WAYS.update(dict.fromkeys((torch.nn.functional.one_hot, torch.ops.aten.one_hot.default), _one_hot))
 WAYS[torch.nn.functional.embedding_bag] = _embedding_bag
+WAYS[torch.nn.functional.ctc_loss] = ctc_loss
 BY_ID = {id(call): way for call, way in WAYS.items()}
 
 __all__ = ["BY_ID", "WAYS"]

@@ -8,11 +8,12 @@ PY     ?= $(VENV)/bin/python
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.c csrc/*.h)
 ARGS   ?=
+JOBS   ?= 2
 
 .PHONY: help demo test ext lint format types bench docs clean
 help:
 	@echo "make demo    ResNet-18 and BERT, eager against magneto"
-	@echo "make test    the test suite (ARGS=... goes to pytest)"
+	@echo "make test    the test suite in two processes (ARGS=... goes to pytest, JOBS=n)"
 	@echo "make lint types docs bench ext format clean"
 
 $(VENV)/bin/python:
@@ -34,7 +35,7 @@ demo: $(VENV)/.demo
 	$(VENV)/bin/python -m benchmarks.demo $(ARGS)
 
 test: $(VENV)/.test
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m benchmarks.run $(ARGS)

@@ -26,6 +26,7 @@ from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
 from magneto.aot_autograd.training import plan_training, training_function
 from magneto.aot_autograd.wrap import wrap
 from magneto.backends.fallback import name_of, recover, recover_backward
+from magneto.backends.sized import sized, varying_sizes
 from magneto.base.collection import no_collection
 from magneto.base.events import timer
 from magneto.base.flags import config
@@ -347,6 +348,8 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
         try:
             if any(node.target in _INFERENCE for node in gm.graph.nodes):
                 return _in_inference_mode(gm, example_inputs, half)
+            if varying_sizes(gm):
+                return sized(gm, example_inputs, lambda one, inputs: compile_captured(one, inputs, half), half is COMPILE_HALF)
             if torch.is_inference_mode_enabled():
                 gm = _without(
                     gm, [n for n in gm.graph.nodes if n.target in _GRAD_SWITCHES and not n.users]

@@ -113,6 +113,11 @@ def takes_unknown_sizes(backend: Backend) -> bool:
     return not any(entry.fixed_sizes for entry in _rows_of(backend))
 
 
+def takes_varying_sizes(backend: Backend) -> bool:
+    """Whether a graph's inputs may have sizes that vary from call to call. Of the rows that must know sizes, ours make a callable for each (`backends/sized.py`)."""
+    return not any(entry.fixed_sizes and entry.fn.__module__ != "magneto.backends.standard" for entry in _rows_of(backend))
+
+
 def is_slow(backend: Backend) -> bool:
     """Whether a graph that is not expected again is better run as it is. Backends of the user's are called for every graph."""
     return any(entry.slow for entry in _rows_of(backend))

@@ -18,6 +18,7 @@ from magneto.aot_autograd.call import as_function, without_grad
 from magneto.base.errors import warn_once
 from magneto.base.events import emit, timer
 from magneto.base.logs import KERNELS, LOOPS, log, logging, trace_kernel
+from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp import kernel_text
 from magneto.inductor.codegen.cpp_ordered import ordered_text
 from magneto.inductor.codegen.cpp_preamble import preamble
@@ -199,7 +200,7 @@ def _texts(plan: Schedule, name: str) -> dict[Kernel, KernelText]:
     for step in plan.steps:
         if isinstance(step, LibraryCall):
             continue
-        cheaply = step in seldom or is_small(step)
+        cheaply = step in seldom or (is_small(step) and not any_size())
         key: Hashable = (likeness(step), cheaply) if isinstance(step, FusedKernel) else step
         kernel = written.get(key)
         if kernel is None:

@@ -91,15 +91,16 @@ def loaded(finished: Finished, name: str) -> _C.Plan:
     text = preamble(vector_math_level())
     kernels = [KernelText.of(body, text) for _, body in finished.kernels]
     with timer("build"):
-        addresses = _built(kernels)
+        addresses = built(kernels)
     code = finished.code.with_addresses(addresses)
     made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
-    _remember(made, code)
+    remember(made, code)
     _report(name, finished, kernels, code)
     return made
 
 
-def _built(kernels: list[KernelText]) -> dict[str, Address]:
+def built(kernels: list[KernelText]) -> dict[str, Address]:
+    """Kernels by their hashes. BuildFailed."""
     result = build(kernels, preamble(vector_math_level())) if kernels else {}
     if isinstance(result, NoCompiler):
         warn_once("W002")
@@ -134,7 +135,7 @@ _arenas: list[tuple[weakref.ref[Any], int]] = []
 _arenas_lock = threading.Lock()
 
 
-def _remember(plan: _C.Plan, code: PlanCode) -> None:
+def remember(plan: _C.Plan, code: PlanCode) -> None:
     """Bound what idle plans keep: the oldest give their workspaces back (a later call makes a fresh one)."""
     held = code.arena_bytes + code.kept_bytes
     if not held:

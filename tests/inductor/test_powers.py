@@ -22,3 +22,38 @@ def test_powers_at_the_edges(dtype: torch.dtype, exponent: float) -> None:
     for want, got in zip(fn(x), magneto.optimize("inductor", nopython=True)(fn)(x), strict=True):
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-2 if dtype.itemsize == 2 else 1e-6, atol=0)
         assert torch.equal(torch.signbit(got[want == 0]), torch.signbit(want[want == 0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("exponent", [None, 7.0, -3.0, 1.7, -2.5])
+def test_powers_of_everything(dtype: torch.dtype, exponent: float | None) -> None:
+    """Values of their own and all pairs of edges: within twice eager's error, and eager's signs, infinities and NaN."""
+    edges = torch.tensor((*EDGES, 1e-45, -1e-42, -1.0, 3.0, -3.0, 2e9, -3e38, 1e-30, 4.0, -7.0)).to(dtype)
+    x = torch.cat([edges.repeat_interleave(len(edges)), torch.rand(5000).mul(4).to(dtype), torch.linspace(0.9, 1.1, 999).to(dtype)])
+    y = torch.cat([edges.repeat(len(edges)), torch.randn(5000).mul(9).to(dtype), torch.linspace(-300, 300, 999).to(dtype)])
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.pow(x, y if exponent is None else exponent)
+
+    call = magneto.optimize("inductor", nopython=True)(fn)
+    want, got, exact = fn(x, y), call(x, y), fn(x.double(), y.double())
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+    assert torch.equal(got.signbit()[~want.isnan()], want.signbit()[~want.isnan()])
+    normal = exact.isfinite() & want.isfinite() & (want.abs() >= torch.finfo(dtype).tiny)
+    unit = exact[normal].abs() * torch.finfo(dtype).eps
+    mine, theirs = (((t.double()[normal] - exact[normal]).abs() / unit).max().item() for t in (got, want))
+    assert mine <= 2 * theirs + 0.6
+    assert "mg_pow_f32(" in "".join(magneto.inspect(call).kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_numbers_become_bytes_as_in_eager(dtype: torch.dtype) -> None:
+    """By way of 32 bits: what these do not hold ends in eight zeros."""
+    x = torch.cat(
+        [torch.tensor((math.inf, -math.inf, math.nan, -0.0, 3e9, -5e9, 1e19, -2e38, 2.0**31, -(2.0**31))), torch.randn(500).exp() * 9999]
+    )
+    x = torch.cat([x, -x]).to(dtype)
+    fn = magneto.optimize("inductor", nopython=True)(lambda x: (x * 1).to(torch.uint8))
+    with torch.no_grad():
+        assert torch.equal(fn(x), (x * 1).to(torch.uint8))
+    assert "(u8)(i32)" in "".join(magneto.inspect(fn).kernels)

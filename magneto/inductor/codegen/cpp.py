@@ -18,7 +18,7 @@ import torch
 from magneto.inductor.codegen.cpp_crossed import write_crossed
 from magneto.inductor.codegen.cpp_emit import ONE_PLUS, Emitter, indent, plain_loads
 from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill
-from magneto.inductor.codegen.cpp_nest import TILE, Nest, nest_of, stride_along
+from magneto.inductor.codegen.cpp_nest import BLOCK, TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
@@ -139,7 +139,12 @@ class Writer:
         n = 1
         for dim in self.kernel.cols:
             n *= dim.size
-        return n * (self.nest.chunk if self.nest.mode == "outer" else 1)
+        return n * (self._block if self.nest.mode == "outer" else 1)
+
+    @property
+    def _block(self) -> int:
+        """Accumulators side by side, at most."""
+        return BLOCK if self.nest.any else self.nest.chunk
 
     def _demanded(self, current: _Pass) -> list[str]:
         """Full pointwise members whose values a pass needs, through each other."""
@@ -198,6 +203,7 @@ class Writer:
             "int SYMBOL(void *const *p) {",
             "    int status = 0;",
             *indent(self.emitter.scopes[0].lines),
+            *indent(self.nest.constants),
             *indent(body),
             "    return status;",
             "}",
@@ -220,17 +226,19 @@ class Writer:
             body = self.inner_row()
         emitter.pop()
         inside = [*scope.lines, *body] if nest.mode == "point" else body
-        if nest.iterations == 1:
+        if nest.iterations == 1 and not nest.any:
             return ["{", *indent(inside), "}"]
-        loop = [f"for (i64 row = 0; row < {nest.iterations}; row++) {{", *indent(inside), "}"]
+        loop = [f"for (i64 row = 0; row < {nest.cut_in[3]}; row++) {{", *indent(inside), "}"]
         return self.shared_out(loop)
 
     def shared_out(self, loop: list[str]) -> list[str]:
         """A loop whose iterations threads take."""
         if not self.streaming:
-            return ["#pragma omp parallel for schedule(static) reduction(|:status)", *loop] if self.nest.parallel else loop
+            return (
+                [f"#pragma omp parallel for schedule(static) reduction(|:status){self.nest.threads}", *loop] if self.nest.parallel else loop
+            )
         shared = ["#pragma omp for schedule(static) nowait", *loop, "MG_FENCE"]
-        return [*self._past_flags(), "#pragma omp parallel reduction(|:status)", "{", *indent(shared), "}"]
+        return [*self._past_flags(), f"#pragma omp parallel reduction(|:status){self.nest.threads}", "{", *indent(shared), "}"]
 
     def _past_flags(self) -> list[str]:
         """Per streamed result: does it have memory of its own?"""
@@ -245,10 +253,11 @@ class Writer:
         """Loop variables of the outer dimensions (and bounds of the portion) out of the flat `row`."""
         lines: list[str] = []
         symbols: dict[Sym, str] = {}
-        rest = "0" if nest.iterations == 1 else "(u32)row" if nest.iterations < 1 << 31 else "row"
+        rest = "0" if nest.iterations == 1 and not nest.any else "(u32)row" if nest.iterations < 1 << 31 else "row"
         if nest.chunk and nest.cut is not None:
-            lines.append(f"const i64 lo = (i64)({rest} % {nest.portions}) * {nest.chunk}, hi = mg_min(lo + {nest.chunk}, {nest.cut.size});")
-            rest = f"{rest} / {nest.portions}" if nest.outer else rest
+            chunk, _, divisor, _ = nest.cut_in
+            lines.append(f"const i64 lo = (i64)({rest} % {divisor}) * {chunk}, hi = mg_min(lo + {chunk}, {nest.cut.size});")
+            rest = f"{rest} / {divisor}" if nest.outer else rest
         for position, dim in reversed(list(enumerate(nest.outer))):
             name = f"i{position}"
             symbols[dim.sym] = name
@@ -430,7 +439,7 @@ class Writer:
         body: list[str] = list(row.lines)
         row.lines.clear()
         vector = self.nest.inner[-1]
-        block = self.nest.chunk
+        block = self.nest.cut_in[0]
         results: dict[str, tuple[str, torch.dtype]] = {}
         for number, current in enumerate(self._passes()):
             rows = [m for m in self.kernel.members if not m.full and m.name in self.kernel.stored and self.stages[m.name] == number]
@@ -446,11 +455,11 @@ class Writer:
                     body.append(f"{compute_type(member.body.dtype)} {name}[{self._row_length()}];")
                 blocked = [f for f in folds if f.accumulator != f.type]
                 for fold in folds:
-                    body.extend(fold.declare_across(block))
+                    body.extend(fold.declare_across(block, self._block))
                 position = len(dims) - 1
                 fill = Fill(self, stores, folds, keeps, across=True, results=dict(results), blocks=block, vector_depth=depth + len(dims))
                 step = max(1, ROWS_BLOCK // max(1, prod(d.size for d in dims[1:-1])))
-                cut = bool(blocked) and dims[0].size > step
+                cut = bool(blocked) and (dims[0].size > step or bool(self.nest.any))
                 loop = self.loops(dims, fill, {position: ("lo", "hi"), **({0: ("b", "e")} if cut else {})})
                 body.extend(row.lines)
                 body.extend(self._row_blocks(loop, blocked, block, dims[0].size, step if cut else dims[0].size) if blocked else loop)
@@ -464,13 +473,12 @@ class Writer:
                         body.append(f"for (i64 j0 = lo; j0 < hi; j0++) {target} = {to_memory(text, fold.member.buffer.dtype)};")
         return body
 
-    @staticmethod
-    def _row_blocks(loop: list[str], folds: list[Fold], block: int, size: int, step: int) -> list[str]:
+    def _row_blocks(self, loop: list[str], folds: list[Fold], block: str, size: int, step: int) -> list[str]:
         """The loop over cols in pieces of `step`, whose sums are in single precision and are added to the row's in double."""
-        lines = [f"{f.type} {f.lane}[{block}];" for f in folds]
+        lines = [f"{f.type} {f.lane}[{self._block}];" for f in folds]
         lines.append(f"for (i64 l = 0; l < {block}; l++) {{ {' '.join(f'{f.lane}[l] = {f.initial};' for f in folds)} }}")
         join = f"for (i64 l = 0; l < {block}; l++) {{ {' '.join(f.join_from(f'{f.name}[l]', f'{f.lane}[l]') for f in folds)} }}"
-        if step >= size:
+        if step >= size and not self.nest.any:
             return ["{", *indent([*lines, *loop, join]), "}"]
         head = f"const i64 e = mg_min(b + {step}, {size});"
         return [f"for (i64 b = 0; b < {size}; b += {step}) {{", *indent([head, *lines, *loop, join]), "}"]

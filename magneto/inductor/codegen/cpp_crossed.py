@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from magneto.inductor.codegen.cpp_emit import indent
 from magneto.inductor.codegen.cpp_fill import Fill
-from magneto.inductor.codegen.cpp_nest import Nest
+from magneto.inductor.codegen.cpp_nest import PARALLEL, Nest
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold, fold_of
 from magneto.inductor.codegen.cpp_types import compute_type, to_memory
 
@@ -39,13 +39,20 @@ def write_crossed(writer: Writer) -> list[str]:
     scope.lines.extend(head)
     row = writer.inner_row()
     emitter.pop()
-    count = _portions(nest, width * 8 * len(folds))
-    each = -(-nest.iterations // count)
-    count = -(-nest.iterations // each)
-    found = [f"{kind} {name}p[{count * width}] __attribute__((aligned(64)));" for fold in folds for kind, name, _ in fold.arrays()]
-    loop = _portion(row, folds, nest.iterations, each, width)
-    loop = [f"for (i64 portion = 0; portion < {count}; portion++) {{", *indent(loop), "}"]
-    return [*found, *writer.shared_out(loop), *_joined(folds, count, width), *_stored(writer, folds)]
+    most = _portions(nest, width * 8 * len(folds))
+    each = -(-nest.iterations // most)
+    cut = str(-(-nest.iterations // each)), str(each)
+    rows, head = nest.iterations, []
+    if nest.any:
+        wanted = f"mg_min(mg_max({rows} / {PORTION}, mg_min(8, {rows} / 8)), {PARTIAL_BYTES // 8 // len(folds)} / {width})"
+        head = [f"const i64 wanted = points < {PARALLEL} ? 1 : mg_max(1, mg_min({wanted}, {MOST})), each = ({rows} + wanted - 1) / wanted;"]
+        head.append(f"const i64 count = ({rows} + each - 1) / each;")
+        cut = "count", "each"
+    held = max(width, min(most * width, PARTIAL_BYTES // 8 // len(folds))) if nest.any else -(-rows // each) * width
+    found = [f"{kind} {name}p[{held}] __attribute__((aligned(64)));" for fold in folds for kind, name, _ in fold.arrays()]
+    loop = _portion(row, folds, rows, cut[1], width)
+    loop = [f"for (i64 portion = 0; portion < {cut[0]}; portion++) {{", *indent(loop), "}"]
+    return [*head, *found, *writer.shared_out(loop), *_joined(folds, cut[0], width), *_stored(writer, folds)]
 
 
 def _portions(nest: Nest, width: int) -> int:
@@ -53,10 +60,12 @@ def _portions(nest: Nest, width: int) -> int:
     if not nest.parallel:
         return 1
     rows = nest.iterations
+    if nest.any:  # never fewer than for a smaller size
+        return max(1, min(max(-(-rows // PORTION), min(8, rows // 8)), MOST))
     return max(1, min(max(rows // PORTION, min(8, rows // 8)), PARTIAL_BYTES // width, MOST))
 
 
-def _portion(row: list[str], folds: Sequence[Fold], rows: int, each: int, width: int) -> list[str]:
+def _portion(row: list[str], folds: Sequence[Fold], rows: int, each: str, width: int) -> list[str]:
     """The rows of one portion. A fold whose accumulator is wider than its values has one array for a block of rows, and one for the portion."""
     blocked = [fold for fold in folds if fold.accumulator != fold.type]
     lines = [f"const i64 last = mg_min((portion + 1) * {each}, {rows});"]
@@ -78,9 +87,9 @@ def _portion(row: list[str], folds: Sequence[Fold], rows: int, each: int, width:
     return [*lines, f"for (i64 base = portion * {each}; base < last; base += {ROWS_BLOCK}) {{", *indent(block), "}"]
 
 
-def _joined(folds: Sequence[Fold], count: int, width: int) -> list[str]:
+def _joined(folds: Sequence[Fold], count: str, width: int) -> list[str]:
     """What the portions have found, added to the first one's."""
-    if count == 1:
+    if count == "1":
         return []
     lines = [f"for (i64 k = 1; k < {count}; k++) {{"]
     for fold in folds:

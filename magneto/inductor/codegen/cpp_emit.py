@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
@@ -227,8 +228,9 @@ class Emitter:
         """Is the divisor known outside of the vector loop that divides by it?"""
         divisor = value.args[1]
         if isinstance(divisor, Const):
-            exact = divisor.value == 0 or math.frexp(abs(float(divisor.value.real)))[0] == 0.5  # a power of two: gcc multiplies
-            return not exact and depth > 0
+            size = abs(float(divisor.value.real))
+            exact = size == 0 or math.frexp(size)[0] == 0.5  # a power of two: gcc multiplies
+            return (not exact or (size > 1 and any_size())) and depth > 0
         return self._depth_under(divisor, mask) < depth == len(self.scopes) - 1
 
     def _inverse(self, divisor: Value, text: str, mask: str) -> tuple[str, str, str]:

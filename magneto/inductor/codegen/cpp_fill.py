@@ -50,7 +50,7 @@ class Fill:
         keeps: Sequence[Member] = (),
         across: bool = False,
         results: dict[str, tuple[str, torch.dtype]] | None = None,
-        blocks: int = 0,
+        blocks: str = "",
         vector_depth: int = 0,
         downs: Sequence[Fold] = (),
     ) -> None:
@@ -160,7 +160,7 @@ class Fill:
         pieces = bool(self.streamed or self.widened or self.narrowed)
         tiled = self.writer.nest.tiled
         block = TILE if tiled else (CONVERTED_BLOCK if pieces else SUM_BLOCK) if self.folds else PIECE
-        blocked = size > block and not tiled and not self.across and (bool(self.folds) or pieces)
+        blocked = (size > block or bool(self.writer.nest.any)) and not tiled and not self.across and (bool(self.folds) or pieces)
         first, last = ("b", "e") if blocked else (start, stop)
         if self.across or not self.folds:
             checks = " reduction(|:status)" if scope.checks else ""
@@ -169,7 +169,10 @@ class Fill:
         else:
             lines = self._folding(name, first, last, size, scope, start.isdigit())
         if pieces:
-            lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, min(size, block))]
+            lines = [
+                *([] if blocked else [f"const i64 b = {start};"]),
+                *self._stream(lines, last, block if self.writer.nest.any else min(size, block)),
+            ]
         if blocked:
             head = [f"const i64 e = mg_min(b + {block}, {stop});"]
             return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]
@@ -215,8 +218,8 @@ class Fill:
         if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and size >= LANES_FROM:
             return self._lanes(name, first, last, size, scope, LANES, whole)
         if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
-            twice = size >= 8 * FEW_LANES or (size > 4 * FEW_LANES and size % (2 * FEW_LANES) == 0)
-            return self._lanes(name, first, last, size, scope, FEW_LANES << twice, whole)
+            twice = self.writer.nest.any or size >= 8 * FEW_LANES or (size > 4 * FEW_LANES and size % (2 * FEW_LANES) == 0)
+            return self._lanes(name, first, last, size, scope, FEW_LANES << bool(twice), whole)
         return self._lane(name, first, last, scope, simd)
 
     def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:
@@ -226,7 +229,8 @@ class Fill:
         if simd:
             lines.append(f"#pragma omp simd{clauses}")
         lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
-        return [*self._fetches(first, min(SUM_BLOCK, self.writer.nest.inner[-1].size)), *lines, *(fold.join() for fold in self.folds)]
+        size = SUM_BLOCK if self.writer.nest.any else min(SUM_BLOCK, self.writer.nest.inner[-1].size)
+        return [*self._fetches(first, size), *lines, *(fold.join() for fold in self.folds)]
 
     def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int, whole: bool) -> list[str]:
         """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
@@ -261,8 +265,10 @@ class Fill:
                 f"#pragma omp simd{fold.clause()}",
                 f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}",
             ]
-        if size % width or not whole:  # blocks are multiples of the width
-            rest = str(size // width * width) if first == "0" else "g"  # few steps: known in number, they need no loop
+        if size % width or not whole or self.writer.nest.any:  # blocks are multiples of the width
+            rest = (
+                str(size // width * width) if first == "0" and not self.writer.nest.any else "g"
+            )  # few steps: known in number, they need no loop
             clauses = "".join(fold.clause() for fold in self.folds) + checks
             pragma = [] if searches else [f"#pragma omp simd{clauses}"]
             lines += [*pragma, f"for (i64 {name} = {rest}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]

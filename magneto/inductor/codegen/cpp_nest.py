@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from magneto.base.varying import any_size
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values, weight
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.fuse import member_stages
@@ -36,7 +37,7 @@ STRIP = (
 class Nest:
     """`mode`: point, inner, outer or split. `chunk`: how much of the loop that is cut (see `cut`) one portion covers, 0: all.
     Portions of a row are iterations of the parallel loop of their own. `tiled`: the last two inner loops run in squares, because some
-    memory is contiguous along the one and some along the other (transposition)."""
+    memory is contiguous along the one and some along the other (transposition). The text of kernels for any size computes the portions itself, and asks for threads by the number of points."""
 
     kernel: FusedKernel
     mode: str
@@ -46,6 +47,11 @@ class Nest:
     parallel: bool
     tiled: bool = False
     after: tuple[Member, ...] = ()  # computed of what the kernel's members have found down the columns
+    any: str = ""  # of kernels for any size: `chunk` as an expression in C, 0 where there are no portions
+
+    @property
+    def points(self) -> int:
+        return prod(d.size for d in (*self.kernel.rows, *self.kernel.cols))
 
     @property
     def vector(self) -> Dim | None:
@@ -60,37 +66,71 @@ class Nest:
         """The loop that portions are cut from."""
         if not self.inner:
             return None
-        return self.inner[-1 if self.mode == "outer" or (self.tiled and self.inner[-1].size > STRIP) else 0]
+        return self.inner[-1 if self.mode == "outer" or (self.tiled and self.inner[-1].size > STRIP and not self.any) else 0]
 
     @property
     def iterations(self) -> int:
         """Of the parallel loop."""
-        return prod(d.size for d in self.outer) * self.portions
+        return self.rows * self.portions
+
+    @property
+    def rows(self) -> int:
+        return prod(d.size for d in self.outer)
+
+    # ---- in the text ----
+
+    @property
+    def cut_in(self) -> tuple[str, str, str, str]:
+        """`chunk`, `portions`, `portions` as a divisor of the row's number, `iterations`."""
+        if not self.chunk or not self.any:
+            return str(self.chunk), str(self.portions), str(self.portions), str(self.iterations)
+        return "chunk", "portions", "(u32)portions" if self.iterations < 1 << 31 else "portions", f"{self.rows} * portions"
+
+    @property
+    def constants(self) -> list[str]:
+        """What the text of a kernel for any size computes first."""
+        if not self.any:
+            return []
+        lines = [f"const i64 points = {self.points};"]
+        if self.chunk and self.cut is not None:
+            lines.append(f"const i64 chunk = {self.any}, portions = ({self.cut.size} + chunk - 1) / chunk;")
+        return lines
+
+    @property
+    def threads(self) -> str:
+        """When threads share the work, as a clause."""
+        return f" if (points >= {PARALLEL})" if self.any else ""
 
 
 def nest_of(kernel: FusedKernel) -> Nest:
     """The loops of a kernel."""
     kernel = _canonical(_merged(_ordered(kernel)))
     total = prod(d.size for d in (*kernel.rows, *kernel.cols))
-    parallel = total >= PARALLEL
+    parallel = total >= PARALLEL or any_size()
     if not any(m.is_reduction for m in kernel.members):
         return _point_nest(kernel, (*kernel.rows, *kernel.cols), parallel)
     rows = prod(d.size for d in kernel.rows)
     if any(m.down for m in kernel.members):
-        return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1)
+        return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1, any=_any("0"))
     vector_row = _vector_row(kernel)
     if vector_row is not None and parallel and (down := _downwards(kernel)) is not None:
         return down
     if vector_row is not None:
         others = tuple(d for d in kernel.rows if d is not vector_row)
         inner = (vector_row,) if not kernel.cols else (*kernel.cols, vector_row)
-        return Nest(kernel, "outer", others, inner, min(BLOCK, vector_row.size), parallel)
+        block = f"mg_min({BLOCK}, {vector_row.size})"
+        return Nest(kernel, "outer", others, inner, min(BLOCK, vector_row.size), parallel, any=_any(block))
     if parallel and rows < 8 and _can_split(kernel):
         first = kernel.cols[0]
         rest = prod(d.size for d in kernel.cols[1:])
         chunk = max(1, min(first.size, max(CHUNK // rest, -(-first.size // 256))))
-        return Nest(kernel, "split", kernel.rows, kernel.cols, chunk, True)
-    return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1)
+        text = f"mg_max(1, mg_min({first.size}, mg_max({CHUNK} / {rest}, ({first.size} + 255) / 256)))"
+        return Nest(kernel, "split", kernel.rows, kernel.cols, chunk, True, any=_any(text))
+    return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1, any=_any("0"))
+
+
+def _any(chunk: str) -> str:
+    return chunk if any_size() else ""
 
 
 def _downwards(kernel: FusedKernel) -> Nest | None:
@@ -99,7 +139,11 @@ def _downwards(kernel: FusedKernel) -> Nest | None:
     stages = member_stages(kernel.members)
     folds = [m for m in kernel.members if m.is_reduction]
     whole = [m for m in kernel.members if m.full]
-    if len(kernel.rows) != 1 or prod(d.size for d in kernel.cols) < DOWN_FROM or kernel.rows[0].size * WIDTH * len(folds) > DOWN_BYTES:
+    if (
+        len(kernel.rows) != 1
+        or (prod(d.size for d in kernel.cols) < DOWN_FROM and not any_size())
+        or kernel.rows[0].size * WIDTH * len(folds) > DOWN_BYTES
+    ):
         return None
     if any(stages[m.name] or m.kind not in (KINDS if len(kernel.cols) > 1 else (*KINDS, "argmax", "argmin")) for m in whole):
         return None
@@ -110,7 +154,7 @@ def _downwards(kernel: FusedKernel) -> Nest | None:
     if any(m.kind not in KINDS for m in after):
         return None
     turned = replace(kernel, rows=kernel.cols, cols=kernel.rows, members=members)
-    return Nest(turned, "inner", turned.rows, turned.cols, 0, True, after=after)
+    return Nest(turned, "inner", turned.rows, turned.cols, 0, True, after=after, any=_any("0"))
 
 
 def _can_split(kernel: FusedKernel) -> bool:
@@ -128,7 +172,14 @@ def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> N
         rest = tuple(d for d in dims[:-1] if d is not other)
         chunk = other.size if prod(d.size for d in rest) >= ROWS_WANTED else max(TILE, CHUNK // dims[-1].size // TILE * TILE)
         chunk = STRIP if dims[-1].size > STRIP else min(chunk, other.size)
+        if any_size():
+            text = f"mg_max({TILE}, {CHUNK} / {dims[-1].size} / {TILE} * {TILE})"
+            return Nest(kernel, "point", rest, (other, dims[-1]), TILE, True, True, any=text)
         return Nest(kernel, "point", rest, (other, dims[-1]), chunk, parallel, True)
+    if any_size():
+        outer, inner = dims[:-2], dims[-2:]
+        text = f"mg_max(1, {CHUNK} / {inner[1].size})" if len(inner) > 1 else str(CHUNK)
+        return Nest(kernel, "point", outer, inner, max(1, CHUNK // inner[1].size) if len(inner) > 1 else CHUNK, True, any=text)
     split = 0
     while split < len(dims) - 1 and prod(d.size for d in dims[:split]) < ROWS_WANTED:
         split += 1

@@ -47,7 +47,7 @@ def _through_double2(name: str) -> Emit:
 
 def _own(name: str) -> Emit:
     """A function written out for float (cpp_preamble), of the C library for double."""
-    return lambda a, t: f"{name}({a[0]})" if t is torch.float64 else f"mg_{name}_f32({a[0]})"
+    return lambda a, t: f"{name if t is torch.float64 else f'mg_{name}_f32'}({', '.join(a)})"
 
 
 def _one(t: torch.dtype) -> str:
@@ -90,7 +90,7 @@ def _pow(a: list[str], t: torch.dtype) -> str:
     form = _POWERS.get(exponent)
     if form is not None:
         return form.format(a[0], one=_one(t))
-    return _through_double2("pow")(a, t)
+    return _own("pow")(a, t)
 
 
 def _shift(symbol: str, beyond: str) -> Emit:
@@ -119,12 +119,8 @@ OPS: dict[str, Emit] = {
     "neg": _neg,
     "abs": _abs,
     "sign": _sign,
-    "exp": _own("exp"),
-    "tanh": _own("tanh"),
-    "erf": _own("erf"),
-    "log": _own("log"),
-    **{name: _through_double(name) for name in ("exp2", "expm1", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan")},
-    **{name: _through_double(name) for name in ("sinh", "cosh", "asinh", "acosh", "atanh", "lgamma")},
+    **{name: _own(name) for name in ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "asin", "acos")},
+    **{name: _through_double(name) for name in ("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma")},
     "sqrt": _builtin("sqrt"),
     "rsqrt": lambda a, t: f"{_one(t)} / {_builtin('sqrt')(a, t)}",
     "reciprocal": lambda a, t: f"{_one(t)} / {a[0]}",

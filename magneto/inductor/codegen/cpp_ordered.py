@@ -11,6 +11,7 @@ from math import prod
 
 import torch
 
+from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_emit import Emitter, indent
 from magneto.inductor.codegen.cpp_nest import PARALLEL, stride_along
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, memory_type, to_memory
@@ -19,6 +20,7 @@ from magneto.inductor.schedule.kernel import OrderedKernel
 from magneto.symbolic import Expr, Sym
 
 BLOCK = 512  # sums side by side
+_THREADS = "#pragma omp parallel for schedule(static) reduction(|:status)"
 LINE = 64  # bytes: threads that add to one row take whole lines of it
 
 
@@ -43,7 +45,7 @@ class _Writer:
         self.names = (*kernel.reads(), self.node.name)
         self.emitter = Emitter({name: f"p{k}" for k, name in enumerate(self.names)}, lambda load: None)
         self.vector = vector_dim(self.node)
-        self.parallel = prod(self.sizes) >= PARALLEL
+        self.parallel = prod(self.sizes) >= PARALLEL or any_size()
         self.target = f"p{len(self.names) - 1}"
 
     def text(self) -> str:
@@ -53,6 +55,7 @@ class _Writer:
             f"{'' if name == self.node.name else 'const '}{memory_type(dtypes[name])} *p{k} = p[{k}];" for k, name in enumerate(self.names)
         ]
         loops = [*(self._first() if self.node.init is not None else []), *self._loops()]
+        pointers += [f"const i64 points = {prod(self.sizes)};"] if any_size() else []
         lines = ["int status = 0;", *pointers, *self.emitter.scopes[0].lines, *loops, "return status;"]
         return "\n".join(["int SYMBOL(void *const *p) {", *indent(lines), "}"]) + "\n"
 
@@ -77,8 +80,8 @@ class _Writer:
                 inner = ["#pragma omp simd", *inner]
         if not symbols:
             return ["{", *indent(inner), "}"]
-        large = int(buffer.numel) >= PARALLEL  # type: ignore[arg-type]
-        return ["#pragma omp parallel for schedule(static) reduction(|:status)", *inner] if large else inner
+        large = int(buffer.numel) >= PARALLEL or any_size()  # type: ignore[arg-type]
+        return [_THREADS + self._wide(), *inner] if large else inner
 
     # ---- the loops ---------------------------------------------------------------------------------------------------------
 
@@ -100,7 +103,11 @@ class _Writer:
         emitter.pop()
         inside += [*scope.lines, *body]
         loop = [f"for (i64 row = 0; row < {rows} * portions; row++) {{", *indent(inside), "}"]
-        return [*head, *(["#pragma omp parallel for schedule(static) reduction(|:status)"] if self.parallel else []), *loop]
+        return [*head, *([_THREADS + self._wide()] if self.parallel else []), *loop]
+
+    @staticmethod
+    def _wide() -> str:
+        return f" if (points >= {PARALLEL})" if any_size() else ""
 
     def _portions(self, rows: int) -> list[str]:
         """How the vector loop is cut: cumulative sums by their accumulators, additions among the threads."""
@@ -108,10 +115,16 @@ class _Writer:
             return ["const i64 portions = 1;"]
         size, step = self.sizes[self.vector], LINE // self.node.buffer.dtype.itemsize
         if self.node.place is None:
+            if any_size():
+                return [f"const i64 chunk = {BLOCK}, portions = ({size} + {BLOCK - 1}) / {BLOCK};"]
             return [f"const i64 chunk = {min(BLOCK, size)}, portions = {-(-size // BLOCK)};"]
         if not self.parallel or rows >= 64:
             return [f"const i64 chunk = {size}, portions = 1;"]
-        wanted = f"mg_min(omp_get_max_threads(), {-(-size // step)})"
+        wanted = (
+            f"mg_min(omp_get_max_threads(), {-(-size // step)})"
+            if not any_size()
+            else f"mg_min(omp_get_max_threads(), ({size} + {step - 1}) / {step})"
+        )
         return [
             f"const i64 wanted = {wanted}, chunk = ({size} + wanted * {step} - 1) / (wanted * {step}) * {step};",
             f"const i64 portions = ({size} + chunk - 1) / chunk;",

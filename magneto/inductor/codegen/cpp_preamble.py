@@ -1,8 +1,8 @@
 """What stands before the kernels of a translation unit: types, prototypes, and the meaning of operations that C lacks. No headers.
 
-Transcendental functions on float: exp, tanh, erf and log are written out (errors about 1 unit in the last place, close to eager's; gcc
-vectorises them in place). The others are computed in double by glibc's vector functions and rounded once, which is within 0.51 units:
-the float versions of libmvec err by up to 4 units, eager by 1 at most. Without libmvec the same text calls the scalar functions.
+Transcendental functions on float: exponentials, logarithms, powers, tanh, erf, asin and acos are written out (errors about 1 unit in the last
+place, 1.4 in expm1, close to eager's; gcc vectorises them in place). The others are computed in double by glibc's vector functions and rounded once,
+which is within 0.51 units: the float versions of libmvec err by up to 4 units, eager by 1 at most. Without libmvec the same text calls the scalar functions.
 """
 
 from __future__ import annotations
@@ -265,16 +265,94 @@ MG_INLINE f32 mg_cdf_half(f32 x) { /* as mg_cdf_f32, right to 1e-5 of itself: th
     i32 q = mg_f32_bits(p); p = mg_bits_f32(q > 0 ? q : 0); p = p * p, p = p * p, p = p * p, p = p * p, p = p * p;
     return x < 0.0f ? p : 1.0f - p;
 }
-MG_INLINE f32 mg_log_f32(f32 x) {
-    f32 y = x < 0x1p-126f ? x * 0x1p+23f : x; /* subnormal numbers are scaled up */
-    i32 u = mg_f32_bits(y) - 0x3f3504f3; /* mantissa in [sqrt(1/2), sqrt(2)) */
-    i32 e = u >> 23; f32 f = mg_bits_f32((u & 0x7fffff) + 0x3f3504f3) - 1.0f; f32 k = (f32)(e - (x < 0x1p-126f ? 23 : 0));
-    f32 p = 0x1.1457a2p-4f;
-    p = __builtin_fmaf(p, f, -0x1.de3c14p-4f); p = __builtin_fmaf(p, f, 0x1.e6f06cp-4f); p = __builtin_fmaf(p, f, -0x1.fc2208p-4f);
-    p = __builtin_fmaf(p, f, 0x1.233768p-3f); p = __builtin_fmaf(p, f, -0x1.555c4ep-3f); p = __builtin_fmaf(p, f, 0x1.99a4b6p-3f);
+#define MG_EXP2_CORE(r) \\
+    p = 0x1.41fbc0p-13f; p = __builtin_fmaf(p, r, 0x1.5f3e52p-10f); p = __builtin_fmaf(p, r, 0x1.3b2d4cp-7f); p = __builtin_fmaf(p, r, 0x1.c6aee8p-5f); \\
+    p = __builtin_fmaf(p, r, 0x1.ebfbdcp-3f); p = __builtin_fmaf(p, r, 0x1.62e430p-1f); p = __builtin_fmaf(p, r, 1.0f);
+MG_INLINE f32 mg_exp2_f32(f32 x) {
+    u32 b = (u32)mg_f32_bits(x); f32 c = mg_bits_f32((i32)(b < 0xc3160000u ? b : 0xc3160000u)), t = c + 12582912.0f, r = c - (t - 12582912.0f), p;
+    MG_EXP2_CORE(r)
+    i32 n = mg_f32_bits(t) << 23, low = c < -126.0f, u = mg_f32_bits(p) + n + (low ? 0x20000000 : 0);
+    f32 y = mg_bits_f32(c <= -150.0f ? 0 : u) * (low ? 0x1p-64f : 1.0f);
+    return x < 128.0f ? y : x * MG_INF;
+}
+MG_INLINE f32 mg_expm1_f32(f32 x) {
+    f32 c = x < -18.0f ? -18.0f : x, t = __builtin_fmaf(c, 0x1.715476p+0f, 12582912.0f), k = t - 12582912.0f;
+    f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c); r = __builtin_fmaf(k, -0x1.7f7d1cp-20f, r); f32 p = 0x1.a032ccp-13f;
+    p = __builtin_fmaf(p, r, 0x1.6d72c0p-10f); p = __builtin_fmaf(p, r, 0x1.11118ap-7f); p = __builtin_fmaf(p, r, 0x1.5554b0p-5f);
+    p = __builtin_fmaf(p, r, 0x1.555554p-3f); p = __builtin_fmaf(p, r, 0.5f); p = __builtin_fmaf(r * r, p, r);
+    f32 h = mg_bits_f32((mg_f32_bits(t) << 23) + 0x3f000000); /* 2^(k - 1) */
+    f32 y = 2.0f * __builtin_fmaf(p, h, h - 0.5f); return __builtin_copysignf(x <= 88.7228317f ? y : x * MG_INF, x);
+}
+/* log(1 + f) = f + q, f in [sqrt(1/2) - 1, sqrt(2) - 1] */
+#define MG_LOG_REST(f, s) \\
+    f32 p = 0x1.1457a2p-4f; \\
+    p = __builtin_fmaf(p, f, -0x1.de3c14p-4f); p = __builtin_fmaf(p, f, 0x1.e6f06cp-4f); p = __builtin_fmaf(p, f, -0x1.fc2208p-4f); \\
+    p = __builtin_fmaf(p, f, 0x1.233768p-3f); p = __builtin_fmaf(p, f, -0x1.555c4ep-3f); p = __builtin_fmaf(p, f, 0x1.99a4b6p-3f); \\
     p = __builtin_fmaf(p, f, -0x1.000006p-2f); p = __builtin_fmaf(p, f, 0x1.555548p-2f);
-    f32 s = f * f, r = __builtin_fmaf(f * s, p, __builtin_fmaf(k, 0x1.7f7d1cp-20f, -0.5f * s));
-    r = __builtin_fmaf(k, 0x1.62e400p-1f, f + r); r = x == MG_INF ? x : r; return x > 0.0f ? r : x == 0.0f ? -MG_INF : MG_NAN;
+#define MG_LOG_PARTS(x) /* x = 2^k * (1 + f) */ \\
+    f32 y = x < 0x1p-126f ? x * 0x1p+23f : x; i32 u = mg_f32_bits(y) - 0x3f3504f3; \\
+    f32 f = mg_bits_f32((u & 0x7fffff) + 0x3f3504f3) - 1.0f, k = (f32)((u >> 23) - (x < 0x1p-126f ? 23 : 0)), s = f * f; \\
+    MG_LOG_REST(f, s)
+#define MG_LOG_ENDS(x, r) (x > 0.0f ? x == MG_INF ? x : r : x == 0.0f ? -MG_INF : MG_NAN)
+MG_INLINE f32 mg_log_f32(f32 x) {
+    MG_LOG_PARTS(x)
+    f32 r = __builtin_fmaf(f * s, p, __builtin_fmaf(k, 0x1.7f7d1cp-20f, -0.5f * s)); r = __builtin_fmaf(k, 0x1.62e400p-1f, f + r); return MG_LOG_ENDS(x, r);
+}
+MG_INLINE f32 mg_log2_f32(f32 x) {
+    MG_LOG_PARTS(x)
+    f32 q = __builtin_fmaf(f * s, p, -0.5f * s), h = f + q, l = q - (h - f);
+    f32 r = k + __builtin_fmaf(h, 0x1.715476p+0f, __builtin_fmaf(l, 0x1.715476p+0f, h * 0x1.4ae0c0p-26f)); return MG_LOG_ENDS(x, r);
+}
+MG_INLINE f32 mg_log10_f32(f32 x) {
+    MG_LOG_PARTS(x)
+    f32 q = __builtin_fmaf(f * s, p, -0.5f * s), h = f + q, l = q - (h - f), m = __builtin_fmaf(h, -0x1.5b235ep-27f, k * 0x1.3509f8p-18f);
+    m = __builtin_fmaf(l, 0x1.bcb7b2p-2f, m); f32 r = __builtin_fmaf(k, 0x1.344000p-2f, __builtin_fmaf(h, 0x1.bcb7b2p-2f, m)); return MG_LOG_ENDS(x, r);
+}
+MG_INLINE f32 mg_log1p_f32(f32 x) {
+    f32 w = 1.0f + x; i32 u = mg_f32_bits(w) - 0x3f3504f3, e = u >> 23; f32 k = (f32)e;
+    f32 t = mg_bits_f32((127 - (e < 127 ? e : 127)) << 23), g = __builtin_fmaf(x, t, t - 1.0f), l = __builtin_fmaf(x, t, (t - 1.0f) - g); /* of the exact sum */
+    f32 f = x > 0x1p+30f ? mg_bits_f32((u & 0x7fffff) + 0x3f3504f3) - 1.0f : g, s = f * f;
+    MG_LOG_REST(f, s)
+    f32 r = __builtin_fmaf(f * s, p, __builtin_fmaf(k, 0x1.7f7d1cp-20f, __builtin_fmaf(-0.5f, s, l))); r = __builtin_fmaf(k, 0x1.62e400p-1f, f + r);
+    return __builtin_copysignf(w > 0.0f ? w == MG_INF ? w : r : w == 0.0f ? MG_INF : MG_NAN, x);
+}
+#define MG_ASIN_CORE(z) \\
+    p = 0x1.33bbf6p-5f; p = __builtin_fmaf(p, z, 0x1.d7f1bep-7f); p = __builtin_fmaf(p, z, 0x1.04a660p-5f); \\
+    p = __builtin_fmaf(p, z, 0x1.6cac3cp-5f); p = __builtin_fmaf(p, z, 0x1.33388ep-4f); p = __builtin_fmaf(p, z, 0x1.55554cp-3f);
+MG_INLINE f32 mg_asin_f32(f32 x) {
+    f32 a = __builtin_fabsf(x), z = a < 0.5f ? x * x : __builtin_fmaf(-0.5f, a, 0.5f), s = __builtin_sqrtf(z), p;
+    MG_ASIN_CORE(z)
+    f32 l = __builtin_fmaf(-s, s, z) / (s + 1e-30f); /* what the root lacks, twice */
+    f32 b = a < 0.5f ? a : s, r = b * z * p;
+    f32 large = 0x1.921fb6p-1f - (__builtin_fmaf(2.0f, r, l - -0x1.777a5cp-25f) - (0x1.921fb6p-1f - 2.0f * s));
+    return __builtin_copysignf(a < 0.5f ? b + r : large, x);
+}
+MG_INLINE f32 mg_acos_f32(f32 x) {
+    f32 a = __builtin_fabsf(x), z = a < 0.5f ? x * x : __builtin_fmaf(-0.5f, a, 0.5f), s = __builtin_sqrtf(z), p;
+    MG_ASIN_CORE(z)
+    f32 l = __builtin_fmaf(-s, s, z) / (s + 1e-30f), r = (a < 0.5f ? x : s) * z * p;
+    f32 small = 0x1.921fb6p+0f - (x - (-0x1.777a5cp-25f - r)), large = 2.0f * s + __builtin_fmaf(2.0f, r, l);
+    return a < 0.5f ? small : x > 0.0f ? large : 0x1.921fb6p+1f - (2.0f * s - (-0x1.777a5cp-24f - __builtin_fmaf(2.0f, r, l)));
+}
+MG_INLINE f32 mg_pow_f32(f32 x, f32 y) { /* the logarithm and its product in double */
+    f32 a = __builtin_fabsf(x), w = a < 0x1p-126f ? a * 0x1p+23f : a; i32 u = mg_f32_bits(w) - 0x3f3504f3;
+    f64 f = mg_bits_f32((u & 0x7fffff) + 0x3f3504f3) - 1.0f, g = f * f;
+    f64 l = __builtin_fma(f, -0x1.1da6333fe8a18p-4, 0x1.0f624bcd35a5bp-3), h = __builtin_fma(f, -0x1.13b89c3fae6f2p-3, 0x1.0acdfd7b7b118p-3);
+    l = __builtin_fma(l, g, h); l = __builtin_fma(l, g, __builtin_fma(f, -0x1.23d6504971142p-3, 0x1.481faba52f942p-3));
+    l = __builtin_fma(l, g, __builtin_fma(f, -0x1.7188d2fcd81d8p-3, 0x1.a61b7ddd2d30bp-3));
+    l = __builtin_fma(l, g, __builtin_fma(f, -0x1.ec6f2e021a252p-3, 0x1.2776b6ccd5259p-2));
+    l = __builtin_fma(l, g, __builtin_fma(f, -0x1.715478883a687p-2, 0x1.ec709de33cd78p-2));
+    l = __builtin_fma(l, g, __builtin_fma(f, -0x1.71547651b7076p-1, 0x1.71547652b58f7p+0));
+    f64 t = (f64)y * __builtin_fma(l, f, (f64)((u >> 23) - (a < 0x1p-126f ? 23 : 0)));
+    t = t < -160.0 ? -160.0 : t > 160.0 ? 160.0 : t; f64 m = t + 0x1.8p+52, c = m - 0x1.8p+52; f32 r = (f32)(t - c), p;
+    MG_EXP2_CORE(r)
+    i32 n = (i32)(f32)c, half = n >> 1; /* NaN: any */
+    p = p * mg_bits_f32((half + 127) << 23) * mg_bits_f32((n - half + 127) << 23);
+    p = a == 0.0f ? y < 0.0f ? MG_INF : 0.0f : p; p = a == MG_INF ? y < 0.0f ? 0.0f : MG_INF : p; p = (x != x) | (y != y) ? MG_NAN : p;
+    p = (a == 1.0f) & (y == y) ? 1.0f : p;
+    _Bool whole = __builtin_truncf(y) == y, odd = whole & (__builtin_truncf(y * 0.5f) != y * 0.5f);
+    p = (x < 0.0f) & !whole & (a != MG_INF) ? MG_NAN : p; p = odd ? __builtin_copysignf(p, x) : p;
+    return (y == 0.0f) | (x == 1.0f) ? 1.0f : p;
 }
 """
 

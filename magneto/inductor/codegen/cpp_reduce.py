@@ -70,9 +70,9 @@ class Fold:
         """The row's accumulator."""
         return f"{self.accumulator} {self.name} = {self.initial};"
 
-    def declare_across(self, block: int) -> list[str]:
+    def declare_across(self, block: str, most: int) -> list[str]:
         """Accumulators of `block` rows side by side."""
-        return [f"{self.accumulator} {self.name}[{block}];", f"for (i64 l = 0; l < {block}; l++) {self.name}[l] = {self.initial};"]
+        return [f"{self.accumulator} {self.name}[{most}];", f"for (i64 l = 0; l < {block}; l++) {self.name}[l] = {self.initial};"]
 
     def arrays(self) -> list[tuple[str, str, str]]:
         """(type, name, initial value) of accumulators for all columns."""
@@ -137,10 +137,10 @@ class ArgFold(Fold):
     def declare(self) -> str:
         return f"{self.type} {self.name} = 0; i64 {self.name}x = -1;"
 
-    def declare_across(self, block: int) -> list[str]:
+    def declare_across(self, block: str, most: int) -> list[str]:
         first = (self.worst, "0") if self.ordered else ("0", "-1")
         start = f"for (i64 l = 0; l < {block}; l++) {{ {self.name}[l] = {first[0]}; {self.name}x[l] = {first[1]}; }}"
-        return [f"{self.type} {self.name}[{block}]; i32 {self.name}x[{block}];", start]
+        return [f"{self.type} {self.name}[{most}]; i32 {self.name}x[{most}];", start]
 
     def arrays(self) -> list[tuple[str, str, str]]:
         return [(self.type, self.name, self.worst), ("i32", f"{self.name}x", "0")]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def write_split(writer: Writer) -> list[str]:
     """The statements of a kernel in split mode."""
     nest, emitter, kernel = writer.nest, writer.emitter, writer.kernel
-    rows = nest.iterations // nest.portions
+    rows, (_, portions, _, iterations) = nest.rows, nest.cut_in
+    most = rows * 256 if nest.any else nest.iterations
     body: list[str] = []
     results: dict[str, tuple[str, Fold]] = {}
     for number, current in enumerate(writer._passes()):
@@ -28,14 +29,14 @@ def write_split(writer: Writer) -> list[str]:
         folds = [fold_of(m, emitter.fresh("a")) for m in current.folds]
         head, symbols = writer.decode_rows(nest)
         scope = emitter.push(symbols)
-        _answer(writer, results, f"row / {nest.portions}")
+        _answer(writer, results, f"row / {portions}")
         loop = writer.inner_pass(current, folds, {0: ("lo", "hi")})
         emitter.pop()
         inside = [*head, *scope.lines, *(f.declare() for f in folds), *loop, *(f"{f.name}p[row] = {f.name};" for f in folds)]
-        body += [f"{f.accumulator} {f.name}p[{nest.iterations}], {f.name}r[{rows}];" for f in folds]
+        body += [f"{f.accumulator} {f.name}p[{most}], {f.name}r[{rows}];" for f in folds]
         body += [
-            "#pragma omp parallel for schedule(static) reduction(|:status)",
-            f"for (i64 row = 0; row < {nest.iterations}; row++) {{",
+            f"#pragma omp parallel for schedule(static) reduction(|:status){nest.threads}",
+            f"for (i64 row = 0; row < {iterations}; row++) {{",
             *indent(inside),
             "}",
         ]
@@ -43,7 +44,7 @@ def write_split(writer: Writer) -> list[str]:
         for fold in folds:
             joins += [
                 fold.declare(),
-                f"for (i64 k = 0; k < {nest.portions}; k++) {fold.join_from(fold.name, f'{fold.name}p[row * {nest.portions} + k]')}",
+                f"for (i64 k = 0; k < {portions}; k++) {fold.join_from(fold.name, f'{fold.name}p[row * {portions} + k]')}",
             ]
             joins.append(f"{fold.name}r[row] = {fold.name};")
             results[fold.member.name] = (f"{fold.name}r", fold)

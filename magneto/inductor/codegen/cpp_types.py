@@ -72,9 +72,9 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return text
     if target is torch.bool:
         return f"({text} != 0)"
-    if target is torch.uint8 and is_float(source):
+    if target is torch.uint8 and source is torch.float64:
         return f"(u8)(i64)({text})"
-    if target in (torch.int8, torch.int16) and is_float(source):
+    if target in (torch.uint8, torch.int8, torch.int16) and is_float(source):  # from 2^31 on the last eight bits of a float are zeros
         return f"({COMPUTE[target]})(i32)({text})"
     if is_float(source) and not is_float(target):
         return f"MG_INTEGER(({compute_type(target)})({text}))"

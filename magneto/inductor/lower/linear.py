@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from magneto import _C
+from magneto.base.varying import any_size
 from magneto.graph.meta import TensorMeta
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import Lowering
@@ -56,6 +57,8 @@ def packed_product(
     if not all(isinstance(n, int) for n in (rows, inner, columns)) or val.device.type != "cpu" or not packs(dtype):
         return None
     fewest, most = ROWS[dtype]
+    if any_size():  # packed for so many rows
+        return None
     if not fewest <= rows <= most or min(inner, columns) < SMALLEST or inner * columns * dtype.itemsize < WORTH:  # type: ignore[operator,type-var]
         return None
     weight = View(b, lambda i: (i[1], i[0]), (columns, inner), b.strides[::-1])

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-NUMBER = re.compile(r"(?<![\w.])(?:0x[0-9a-f.]+p[+-]?\d+f?|\d+\.\d*f?|\d+)(?![\w.])")
+NUMBER = re.compile(r"(?<![\w.])(?:0x[0-9a-f.]+p[+-]?\d+f?|\d+\.\d*f?|\d+(?:LL)?)(?![\w.])")
 HEAD = re.compile(r"^(.*?)int SYMBOL\(([^)]*)\) \{", re.S)
 ARRAYS = re.compile(r"\s*(?:[ifu]\d+|int|_Bool) \w+\[\d+\]")
 LANES = re.compile(r"[vx]s\[$")
@@ -29,8 +29,9 @@ CHEAP = re.compile(r"__attribute__\(\(optimize")
 """Kernels that take no time: all their loops may have any length."""
 VECTOR = 16  # lanes: whole numbers of these are told to the compiler
 SHORT = 64  # elements: it wants to know the length of a vectorised loop below
-INT, FLOAT, BOUND, DIVISOR, NARROW, LENGTH = MARKS = "\1\2\3\4\5\6"
-"""In a form: an integer, a constant of the computation, the length of an array, a divisor in the numbering of rows, an integer of 32 bits, the length of a vectorised loop."""
+INT, FLOAT, BOUND, DIVISOR, NARROW, LENGTH, OTHER = MARKS = "\1\2\3\4\5\6\7"
+"""In a form: an integer, a constant of the computation, the length of an array, a divisor in the numbering of rows, an integer of 32 bits, the length of a vectorised loop; where
+every number is taken out, one that the compiler should rather know."""
 
 POINTERS = "void *const *p"
 FROM_MEMORY = {
@@ -64,8 +65,8 @@ def functions(kernels: Sequence[tuple[str, str]], seen: Seen | None = None) -> l
 Seen = Mapping[str, Sequence[tuple[str, ...]]]
 
 
-def form_of(body: str) -> Form:
-    """A text with marks in the place of what may be an argument, and what stood there."""
+def form_of(body: str, every: bool = False) -> Form:
+    """A text with marks in the place of what may be an argument, and what stood there. `every`: of all numbers, whatever it costs."""
     lines: list[str] = []
     numbers: list[str] = []
     vector, simd = "", False
@@ -77,7 +78,7 @@ def form_of(body: str) -> Form:
             vector = loop[1]
         elif line.endswith(" = g + l;"):
             vector = line.split()[2]
-        text, found = _line_form(line, vector, simd)
+        text, found = _line_form(line, vector, simd, every)
         simd = line.startswith("#pragma omp simd") and not cheap
         lines.append(text)
         numbers.extend(found)
@@ -85,7 +86,7 @@ def form_of(body: str) -> Form:
 
 
 @lru_cache(maxsize=4096)
-def _line_form(line: str, vector: str, simd: bool) -> Form:
+def _line_form(line: str, vector: str, simd: bool, every: bool) -> Form:
     """`vector`: the variable of the innermost loop; `simd`: the line is the head of that loop."""
     if line.startswith("#"):
         return line, ()
@@ -94,6 +95,8 @@ def _line_form(line: str, vector: str, simd: bool) -> Form:
     end = 0
     for match in NUMBER.finditer(line):
         kind = _kind(line, match, vector, simd)
+        if every and not kind and not ARRAYS.match(line):  # lanes are what a text is written for
+            kind = FLOAT if "." in match[0] else LENGTH if simd and LOOP.match(line) else OTHER
         if kind:
             pieces += line[end : match.start()], kind
             found.append(match[0])
@@ -106,7 +109,7 @@ def _kind(line: str, match: re.Match[str], vector: str, simd: bool) -> str:
     text, before, after = match[0], line[: match.start()], line[match.end() :]
     divides = before.endswith(("/ ", "% "))
     if not text.isdigit():
-        return "" if divides else FLOAT
+        return "" if divides or text.endswith("L") else FLOAT
     if ARRAYS.match(line):
         return BOUND if before.endswith("[") and not LANES.search(before) else ""
     stripped = line.lstrip()
@@ -156,8 +159,7 @@ def _dividend(text: str) -> str:
 def _shared(form: str, numbers: Sequence[tuple[str, ...]], symbols: Sequence[str]) -> str:
     """The function for all kernels of a form, and for each kernel a function that calls it with its numbers. (`numbers` may go on behind those of the symbols.)"""
     arguments, places = _arguments(form, numbers)
-    rest = iter([_use(place) for place in places])
-    text = re.sub(f"[{MARKS}]", lambda _: next(rest), form)
+    text = placed(form, places)
     head = HEAD.match(text)
     assert head is not None, "a kernel is a function named SYMBOL"
     before, formal, name = head[1], head[2], f"s_{symbols[0]}"
@@ -252,6 +254,12 @@ def _bits(text: str, type: str) -> int | None:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
+def placed(form: str, places: Sequence[Place]) -> str:
+    """The text with what stands in the places of the form's marks."""
+    rest = iter([_use(place) for place in places])
+    return re.sub(f"[{MARKS}]", lambda _: next(rest), form)
+
+
 def _use(place: Place) -> str:
     """The text in the place of a number. Multiples of the vector's length are told as such: a loop of so many steps has no rest."""
     name = f"n{place.argument}"
@@ -263,4 +271,4 @@ def _use(place: Place) -> str:
 
 
 def _type(text: str) -> str:
-    return "i64" if text.isdigit() else "f32" if text.endswith("f") else "f64"
+    return "i64" if text.removesuffix("LL").isdigit() else "f32" if text.endswith("f") else "f64"

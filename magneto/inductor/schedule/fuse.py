@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from magneto.base.varying import any_size
 from magneto.inductor.loops.ir import Buffer, Load, Value
 from magneto.inductor.schedule.crossed import ACCUMULATORS, crossing, held, meet
 from magneto.inductor.schedule.domain import Alignment, Form, align, fresh_symbol, replaced, row_major, strided_terms
@@ -245,7 +246,7 @@ def _unprofitable(fused: Group, buffers: Mapping[str, Buffer]) -> No | None:
     """Elements walked again after a reduction: the row must stay in cache, and rows must be enough to keep the threads busy."""
     if (size := held(fused)) > ACCUMULATORS:
         return No("the accumulators of all columns do not fit the cache")
-    if not fused.cols or fused.numel <= SMALL:
+    if not fused.cols or (fused.numel <= SMALL and not any_size()):
         return None
     stages = member_stages(fused.members)
     again = [m for m in fused.members if m.full and stages[m.name] > 0]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from magneto.base.varying import any_size
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Load, Masked, Op, Value, ViewOf
 from magneto.inductor.loops.ir import Const as ConstValue
 from magneto.inductor.schedule.domain import strided_terms
@@ -129,6 +130,8 @@ class _Generic:
 
 def gather(plan: Schedule, few: int = FEW, folds: bool = True) -> Schedule:
     """The schedule with equal kernels that do not wait for each other as tables. `few`: how many there must be in the middle of a graph. `folds`: also reductions."""
+    if any_size():  # a table's rows are data
+        return plan
     found = ((p, row_of(step)) for p, step in enumerate(plan.steps) if isinstance(step, FusedKernel) and (folds or not step.cols))
     rows = {p: row for p, row in found if row is not None}
     if len(rows) < 2:

@@ -1,0 +1,133 @@
+"""Numbers that differ between samples of sizes, as expressions of the sizes: exact, with as few terms as can be, and true of samples that were not needed to find them.
+
+sizes (5,) (7,) (12,) ...    3840 5376 9216 ...    becomes    768 * n0
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+DEGREE = 3  # of a term: the scores of attention are as many as batch times length squared
+TERMS = 3
+SPARE = 2  # samples that an expression must be true of beyond those that determine it
+DENOMINATORS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """sum of coefficient * product of sizes ** power, over `denominator`; its values at whole numbers are whole."""
+
+    terms: tuple[tuple[tuple[int, ...], int], ...]
+    denominator: int
+
+    @property
+    def text(self) -> str:
+        """Python source over n0, n1, ..."""
+        parts = []
+        for powers, coefficient in self.terms:
+            factors = [f"n{k}" for k, power in enumerate(powers) for _ in range(power)]
+            parts.append(" * ".join([str(coefficient), *factors] if coefficient != 1 or not factors else factors))
+        text = " + ".join(parts)
+        return text if self.denominator == 1 else f"({text}) // {self.denominator}"
+
+    def divisible(self, by: int) -> bool:
+        """Are all its values multiples of a number?"""
+        return self.denominator == 1 and all(coefficient % by == 0 for _, coefficient in self.terms)
+
+
+class Fit:
+    """Expressions true of all `samples` (sizes, each as many as there are symbols)."""
+
+    def __init__(self, samples: Sequence[tuple[int, ...]]) -> None:
+        self.samples = samples
+        n = len(samples[0])
+        powers = sorted(itertools.product(range(DEGREE + 1), repeat=n), key=lambda p: (sum(p), tuple(-x for x in p)))
+        self.monomials = [p for p in powers if sum(p) <= DEGREE]
+        self.values = {p: tuple(math.prod(s**k for s, k in zip(sample, p, strict=True)) for sample in samples) for p in self.monomials}
+        self.found: dict[tuple[int, ...], Polynomial | None] = {}
+
+    def integer(self, column: tuple[int, ...]) -> Polynomial | None:
+        """The polynomial with these values."""
+        if column not in self.found:
+            self.found[column] = self._search(column)
+        return self.found[column]
+
+    def _search(self, column: tuple[int, ...]) -> Polynomial | None:
+        for many in range(1, min(TERMS, len(column) - SPARE) + 1):
+            for chosen in itertools.combinations(self.monomials, many):
+                coefficients = _solved([self.values[p] for p in chosen], column)
+                if coefficients is not None and (made := _whole(chosen, coefficients)) is not None:
+                    return made
+        return None
+
+    def real(self, column: tuple[float, ...], single: bool) -> str | None:
+        """Python source of the expression with these values, computed in double; `single`: they have been rounded to float32 after that. None also where two expressions could be meant."""
+        texts = []
+        for inverse, compute, form in REALS:
+            try:
+                argument = tuple(round(inverse(value)) for value in column)
+                if any(_rounded(compute(n), single) != value for n, value in zip(argument, column, strict=True)):
+                    continue
+            except (ArithmeticError, ValueError):
+                continue
+            if (found := self.integer(argument)) is not None:
+                texts.append(form.format(found.text))
+                if single or form in CERTAIN:
+                    break
+        return texts[0] if len(texts) == 1 else None
+
+
+REALS: tuple[tuple[Callable[[float], float], Callable[[int], float], str], ...] = (
+    (lambda v: v, float, "float({})"),
+    (lambda v: 1 / v, lambda n: 1.0 / n, "1.0 / ({})"),
+    (lambda v: v * v, lambda n: math.sqrt(n), "sqrt({})"),
+    (lambda v: 1 / (v * v), lambda n: 1.0 / math.sqrt(n), "1.0 / sqrt({})"),
+    (lambda v: 1 / (v * v), lambda n: n**-0.5, "({}) ** -0.5"),
+)
+"""How floats come from integers: the integer, the float, and its Python source."""
+CERTAIN = tuple(form for _, _, form in REALS[:3])  # rounded once: however it was computed, it is the same
+
+
+def _rounded(value: float, single: bool) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0]) if single else value
+
+
+def bits(value: float) -> int:
+    """Of a float64, as kernels take it."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _solved(columns: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> list[Fraction] | None:
+    """The one combination of columns that is the wanted one; None where there is none, or more."""
+    rows = [[Fraction(c[i]) for c in columns] + [Fraction(w)] for i, w in enumerate(wanted)]
+    for k in range(len(columns)):
+        pivot = next((i for i in range(k, len(rows)) if rows[i][k]), None)
+        if pivot is None:
+            return None
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        for i, row in enumerate(rows):
+            if i != k and row[k]:
+                factor = row[k] / rows[k][k]
+                rows[i] = [a - factor * b for a, b in zip(row, rows[k], strict=True)]
+    if any(row[-1] for row in rows[len(columns) :]):
+        return None
+    return [rows[k][-1] / rows[k][k] for k in range(len(columns))]
+
+
+def _whole(powers: Sequence[tuple[int, ...]], coefficients: Sequence[Fraction]) -> Polynomial | None:
+    """The polynomial; None where it has values that are no whole numbers, or terms that are nothing."""
+    denominator = math.lcm(*(c.denominator for c in coefficients))
+    if denominator > DENOMINATORS or not all(coefficients):
+        return None
+    terms = tuple((p, int(c * denominator)) for p, c in zip(powers, coefficients, strict=True))
+    residues: Any = itertools.product(range(denominator), repeat=len(powers[0])) if denominator > 1 else ()
+    for sizes in residues:
+        if sum(c * math.prod(s**k for s, k in zip(sizes, p, strict=True)) for p, c in terms) % denominator:
+            return None
+    return Polynomial(terms, denominator)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -26,6 +27,7 @@ from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
 from magneto.aot_autograd.training import plan_training, training_function
 from magneto.aot_autograd.wrap import wrap
 from magneto.backends.fallback import name_of, recover, recover_backward
+from magneto.backends.families import Rest
 from magneto.backends.sized import sized, varying_sizes
 from magneto.base.collection import no_collection
 from magneto.base.events import timer
@@ -35,6 +37,9 @@ from magneto.base.passes import Pass, run_passes
 from magneto.base.varying import sizes_vary, varying
 from magneto.graph.atomic import atomic
 from magneto.inductor.replay import Replay
+
+if TYPE_CHECKING:
+    from magneto.inductor.runtime.kept import Finished
 
 Compiled = Callable[..., Any]
 
@@ -349,7 +354,9 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
             if any(node.target in _INFERENCE for node in gm.graph.nodes):
                 return _in_inference_mode(gm, example_inputs, half)
             if varying_sizes(gm):
-                return sized(gm, example_inputs, lambda one, inputs: compile_captured(one, inputs, half), half is COMPILE_HALF)
+                compile = partial(compile_captured, half=half)
+                families = half is COMPILE_HALF and not needs_grad(gm, example_inputs)
+                return sized(gm, example_inputs, compile, half is COMPILE_HALF, Sampling() if families else None)
             if torch.is_inference_mode_enabled():
                 gm = _without(
                     gm, [n for n in gm.graph.nodes if n.target in _GRAD_SWITCHES and not n.users]
@@ -362,6 +369,36 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
             return recover(gm, error)
     assert unit.compiled is not None
     return unit.compiled if unit.joint is None or unit.grad_enabled else _in_grad_mode(unit.compiled)
+
+
+class Sampling:
+    """The passes of an inference, up to what is built."""
+
+    def sample(self, gm: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> tuple[Finished, Rest]:
+        """See `Sampler`."""
+        from magneto.inductor.compile import finish
+        from magneto.inductor.recall import foreign_device
+        from magneto.inductor.runtime.invalid import may_run_twice
+
+        autocast = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+        unit = trace_captured(Unit(gm, tuple(inputs), name_of(gm), torch.is_grad_enabled(), autocast))
+        graph, written = unit.traced.graph, written_results(unit.traced.signature, given)
+        if foreign_device(graph) is not None:
+            raise Refusal("a graph for a GPU")
+        doubted = not written and may_run_twice(graph)
+        unit = replace(unit, doubted=graph if doubted else None)
+        for step in COMPILE_HALF[1:-1]:
+            unit = step.fn(unit)
+        finished = finish(unit.traced.graph, unit.name, written)
+        signature = unit.traced.signature.written_directly(finished.written) if finished.written else unit.traced.signature
+        return finished, Rest(signature, unit.traced.constants, autocast, doubted)
+
+    def exactly(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        """See `Sampler`."""
+        name = f"{name_of(gm)}_exactly"
+        with timer("backend"), no_collection(), taken([]):
+            graph = trace(gm, inputs, torch.is_grad_enabled(), name).graph
+            return compile_half(graph, name, COMPILE_HALF[1:], False, frozenset())
 
 
 _INFERENCE = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)

@@ -1,7 +1,8 @@
 """The callable of a captured graph whose inputs' sizes vary, for backends that must know them.
 
-A call reads the sizes that vary, and runs the instance for them. A size without one makes it: the graph is specialised, and compiled as any other. Where that may not be (sizes that come once are not worth it,
-compiling takes its share of the program's time, the graph fails at that size) the captured graph runs operation by operation.
+A call reads the sizes that vary, and runs the instance for them. A size without one gets it from a family: the graph is compiled at several sizes, as data, and what differs between them follows from
+the sizes (inductor/family.py); what the graph's nodes are at the new size is computed by torch's rules and compared. Where there is no family the graph is specialised, and compiled as any other. Where that
+may not be either (a size that comes once is not worth it, compiling has taken its share of the program's time, the graph fails at that size) the captured graph runs operation by operation.
 """
 
 from __future__ import annotations
@@ -12,24 +13,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
+from magneto.backends.families import Families, Sampler
 from magneto.base.collection import no_collection
-from magneto.base.errors import MagnetoError
 from magneto.base.events import counter, emit, timer
 from magneto.base.flags import config
-from magneto.base.heard import taken
 from magneto.base.logs import log
 from magneto.base.text import compile_source
 from magneto.base.varying import varying
 from magneto.dynamo.region.sizes import PATIENCE, Budget
 from magneto.graph.atomic import atomic
-from magneto.graph.meta import TensorMeta
-from magneto.graph.specialise import Propagation, specialised
+from magneto.graph.specialise import specialised
 
 Compiled = Callable[..., Any]
 Key = tuple[int, ...]
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Compiled]
 
 
 @dataclass(slots=True)
@@ -46,18 +45,20 @@ def varying_sizes(gm: fx.GraphModule) -> tuple[tuple[int, int, int], ...]:
 
 
 class Sized:
-    """The instances of one graph. `compile` makes the callable of a graph whose sizes are known, from example inputs. `slow`: that costs more than a call in eager."""
+    """The instances of one graph. `compile` makes the callable of a graph whose sizes are known, from example inputs. `slow`: that costs more than a call in eager. `sampler`: what it would compile, for families."""
 
-    def __init__(self, gm: fx.GraphModule, compile: Callable[[fx.GraphModule, Sequence[Any]], Compiled], slow: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, compile: Compile, slow: bool, sampler: Sampler | None) -> None:
+        meta = gm.meta["magneto"]
         self.gm = gm
-        self.name = str(gm.meta["magneto"].get("name", "graph"))
+        self.name = str(meta.get("name", "graph"))
         self.eager = atomic(gm)
         self.known: dict[Key, Instance] = {}
         self.seen: Counter[Key] = Counter()
-        self.budget: Any = gm.meta["magneto"].get("budget") or Budget()
-        self._compile, self._slow, self._told = compile, slow, False
-        self._grad = torch.is_grad_enabled()
-        self._propagation: Propagation | None = None
+        self.budget: Any = meta.get("budget") or Budget()
+        self.families = None if sampler is None else Families(gm, self.name, sampler, self.eager)
+        self._values = meta["resizer"].at
+        self._compile, self._slow = compile, slow
+        self._told = False
         self._lock = threading.RLock()
         first = {symbol: (index, dim) for index, dim, symbol in reversed(varying_sizes(gm))}
         read = "".join(f"i[{index}].shape[{dim}], " for _, (index, dim) in sorted(first.items()))
@@ -90,39 +91,34 @@ def run(*i):
             return found
 
     def _made(self, key: Key, inputs: Sequence[Any]) -> Compiled | None:
-        self.seen[key] += 1
-        if not self._expected(key):
-            counter("sizes_in_eager")
-            return None
-        try:
-            with timer("compile"), no_collection(), varying(True), taken([]):
-                values = self._values(inputs)
-                assert self._propagation is not None
-                gm = specialised(self.gm, self._propagation, values)
-        except Exception as error:  # a size at which the program raises, or one that we cannot tell
-            reason = error.reason if isinstance(error, MagnetoError) else f"{type(error).__name__}: {error}"
-            self._tell(f"at the sizes {key}: {reason}".split("\n")[0][:300])
-            return self.eager
-        gm.meta["magneto"]["name"] = "_".join(map(str, (self.name, *key)))
         with timer("compile"), no_collection(), varying(True):
-            compiled = self._compile(gm, inputs)
-        counter("sizes_compiled")
-        return compiled
-
-    def _values(self, inputs: Sequence[Any]) -> list[Any]:
-        """What the nodes of the graph are for these inputs. Raises what torch raises."""
-        metas = [TensorMeta.of(x) if isinstance(x, torch.Tensor) else x for x in inputs]
-        if self._propagation is None:
-            self._propagation = Propagation(self.gm, metas, self._grad)
-            return self._propagation.values
-        return self._propagation.at(metas)
-
-    def _expected(self, key: Key) -> bool:
-        """Is a compile for this size likely to pay?"""
-        if self._slow and self.known and self.seen[key] < 2:
+            if self.families is not None and (found := self.families.at(key, inputs)) is not None:
+                return found
+            self.seen[key] += 1
             if len(self.seen) > PATIENCE:
                 del self.seen[next(iter(self.seen))]
-            return False
+            more = self.families is not None and self.families.may_grow(key)
+            once = self._slow and self.known and self.seen[key] < 2 and not more
+            if once or not ((more and not self.known) or self._allowed()):  # the first family is what such a graph is captured for
+                counter("sizes_in_eager")
+                return None
+            values = self._values(key)
+            if values is None:  # the program raises, or we cannot tell
+                self._tell(f"what it computes at the sizes {key} is not known")
+                return self.eager
+            if (
+                more
+                and self.families is not None
+                and self.families.add(key, inputs)
+                and (found := self.families.at(key, inputs)) is not None
+            ):
+                return found
+            gm = specialised(self.gm, values)
+            gm.meta["magneto"]["name"] = "_".join(map(str, (self.name, *key)))
+            counter("sizes_compiled")
+            return self._compile(gm, inputs)
+
+    def _allowed(self) -> bool:
         if self.budget.allows():
             return True
         if not self._told:
@@ -148,8 +144,8 @@ def run(*i):
         del self.known[idle if idle is not None else next(iter(self.known))]
 
 
-def sized(gm: fx.GraphModule, inputs: Sequence[Any], compile: Callable[[fx.GraphModule, Sequence[Any]], Compiled], slow: bool) -> Compiled:
+def sized(gm: fx.GraphModule, inputs: Sequence[Any], compile: Compile, slow: bool, sampler: Sampler | None) -> Compiled:
     """The callable of `gm`, with an instance for the sizes of the inputs at hand."""
-    made = Sized(gm, compile, slow)
+    made = Sized(gm, compile, slow, sampler)
     made.instance(inputs)
     return made.run

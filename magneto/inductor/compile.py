@@ -76,11 +76,7 @@ def compile_writing(
     if foreign is not None:
         return compile_foreign(graph, name, written, foreign, replay, key)
     try:
-        unchanged = _leave_unchanged(graph, written)
-        with timer("lower"):
-            program = lower_graph(graph, state=state)
-        finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged}, state, training)
-        finished = replace(finished, written=finished.written | unchanged)
+        finished = finish(graph, name, written, state, training)
         plan = loaded(finished, name)
         if key is not None:
             keep(key, finished)
@@ -91,6 +87,15 @@ def compile_writing(
     except BuildFailed as error:
         emit("fallback", graph=name, reason=str(error))
     return without_grad(as_function(graph, name)), nothing
+
+
+def finish(graph: fx.Graph, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False) -> Finished:
+    """As compile_writing, up to the C compiler's work. CannotLower, CannotSchedule, CannotEmit."""
+    unchanged = _leave_unchanged(graph, written)
+    with timer("lower"):
+        program = lower_graph(graph, state=state)
+    finished = _finished(program, name, {k: place for k, place in written.items() if k not in unchanged}, state, training)
+    return replace(finished, written=finished.written | unchanged)
 
 
 def compile_foreign(

@@ -147,13 +147,9 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
         return OpaqueTracker(obj, source, m)
     meta = TensorMeta.of(obj)
     row = TensorRow(cls, meta.dtype, meta.device, meta.shape, meta.strides, meta.requires_grad, obj.is_inference(), meta.lazy)
-    meta, row, symbols = m.varying.enter(obj, source, meta, row)
     m.guard(Kind.TENSOR, source, row)
     m.recorder.inference_tensors |= obj.is_inference()  # type: ignore[attr-defined]
-    made = TensorTracker(meta, cls, None, source, obj)
-    for symbol, dim in symbols:
-        symbol.places.append((made, dim, meta))
-    return made
+    return TensorTracker(meta, cls, None, source, obj)
 
 
 def wrap_sequence(m: Machine, obj: tuple[Any, ...], source: Source) -> Tracker:

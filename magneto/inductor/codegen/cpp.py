@@ -9,8 +9,9 @@ blocks of `SUM_BLOCK` elements whose partial sums are added in double: the error
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 import torch
@@ -23,12 +24,13 @@ from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, from_memory, memory_type, to_memory
-from magneto.inductor.loops.ir import Indirect, Load, Op, Value, walk_values
+from magneto.inductor.loops.ir import Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, OrderedKernel, member_loads
 from magneto.symbolic import Expr, Sym, to_c
 
 ROWS_BLOCK = 16  # rows added up in single precision across rows
+MANY = 16  # operations, none of them costly, that are as much work as an array
 CACHE_BYTES = 256 << 10  # of row-local arrays, which lie on a thread's stack
 
 
@@ -85,6 +87,7 @@ class Writer:
         self.answers: dict[str, tuple[str, int]] = {}  # of loads of what is at hand: results of folds, cached values
         self.downs: dict[str, Fold] = {}  # reductions down the columns (cpp_crossed)
         self.arrays: dict[str, str] = {}  # member -> row-local array
+        self.operations: dict[str, int] = {}  # per element of a member, those of the members it reads included
         self.heavy_memo: dict[str, bool] = {}
         self.streaming: set[str] = set()
         self.walked: set[Load] = set()  # long loads of earlier passes, and those of them whose next row has been fetched
@@ -122,17 +125,20 @@ class Writer:
         seen: dict[str, int] = {}
         room = CACHE_BYTES
         width = self._row_length()
+
+        def is_kept(number: int, name: str) -> bool:
+            nonlocal room
+            earlier = passes[seen.setdefault(name, number)]
+            if earlier is passes[number] or self.nest.mode == "split" or not self._is_heavy(name):
+                return False
+            member = self.members[name]
+            if member not in earlier.keeps and (size := width * member.acc_dtype.itemsize) <= room:
+                room -= size
+                earlier.keeps.append(member)
+            return member in earlier.keeps
+
         for number, current in enumerate(passes):
-            for name in self._demanded(current):
-                member = self.members[name]
-                if name not in seen:
-                    seen[name] = number
-                elif seen[name] < number and self._is_heavy(name) and self.nest.mode != "split":
-                    size = width * member.acc_dtype.itemsize
-                    first = passes[seen[name]]
-                    if size <= room and member not in first.keeps:
-                        room -= size
-                        first.keeps.append(member)
+            self._look_through(current, partial(is_kept, number))
         return passes
 
     def _row_length(self) -> int:
@@ -146,20 +152,21 @@ class Writer:
         """Accumulators side by side, at most."""
         return BLOCK if self.nest.any else self.nest.chunk
 
-    def _demanded(self, current: _Pass) -> list[str]:
-        """Full pointwise members whose values a pass needs, through each other."""
-        found: dict[str, None] = {}
+    def _look_through(self, current: _Pass, is_kept: Callable[[str], bool]) -> None:
+        """Asks for each full pointwise member whose value a pass needs, those that others need before them, whether it is kept; behind one that is, nothing is needed."""
+        found: set[str] = set()
         work: list[Member] = [*current.folds, *current.downs, *current.stores]
         while work:
             member = work.pop()
             for load in member_loads(member.body):
                 inner = self.members.get(load.buffer)
                 if inner is not None and inner.full and not inner.is_reduction and inner.name not in found:
-                    found[inner.name] = None
-                    work.append(inner)
+                    found.add(inner.name)
+                    if not is_kept(inner.name):
+                        work.append(inner)
         for member in current.stores:
-            found[member.name] = None
-        return list(found)
+            if member.name not in found:
+                is_kept(member.name)
 
     def points(self, folds: Sequence[Fold], stores: Sequence[Member]) -> list[Value]:
         """Bodies of the pointwise members that folds and stores need and that are not at hand, in the program's order."""
@@ -179,9 +186,10 @@ class Writer:
             values = walk_values(body)
             reads = {v.buffer for v in values if isinstance(v, Load)}
             found = any(isinstance(v, Op) and v.name in HEAVY for v in values) or len(reads) > 2
-            found = found or any(
-                self._is_heavy(b) for b in reads if b in self.members and not self.members[b].is_reduction and self.members[b].full
-            )
+            inner = [b for b in reads if b in self.members and not self.members[b].is_reduction and self.members[b].full]
+            found = found or any(map(self._is_heavy, inner))
+            self.operations[name] = sum(isinstance(v, (Op, Masked)) for v in values) + sum(self.operations.get(b, 0) for b in inner)
+            found = found or self.operations[name] > MANY
             self.heavy_memo[name] = found
         return found
 

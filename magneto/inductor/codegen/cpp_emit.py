@@ -117,8 +117,8 @@ class Emitter:
             mask = ""
         key = (value, mask)
         for scope in self.scopes:
-            if (found := scope.memo.get(key)) is not None:
-                return found
+            if (found := scope.memo.get(key)) is not None or (mask and (found := scope.memo.get((value, ""))) is not None):
+                return found  # what is computed at every point needs no condition
         if isinstance(value, Load):
             answer = self.resolve(value)
             if isinstance(answer, tuple):

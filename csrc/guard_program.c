@@ -151,6 +151,20 @@ set_payload(mg_instruction *in, PyObject *payload, int n_registers)
         return in->data == NULL ? -1 : 0;
     case MG_G_DISTINCT:
         return check_type(payload, &PyTuple_Type, op) < 0 ? -1 : set_registers(in, payload, n_registers);
+    case MG_G_SIZES: {
+        PyObject *fits, *registers;
+        Py_ssize_t count;
+        if (check_type(payload, &PyTuple_Type, op) < 0 || !PyArg_ParseTuple(payload, "OO!n;SIZES", &fits, &PyTuple_Type, &registers, &count)) {
+            return -1;
+        }
+        if (PyTuple_GET_SIZE(registers) > MG_MOST_SIZED || count < 0) {
+            PyErr_SetString(PyExc_ValueError, "SIZES: too many tensors");
+            return -1;
+        }
+        in->obj = Py_NewRef(fits);
+        in->data = mg_sizes_row_new(registers, count, n_registers);
+        return in->data == NULL ? -1 : 0;
+    }
     case MG_G_TYPE_VERSION:
         return check_type(payload, &PyType_Type, op) < 0 ? -1 : set_class(in, payload);
     case MG_G_STATE:
@@ -244,6 +258,9 @@ verify(mg_program *p)
         good = good && (!(in->op == MG_G_SAME || in->op == MG_G_MEMBER || in->op == MG_G_NOT_MEMBER) || written[in->n]);
         for (int j = 0; good && in->op == MG_G_DISTINCT && j < in->n; j++) {
             good = written[((int *)in->data)[j]];
+        }
+        for (int j = 0; good && in->op == MG_G_SIZES && j < ((mg_sizes_row *)in->data)->n; j++) {
+            good = written[((mg_sizes_row *)in->data)->registers[j]];
         }
     }
     good = good && all_written(p, written, p->exports, p->n_exports) && all_written(p, written, p->packed, p->n_packed);

@@ -125,6 +125,17 @@ distinct_holds(const mg_program *p, const mg_instruction *in, PyObject *const *r
     return holds;
 }
 
+static int
+sizes_hold(const mg_program *p, const mg_instruction *in, PyObject *const *registers, mg_register_reader read)
+{
+    mg_sizes_row *row = in->data;
+    PyObject *values[MG_MOST_SIZED];
+    for (int i = 0; i < row->n; i++) {
+        values[i] = read(p, registers, row->registers[i]);
+    }
+    return mg_sizes_hold(row, in->obj, values);
+}
+
 /* Whether a check holds for `src`. */
 int
 mg_guard_holds(const mg_program *p, const mg_instruction *in, PyObject *src, PyObject *const *registers, mg_register_reader read)
@@ -167,6 +178,8 @@ mg_guard_holds(const mg_program *p, const mg_instruction *in, PyObject *src, PyO
     }
     case MG_G_DISTINCT:
         return distinct_holds(p, in, registers, read);
+    case MG_G_SIZES:
+        return sizes_hold(p, in, registers, read);
     case MG_G_TYPE_VERSION:
         return class_holds(in);
     case MG_G_STATE:

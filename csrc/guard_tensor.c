@@ -291,6 +291,86 @@ mg_all_distinct(PyObject **values, int n)
     return distinct;
 }
 
+static PyObject *
+sizes_tuple(const int64_t *sizes, int n)
+{
+    PyObject *tuple = PyTuple_New(n);
+    for (int i = 0; tuple != NULL && i < n; i++) {
+        PyObject *item = PyLong_FromLongLong(sizes[i]);
+        if (item == NULL) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        PyTuple_SET_ITEM(tuple, i, item);
+    }
+    return tuple;
+}
+
+/* One PyMem block; NULL: an exception is set. */
+mg_sizes_row *
+mg_sizes_row_new(PyObject *registers, Py_ssize_t count, int n_registers)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(registers);
+    mg_sizes_row *row = PyMem_Calloc(1, sizeof(mg_sizes_row) + 2 * count * sizeof(int64_t) + n * sizeof(int));
+    if (row == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    row->n = (int)n;
+    row->count = count;
+    row->last = (int64_t *)(row + 1);
+    row->now = row->last + count;
+    row->registers = (int *)(row->now + count);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        long r = PyLong_AsLong(PyTuple_GET_ITEM(registers, i));
+        if (r < 0 || r >= n_registers) {
+            PyErr_SetString(PyExc_ValueError, "GuardProgram: no such register");
+            PyMem_Free(row);
+            return NULL;
+        }
+        row->registers[i] = (int)r;
+    }
+    return row;
+}
+
+/* `fits(numbers)` is asked when they are not those of the last time. It is the compiler's, and changes nothing that guards look at. */
+int
+mg_sizes_hold(mg_sizes_row *row, PyObject *fits, PyObject *const *values)
+{
+    int64_t at = 0;
+    for (int i = 0; i < row->n; i++) {
+        mg_dltensor t;
+        if (dlpack == NULL || values[i] == NULL || !mg_is_tensor(values[i]) || dlpack->view_of(values[i], &t) != 0) {
+            PyErr_Clear();
+            return 0;
+        }
+        if (at + 2 * t.ndim > row->count) {
+            return 0;
+        }
+        memcpy(row->now + at, t.shape, t.ndim * sizeof(int64_t));
+        memcpy(row->now + at + t.ndim, t.strides, t.ndim * sizeof(int64_t));
+        at += 2 * t.ndim;
+    }
+    if (at != row->count) {
+        return 0;
+    }
+    if (row->known && memcmp(row->now, row->last, at * sizeof(int64_t)) == 0) {
+        return 1;
+    }
+    PyObject *numbers = sizes_tuple(row->now, (int)at), *found = numbers != NULL ? PyObject_CallOneArg(fits, numbers) : NULL;
+    int holds = found == Py_True;
+    if (holds) { /* `now` is read from the tuple: the call may have come back here */
+        for (int64_t i = 0; i < at; i++) {
+            row->last[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(numbers, i));
+        }
+        row->known = 1;
+    }
+    PyErr_Clear();
+    Py_XDECREF(numbers);
+    Py_XDECREF(found);
+    return holds;
+}
+
 /* ---- probes: `n` is the address, `m` the argument ---- */
 
 enum { BOOL_VOID, INT8_VOID, INT64_VOID, BOOL_INT8, BOOL_UINT64, BYTE_MASK };
@@ -364,21 +444,6 @@ set_tensor_api(PyObject *module, PyObject *args)
     keys_word = impl < 0 ? -1 : keys;
     requires_grad_of = impl < 0 ? NULL : (int (*)(const void *))(intptr_t)requires_grad;
     return PyBool_FromLong(dlpack != NULL);
-}
-
-static PyObject *
-sizes_tuple(const int64_t *sizes, int n)
-{
-    PyObject *tuple = PyTuple_New(n);
-    for (int i = 0; tuple != NULL && i < n; i++) {
-        PyObject *item = PyLong_FromLongLong(sizes[i]);
-        if (item == NULL) {
-            Py_CLEAR(tuple);
-            break;
-        }
-        PyTuple_SET_ITEM(tuple, i, item);
-    }
-    return tuple;
 }
 
 static PyObject *

@@ -10,7 +10,7 @@
 #define MG_GUARD_OPS(X)                                                                                                           \
     X(LOCAL) X(STACK) X(GLOBAL) X(HELD) X(CELL) X(DICT) X(ATTR) X(ITEM) X(KEY_AT) X(PART) X(PEEK) X(LAST_LOAD)                     \
     X(TYPE_IS) X(ID_IS) X(EQUALS) X(TENSOR) X(LENGTH) X(KEYS) X(KEY_ABSENT) X(IS_ABSENT) X(ATTR_ABSENT) X(SAME) X(DISTINCT)         \
-    X(MEMBER) X(NOT_MEMBER) X(TYPE_VERSION) X(STATE) X(PROBE) X(INT_RANGE) X(PYTHON) X(LAST_CHECK)                                                        \
+    X(MEMBER) X(NOT_MEMBER) X(TYPE_VERSION) X(STATE) X(PROBE) X(INT_RANGE) X(SIZES) X(PYTHON) X(LAST_CHECK)                                               \
     X(ENTRIES) X(GLOBALS) X(PIN)
 
 enum mg_guard_op {
@@ -51,6 +51,14 @@ typedef struct {
     int64_t sizes[]; /* shape, then strides */
 } mg_tensor_row;
 
+/* Sizes and strides of several tensors; Python says whether they go together, and those for which it last said so are remembered. */
+typedef struct {
+    int n, known;
+    int *registers;
+    int64_t count, *last, *now; /* numbers: of each tensor its sizes, then its strides */
+} mg_sizes_row;
+#define MG_MOST_SIZED 256 /* tensors of one row */
+
 /* guard_values.c. None of them leaves an exception set. */
 int mg_constant_equal(PyObject *a, PyObject *b);
 int mg_raw_attr(PyObject *obj, PyObject *name, PyObject **out); /* 1: *out new; 0: absent; -1: not readable without user code */
@@ -81,6 +89,8 @@ int mg_is_tensor(PyObject *value);
 int mg_is_tensor_type(PyTypeObject *type); /* a getter of this class may run __torch_function__ */
 int mg_tensor_getter_is_plain(PyObject *tensor);
 int mg_all_distinct(PyObject **values, int n);
+mg_sizes_row *mg_sizes_row_new(PyObject *registers, Py_ssize_t count, int n_registers);
+int mg_sizes_hold(mg_sizes_row *row, PyObject *fits, PyObject *const *values);
 int mg_probe_holds(const mg_instruction *in);
 int mg_guard_tensor_init(PyObject *module);
 

@@ -181,7 +181,7 @@ def _dims(function: str, tensor: Any, dim: int | Iterable[int] | None) -> tuple[
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...], min: int | None = None, max: int | None = None) -> None:
-    """Say that a size of `tensor` changes between calls: the mark is checked and kept. Sizes are compiled as constants until symbolic sizes are there."""
+    """Say that a size of `tensor` changes between calls: it is not a constant of what is compiled, where the backend can do so. `min`, `max`: bounds of the sizes that are compiled together."""
     dims = _dims("mark_dynamic", tensor, dim)
     known = dict(getattr(tensor, "_magneto_dynamic", {}))
     known.update({one % tensor.dim(): (min, max) for one in dims})
@@ -189,9 +189,9 @@ def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...], min: int | No
 
 
 def mark_static(tensor: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> None:
-    """Say that sizes of `tensor` (all when `dim` is None) are constants, each value compiled on its own (so far all are)."""
+    """Say that sizes of `tensor` (all when `dim` is None) are constants, each value compiled on its own."""
     dims = _dims("mark_static", tensor, dim)
     known = dict(getattr(tensor, "_magneto_dynamic", {}))
     for one in dims:
-        known.pop(one % max(tensor.dim(), 1), None)
+        known[one % max(tensor.dim(), 1)] = None
     tensor._magneto_dynamic = known  # type: ignore[attr-defined]

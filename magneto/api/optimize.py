@@ -71,7 +71,9 @@ def optimize(
     def decorate(target: Any) -> Any:
         if disable or config.disable:
             return target
-        return make_optimized(target, Context(fn, name, nopython, takes_unknown_sizes(fn), dynamic, slow_backend=is_slow(fn)))
+        return make_optimized(
+            target, Context(fn, name, nopython, takes_unknown_sizes(fn), takes_unknown_sizes(fn), dynamic, slow_backend=is_slow(fn))
+        )
 
     return decorate
 

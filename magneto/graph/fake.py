@@ -136,7 +136,7 @@ def fake_probes(
 
     `keys`: for each tensor argument (counted as in FakeResult.same), what its count of non-zero elements is remembered by. Raises SizeUnknown too.
     """
-    if too_large((args, kwargs)):
+    if sizes.found and too_large((args, kwargs)):
         raise SizeUnknown("beside a number or size of many millions")
     counts = Counts(sizes, keys)
     found: list[Any] = [FAILED] * N_PROBES
@@ -154,7 +154,9 @@ def fake_probes(
             raise
         except Exception as error:
             if index < LARGE_PROBES:
-                raise SizeUnknown(str(error).strip().split("\n")[0]) from error
+                unknown = SizeUnknown(str(error).strip().split("\n")[0])
+                unknown.what = args, kwargs
+                raise unknown from error
     first, others = found[0], [result for result in found if result is not FAILED]
     if any(not set(result.mutated) <= set(first.mutated) for result in others):  # statistics of nothing are not written
         raise SizeUnknown("what it writes depends on data")

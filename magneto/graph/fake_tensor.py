@@ -106,6 +106,9 @@ class Counts:
 
     def of(self, tensor: torch.Tensor | None = None) -> int:
         """How many elements of `tensor` are not zero; without one: a size that nothing is known about."""
+        if not self.sizes.counted:
+            raise DataDependent("a size")
+        self.sizes.found += 1
         place = next((n for n, fake in enumerate(self.fakes) if fake is tensor), None)
         key = self.keys[place] if place is not None and id(root_of(self.fakes[place])) not in self.written else None
         if key is None:
@@ -151,7 +154,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         metas = [_to_meta(value) for value in args]
         meta_kwargs = {key: _to_meta(value) for key, value in kwargs.items()} if kwargs else kwargs
         known = False
-        counting = DYNAMIC_RULES.get(info.name) if self.counts is not None else None
+        counting = DYNAMIC_RULES.get(info.name) if self.counts is not None and self.counts.sizes.counted else None
         try:
             if counting is not None:
                 answer = counting(self._counter(args), *metas, **meta_kwargs)

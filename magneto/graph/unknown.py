@@ -9,6 +9,9 @@ The others are small: 1 and 0 are those at which operations change what they do 
 two sizes each is 0 in some probe where the other is not, so that what depends on their difference (`x[n:m]`) does not agree in all of them. An
 operation that fails for one of the small numbers would fail in the program: the graph raises then, and the interpreter runs the frame. One that fails for
 the large ones (an unknown size added to a known one) is a graph break.
+
+The sizes of inputs that vary from call to call are described likewise. What the probes agree on is then no more than likely: every size that comes is tried out before
+the graph is used with it (`resize.py`). Their probes are like the size at hand, which is one of them.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ FAILED: Any = type("Failed", (), {"__repr__": lambda self: "<failed>"})()
 
 
 class SizeUnknown(Exception):
-    """Something depends on a size that only a run knows."""
+    """Something depends on a size that only a run knows (of `what`, where that can be told)."""
+
+    what: Any = None
 
 
 def _hardly_divisible(start: int, step: int) -> Iterator[int]:
@@ -42,9 +47,12 @@ def _hardly_divisible(start: int, step: int) -> Iterator[int]:
 
 
 class Sizes:
-    """The unknown sizes of one region. `of` remembers the counts that are known to be equal: those of one mask, until it is written."""
+    """The unknown sizes of one region. `of` remembers the counts that are known to be equal: those of one mask, until it is written. `found`: how often such
+    a size was asked for; `counted`: whether it may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, counted: bool = True) -> None:
+        self.counted, self.found = counted, 0
+        self._taken: set[int] = set()
         self._series = (_hardly_divisible(LARGE, 1), _hardly_divisible(LARGE + LARGE // 2, 2), _hardly_divisible(53, 1))
         self._count = 0
         self.of: dict[Any, tuple[int, ...]] = {}
@@ -57,12 +65,27 @@ class Sizes:
         self._count += 1
         return (*[next(series) for series in self._series], *small)
 
+    def varying(self, example: int, step: int = 1) -> tuple[int, ...]:
+        """The probes of an input's size that varies in steps: below the one at hand, as what it is a part of may be no larger (a table of positions)."""
+        below = (
+            n for n in range(example // step - 1, 10, -1) if n * step not in self._taken and all(n % d for d in range(2, int(n**0.5) + 1))
+        )
+        above = (n for n in _hardly_divisible(11, 1) if n * step not in self._taken and n * step != example)
+        found = []
+        for _ in range(LARGE_PROBES):
+            found.append(step * next(below, 0) or step * next(above))
+            self._taken.add(found[-1])
+        n = len(self._taken)
+        return (*found, example, *(step * (3 + (n + k * (n + 3)) % 11) for k in range(3)), step * (2 + n % 3), step * (4001 + 10 * n))
+
 
 def _agreed(read: Callable[[TensorMeta], Any], what: str) -> Callable[[UnknownMeta], Any]:
     def get(self: UnknownMeta, *args: Any) -> Any:
         found = [read(meta, *args) for meta in self.probes if meta is not None]
         if any(value != found[0] for value in found):
-            raise SizeUnknown(f"the {what} of a tensor whose size depends on data")
+            unknown = SizeUnknown(f"the {what} of a tensor whose size depends on data")
+            unknown.what = self
+            raise unknown
         return found[0]
 
     return get
@@ -130,7 +153,8 @@ class UnknownNumber:
 
 def arithmetic(fn: Callable[..., Any], args: Sequence[Any], sizes: Sizes, exact: bool) -> UnknownNumber:
     """`fn` of numbers, some unknown. Not `exact`: a number that nothing is known about but its type."""
-    if too_large(args):
+    exact = exact or not sizes.found
+    if sizes.found and too_large(args):
         raise SizeUnknown("beside a number of many millions")
     results: list[Any] = []
     for index in range(N_PROBES):
@@ -148,7 +172,7 @@ def arithmetic(fn: Callable[..., Any], args: Sequence[Any], sizes: Sizes, exact:
         example = fn(*[arg.example if isinstance(arg, UnknownNumber) else arg for arg in args])
     except Exception:
         example = None
-    if kind is bool:
+    if kind is bool and sizes.found:
         results = [size % 2 == 1 for size in sizes.fresh()]
     elif not exact:
         results = [kind(size) for size in sizes.fresh()]

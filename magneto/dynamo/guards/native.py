@@ -119,6 +119,10 @@ class Builder:
             self.check("DISTINCT", src, index, (src, *[self.load(other, index) for other in payload]))
         elif kind is Kind.TENSOR:
             self._add_tensor(index, src, payload)
+        elif kind is Kind.SIZES:
+            registers = (src, *[self.load(other, index) for other in payload.others])
+            numbers = 2 * sum(len(form.shape) for form in payload.forms)
+            self.python.append((OPS["SIZES"], -1, src, index, False, (_C.Disabled(payload.holds), registers, numbers)))
         elif kind is Kind.INT_RANGE:
             self._add_range(index, src, payload)
         elif kind is Kind.DECIDES:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from magneto.dynamo.guards.source import Held, Source, may_die
+from magneto.graph.resize import Form
 
 
 class Kind(Enum):
@@ -36,6 +37,7 @@ class Kind(Enum):
     STATE = "payload: (name, callable, args, expected); callable(*args) == expected: grad mode, autocast, default dtype...; source None"
     RELATION = "payload: text of a condition on a number that decides something (or on the bytes of an array, the text of a derived str), {} for the value: it is True"
     DECIDES = "payload: machine.decided.Decision; what the program decides by the number in a small tensor comes out as it did"
+    SIZES = "payload: SizesRow; sizes and strides of these tensors are some that the graph was captured for"
     INT_RANGE = "payload: (low, high); value is an exact int within the closed range (None = open): dynamic sizes and ints"
 
 
@@ -51,6 +53,42 @@ class TensorRow:
     requires_grad: bool | None
     inference: bool = False
     lazy: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizesRow:
+    """Sizes that vary together. The row's source is the first tensor, `others` are the rest; `forms`: of all of them; `bounds`: of each symbol; `fits`: whether the graph takes these sizes, of the
+    `used` symbols."""
+
+    others: tuple[Source, ...]
+    forms: tuple[Form, ...]
+    bounds: tuple[tuple[int, int | None], ...]
+    used: tuple[int, ...]
+    fits: Callable[[tuple[int, ...]], bool]
+
+    def sizes(self, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The sizes of the symbols, where `numbers` (of each tensor the sizes, then the strides) have these forms."""
+        found: dict[int, int] = {}
+        at = 0
+        for form in self.forms:
+            for dim, symbol in form.symbols:
+                found.setdefault(symbol, numbers[at + dim])
+            at += 2 * len(form.shape)
+        sizes = tuple(found[symbol] for symbol in range(len(self.bounds)))
+        if tuple(number for form in self.forms for part in form.at(sizes) for number in part) != numbers:
+            return None
+        within = all(low <= size and (high is None or size <= high) for size, (low, high) in zip(sizes, self.bounds, strict=True))
+        return sizes if within else None
+
+    def holds(self, numbers: tuple[int, ...]) -> bool:
+        sizes = self.sizes(numbers)
+        return sizes is not None and self.fits(tuple(sizes[symbol] for symbol in self.used))
+
+    def holds_for(self, *tensors: Any) -> bool:
+        facts = [(tuple(tensor.shape), tensor.stride()) for tensor in tensors if hasattr(tensor, "stride")]
+        if [len(shape) for shape, _ in facts] != [len(form.shape) for form in self.forms]:
+            return False
+        return self.holds(tuple(number for fact in facts for part in fact for number in part))
 
 
 class Weak:

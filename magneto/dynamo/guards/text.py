@@ -51,6 +51,7 @@ SHOW: dict[Kind, Callable[[str, Any], str]] = {
     Kind.TYPE_VERSION: lambda x, p: f"class {_name(p)} is not modified",
     Kind.STATE: lambda x, p: f"{p[0]} == {p[3]!r}",
     Kind.INT_RANGE: lambda x, p: _between(x, *p),
+    Kind.SIZES: lambda x, p: f"the sizes of {', '.join([x, *[source.text() for source in p.others]])} are some that it was captured for",
     Kind.RELATION: lambda x, p: p.format(*[x] * p.count("{}")),
     Kind.DECIDES: lambda x, p: f"({p.text}) is {p.expected}, decided by {x}",
 }
@@ -134,6 +135,7 @@ _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
     Kind.TYPE_VERSION: lambda w, x, p: f"class_unchanged({w.const(known(p))}, {w.const(reading.class_snapshot(known(p)))})",
     Kind.STATE: lambda w, x, p: f"same_constant({w.const(p[1])}(*{w.const(p[2])}), {w.const(p[3])})",
     Kind.INT_RANGE: lambda w, x, p: f"in_range({x}, {p[0]}, {p[1]})",
+    Kind.SIZES: lambda w, x, p: f"{w.const(p.holds_for)}({', '.join([x, *[w.source(source) for source in p.others]])})",
     Kind.RELATION: lambda w, x, p: f"{w.const(reading.relation(p))}({x})",
     Kind.DECIDES: lambda w, x, p: f"{w.const(p.holds)}({x})",
 }

@@ -37,6 +37,7 @@ from magneto.dynamo.machine.reflective import asks_for_the_callers_module, calls
 from magneto.dynamo.machine.replay import Replays, repeatable
 from magneto.dynamo.machine.signals import CapturedRaise, Ending, Forced, RegionEnd, Restart
 from magneto.dynamo.machine.speculate import Speculation
+from magneto.dynamo.machine.varying import Varying
 from magneto.dynamo.trackers.base import Signal, Tracker
 from magneto.graph import SizeUnknown, TensorMeta
 
@@ -61,19 +62,20 @@ class SymbolicMachine:
         joins: Callable[[Any], bool] = lambda policy: False,
         refuted: AbstractSet[Place] = frozenset(),
         unknown_sizes: bool = False,
+        varying: Varying | None = None,
     ) -> None:
         self.state = state
         self.refuted = refuted
         self.assumptions: list[Assumption] = []
         self.decisions: Counter[Source] = Counter()
         self.unknown_sizes = unknown_sizes
-        self.changing = changing
-        self.joins = joins
-        self.forced = forced
+        self.varying = varying or Varying(lambda tensor, source: {})
+        self.changing, self.joins, self.forced = changing, joins, forced
         self.unbound, self.null = unbound, null
         self.guards = GuardSet()
         self.read_by_backward = GuardSet()  # rows that must still hold when a custom backward of the graph runs
         self.recorder = Recorder(self)
+        self.varying.begin(self.recorder.sizes)
         self.frames: list[SymFrame] = []
         self.codes: dict[int, CodeType] = {}  # by id: of the frames that were run
         self.entry_stack: list[Tracker] = []
@@ -222,6 +224,8 @@ class SymbolicMachine:
             except trackers.CannotEmit as problem:
                 self._break(frame, GraphBreak("B022", self.user_stack(), value=problem.tracker.show()))
             except SizeUnknown as problem:  # out of a rule that may have begun
+                if self.varying.settle(problem.what):
+                    self.restart_knowing()
                 raise Restart(frame.count, GraphBreak("B114", self.user_stack(), reason=str(problem)), False) from None
             except (RegionEnd, Restart, MagnetoError, MagnetoWarning, RecursionError):
                 raise
@@ -260,6 +264,8 @@ class SymbolicMachine:
         return self.count, self.steps, len(self.effects)
 
     def _break(self, frame: SymFrame, reason: GraphBreak) -> NoReturn:
+        if self.varying.settle_named(self.recorder, reason.reason):
+            self.restart_knowing()
         if frame.progress != self._progress():  # half of the instruction has happened: break before it
             raise Restart(frame.count, reason, False)
         if calls_reflective(frame):
@@ -528,6 +534,9 @@ class SymbolicMachine:
 
     def _decide_size(self, frame: SymFrame, jump: Instruction | None, value: trackers.SizeTracker) -> bool:
         """A branch on a size goes as in an example, or the other way if that was wrong."""
+        known = self.varying.decide(self.recorder, value)
+        if known is not None:
+            return known
         example = value.number.example
         for way in (bool(example), not example):
             if jump is not None and example is not None:
@@ -551,6 +560,8 @@ class SymbolicMachine:
             return known
         if isinstance(value, trackers.ItemTracker):
             value.needed(self)
+        if isinstance(value, trackers.SizeTracker) and (known := self.varying.decide(self.recorder, value)) is not None:
+            return known
         self.graph_break("B012", value=value.show())
 
     def iterate(self, value: Tracker) -> list[Tracker]:
@@ -586,6 +597,10 @@ class SymbolicMachine:
 
     def number(self, fn: Callable[..., Any], *args: Tracker) -> Tracker:
         return self.recorder.number(fn, args)
+
+    def settle(self, number: Tracker) -> None:
+        if isinstance(number, trackers.SizeTracker) and self.varying.knows(self.recorder, number) and self.varying.settle(number.number):
+            self.restart_knowing()
 
     def known(self, tensor: trackers.TensorTracker) -> Any:
         return self.recorder.known(tensor)

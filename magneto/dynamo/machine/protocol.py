@@ -62,6 +62,8 @@ class Machine(Protocol):
 
     unknown_sizes: bool
     """Whether the graph may hold tensors whose sizes depend on data."""
+    varying: Any
+    """Which sizes of inputs vary (`machine.varying.Varying`)."""
     wrapped: dict[int, Tracker]
     """Trackers of existing objects, by id."""
     effects: list[tuple[str, tuple[Tracker, ...]]]
@@ -116,6 +118,9 @@ class Machine(Protocol):
 
     def number(self, fn: Callable[..., Any], *args: Tracker) -> Tracker:
         """Arithmetic on numbers of which one depends on data."""
+
+    def settle(self, number: Tracker) -> None:
+        """Something wants the number itself: where it follows from sizes of inputs that vary, they are constants, and capture starts again."""
 
     def known(self, tensor: Any) -> Any:
         """The real tensor, where the region makes it out of constants alone; None: its numbers depend on data."""

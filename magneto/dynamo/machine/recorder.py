@@ -61,6 +61,7 @@ class Recorder:
         self.n_calls = self.n_checks = 0
         self.random_nodes: set[fx.Node] = set()
         self.takes_unknown: bool = machine.unknown_sizes
+        self.takes_varying = True
         self.made_leaves: list[trackers.TensorTracker] = []  # tensors made here that gather gradients
         self.turned: set[fx.Node] = set()  # those of them that begin to do so behind the operation that made them
         self.stand_ins: set[fx.Node] = set()  # of these, aliases of inputs
@@ -81,7 +82,7 @@ class Recorder:
         self.autocasts: list[tuple[fx.Node, tuple[str, torch.dtype, bool, bool]]] = []
         self.attention: dict[Switch, Any] = {}  # switches of attention as they are here; empty: never asked for
         self.initial_attention: dict[Switch, Any] = {}
-        self.sizes = Sizes()
+        self.sizes = Sizes(machine.unknown_sizes)
         self._remembered = Remembered()
         self._present: dict[fx.Node, TensorMeta | UnknownNumber] = {}  # what is known of a node's tensor now: writes in place change it
         self._numbers: dict[Any, trackers.NumberInput] = {}
@@ -150,7 +151,7 @@ class Recorder:
         fake_args = [_fake(arg, self._present) for arg in fx_args]
         fake_kwargs = {name: _fake(arg, self._present) for name, arg in fx_kwargs.items()}
         fn = getattr(torch.Tensor, target) if method else target
-        settled = None
+        settled, counted = None, self.sizes.found
         try:
             with self.autocast_now(), self.attention_now():
                 try:
@@ -162,7 +163,7 @@ class Recorder:
         except DataDependent as problem:
             machine.graph_break("B011", name=_name(target), reason=str(problem))
         except SizeUnknown as problem:
-            machine.graph_break("B114", reason=f"{_name(target)}: {problem}")
+            self._refused(problem, target, fake_args, fake_kwargs)
         except (UnsupportedFake, NotImplementedError) as problem:
             machine.graph_break("B013", name=_name(target), reason=str(problem))
         except Exception as error:
@@ -174,8 +175,7 @@ class Recorder:
         if result.random and machine.random_closed:
             machine.graph_break("B101", callee=_name(target), reason="random numbers behind a seed that follows other random numbers")
         node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
-        node.meta["val"] = result.value
-        node.meta["stack"] = machine.user_stack()
+        node.meta.update(val=result.value, stack=machine.user_stack(), counted=self.sizes.found > counted)
         self.n_calls += 1
         if result.random:
             self.random_nodes.add(node)
@@ -198,9 +198,17 @@ class Recorder:
             self._mark_mutated(args, kwargs, path, differentiable)
         return tracked
 
+    def _refused(self, problem: SizeUnknown, target: Any, *call: Any) -> NoReturn:
+        """The call cannot be made with sizes that are unknown: those that vary become constants, others break."""
+        if self.machine.varying.settle(problem.what or call, failed=True):
+            self.machine.restart_knowing()
+        self.machine.graph_break("B114", reason=f"{_name(target)}: {problem}")
+
     def _propagate(self, fn: Any, args: Any, kwargs: Any, tensors: Sequence[trackers.TensorTracker], unknown: bool) -> FakeResult:
         """What the call gives. `unknown`: some sizes are known at run time only."""
-        if unknown and not self.takes_unknown:
+        if unknown and not (self.takes_unknown or (self.takes_varying and self.machine.varying.symbols)):
+            if self.machine.varying.settle((args, kwargs)):
+                self.machine.restart_knowing()
             raise DataDependent(_name(fn))
         heard: list[WarningMessage] = []
         with taken(heard):
@@ -282,9 +290,21 @@ class Recorder:
         """See `Machine.size_node`."""
         meta = tensor.meta
         assert isinstance(meta, UnknownMeta)
-        node = self.graph.call_method(method, (self.argument(tensor, []), *args))
         probes = tuple(None if one is None else read(one) for one in meta.probes)
-        return self._number(node, UnknownNumber(probes, probes[EXAMPLE]))
+        number = UnknownNumber(probes, probes[EXAMPLE])
+        symbol = self.machine.varying.symbol_of(probes)
+        place = next(((one, dim) for one, dim, known in symbol.places if one.meta is known), None) if symbol is not None else None
+        if symbol is None or place is None or hasattr(self, "around"):
+            return self._number(self.graph.call_method(method, (self.argument(tensor, []), *args)), number)
+        found = trackers.SizeTracker(symbol.node, number) if symbol.node is not None else None
+        if found is None:
+            found = self._number(self.graph.call_method("size", (self.argument(place[0], []), place[1])), number)
+            symbol.node = found.node
+            found.node.meta["place"] = place[0].source, place[1]
+        if (tensor.node, (method, *args)) != (place[0].node, ("size", place[1])):  # likely the same number
+            likely = self._number(self.graph.call_method(method, (self.argument(tensor, []), *args)), number)
+            self.machine.varying.decisions[likely.node] = symbol.node
+        return found
 
     def number(self, fn: Callable[..., Any], args: Sequence[Tracker]) -> Tracker:
         """See `Machine.number`. See `trackers.EXACT`."""
@@ -292,7 +312,7 @@ class Recorder:
         number = arithmetic(fn, [_fake(arg, self._present) for arg in fx_args], self.sizes, fn in trackers.EXACT)
         return self._number(self.graph.call_function(fn, fx_args), number)
 
-    def _number(self, node: fx.Node, number: UnknownNumber) -> Tracker:
+    def _number(self, node: fx.Node, number: UnknownNumber) -> trackers.SizeTracker:
         node.meta["val"] = number
         node.meta["stack"] = self.machine.user_stack()
         return trackers.SizeTracker(node, number)
@@ -352,6 +372,7 @@ class Recorder:
         self.guard_modes()
         node = self.graph.call_function(fn, args)
         node.meta["val"] = None
+        node.meta["mode"] = True
         node.meta["stack"] = self.machine.user_stack()
         self.keep.add(node)
         self.mode_changed = True

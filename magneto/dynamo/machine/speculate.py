@@ -30,7 +30,7 @@ class BodyRecorder(Recorder):
     def __init__(self, machine: SymbolicMachine, around: Recorder, grad_mode: bool, transformed: bool) -> None:
         super().__init__(machine)
         self.around = around
-        self.takes_unknown = False
+        self.takes_unknown = self.takes_varying = False
         self.initial_grad_mode = self.grad_mode = grad_mode
         self.autocasts = list(around.autocasts)
         self.initial_attention, self.attention = dict(around.attention), dict(around.attention)

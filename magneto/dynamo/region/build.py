@@ -211,7 +211,7 @@ class _Builder:
         if not assumptions:
             return []
         written = [tracker for _, tracker in recorder.inputs if tracker in recorder.mutated]
-        if not all(map(_can_be_put_back, written)) or sum(tracker.meta.nbytes for tracker in written) > MAX_COPIED:
+        if not all(map(_can_be_put_back, written)) or sum(tracker.plain().nbytes for tracker in written) > MAX_COPIED:
             first = assumptions[0]
             raise Restart(first.count, first.reason, False)
         self.namespace["assume"] = assume
@@ -237,7 +237,11 @@ class _Builder:
         recorder, em = self.machine.recorder, self.em
         outputs = [node for node, _ in em.outputs]
         recorder.check_history(outputs)
+        guard_sizes = self.machine.varying.finish(recorder)
         recorder.prune(outputs)
+        guard_sizes()
+        if self.machine.varying.again:
+            self.machine.restart_knowing()
         calls = [node for node in recorder.graph.nodes if node.op in ("call_function", "call_method")]
         if not calls:
             return [], None, []
@@ -266,6 +270,7 @@ class _Builder:
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
             "shows_history": em.shows_history or (self.ending.reason is not None and self.ending.reason.asks_history),
             "spent_outputs": tuple(k for k, node in enumerate(outputs) if node in recorder.spent),
+            **self.machine.varying.told([node for node, _ in recorder.inputs]),
         }
         call = f"graph({', '.join(self._arguments([tracker for _, tracker in recorder.inputs]))})"
         arrays = [tracker for _, tracker in recorder.inputs if isinstance(tracker, trackers.ArrayMemory)]

@@ -41,11 +41,13 @@ from magneto.dynamo.guards.wording import remedy, subject
 from magneto.dynamo.machine.assume import Place, Refuted
 from magneto.dynamo.machine.machine import SymbolicMachine
 from magneto.dynamo.machine.signals import Forced, Restart
+from magneto.dynamo.machine.varying import Varying
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.once import CompiledWhenCalledAgain, breaks_its_guards
-from magneto.dynamo.region.sizes import AGAIN, FLEETING, Budget, SizesThatCome, Verdict, missed_sizes
+from magneto.dynamo.region.sizes import AGAIN, FLEETING, Budget, SizesThatCome, Verdict, missed_sizes, wanted
 from magneto.dynamo.region.skip import looks_at_memory, skip_reason
+from magneto.graph import SizeUnknown
 from magneto.graph.atomic import atomic
 from magneto.graph.program import standalone
 
@@ -68,6 +70,7 @@ class Context:
     backend_name: str = "custom"
     nopython: bool = False
     unknown_sizes: bool = False  # the backend takes graphs with tensors whose sizes depend on data
+    varying_sizes: bool = False  # it takes graphs with inputs whose sizes vary from call to call
     dynamic: bool | None = None
     slow_backend: bool = False  # a graph that is not expected again is run without it
     on_plan: Callable[[RegionPlan], None] | None = None
@@ -86,6 +89,15 @@ class Context:
     sizes: collections.defaultdict[tuple[Any, int], SizesThatCome] = field(default_factory=lambda: collections.defaultdict(SizesThatCome))
     budget: Budget = field(default_factory=Budget)
     varying: dict[tuple[Any, int], int] = field(default_factory=dict)  # by entry point whose new variant differs in sizes: from how many
+    moving: dict[tuple[Any, int], set[tuple[Source, int]]] = field(
+        default_factory=dict
+    )  # by entry point: dimensions of inputs that have differed
+
+    @property
+    def varies(self) -> bool:
+        """Whether sizes of inputs may be unknown to a graph."""
+        return self.varying_sizes and self.dynamic is not False
+
     flips: collections.Counter[tuple[Any, int]] = field(
         default_factory=collections.Counter
     )  # by entry point: how often a small tensor has decided otherwise
@@ -273,9 +285,15 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
 def _capture(state: Any, changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
     """Attempts until one capture needs no further forced break."""
     forced: dict[int, Forced] = {}
+    context: Context = policy.payload
+    varying = (
+        Varying(functools.partial(wanted, context.moving.get((state.code, state.offset), set()), context.dynamic))
+        if context.varies
+        else None
+    )
     marks.capturing.active = True
     try:
-        return _attempt(state, forced, changing, policy)
+        return _attempt(state, forced, changing, policy, varying)
     finally:
         marks.capturing.active = False
 
@@ -286,18 +304,30 @@ def _joins(outer: Any, inner: Any) -> bool:
     return inner.compile and a.backend is b.backend and a.dynamic == b.dynamic and a.nopython >= b.nopython
 
 
-def _attempt(state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
+def _attempt(
+    state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any, varying: Varying | None
+) -> tuple[SymbolicMachine, RegionPlan]:
     joins = functools.partial(_joins, policy)
     back = 1
     for _ in range(MAX_ATTEMPTS):
         machine = SymbolicMachine(
-            state, forced, _C.UNBOUND, _C.NULL_, changing, joins, policy.payload.refuted, policy.payload.unknown_sizes
+            state, forced, _C.UNBOUND, _C.NULL_, changing, joins, policy.payload.refuted, policy.payload.unknown_sizes, varying
         )
         try:
             ending = machine.capture()
+            if ending.reason is not None and policy.payload.nopython and machine.varying.settle(None):  # with constants it may not break
+                machine.restart_knowing()
             return machine, plan_region(machine, ending)
+        except SizeUnknown as problem:
+            machine.release()
+            if not machine.varying.settle(problem.what):
+                raise
+            forced.clear()
         except Restart as again:
             machine.release()
+            if machine.varying.again:  # other constants, and other breaks
+                forced.clear()
+                continue
             if again.reason is not None:
                 forget_frames(again.reason)
             previous = forced.get(again.count)

@@ -6,8 +6,11 @@ import enum
 import time
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from typing import Any
+
+import torch
 
 from magneto import _C
 from magneto.base import events
@@ -15,7 +18,8 @@ from magneto.base.flags import config
 from magneto.dynamo.guards import reading
 from magneto.dynamo.guards.explain import tensor_row
 from magneto.dynamo.guards.rows import Kind, TensorRow
-from magneto.dynamo.guards.source import Source
+from magneto.dynamo.guards.source import Source, of_module
+from magneto.dynamo.machine.varying import LEAST
 
 AGAIN = 3  # calls with the same sizes, until they have a variant
 FLEETING = 3  # variants: one more size runs as captured and is compiled when it comes again
@@ -69,6 +73,25 @@ class SizesThatCome:
             return Verdict.NEVER
         self.seen[sizes] += 1
         return Verdict.NOW if allowed and self.seen[sizes] >= AGAIN else Verdict.LATER
+
+
+def wanted(
+    moving: AbstractSet[tuple[Source, int]], dynamic: bool | None, tensor: torch.Tensor, source: Source
+) -> dict[int, tuple[int, int | None]]:
+    """The dimensions of an input that are to be unknown, with their bounds: those that the program has marked, that have differed, or all where it has asked for it (but a module's parameters
+    keep their sizes)."""
+    marked: dict[int, Any] = tensor.__dict__.get("_magneto_dynamic", {})
+    everything = bool(dynamic) and not of_module(source) and not isinstance(tensor, torch.nn.Parameter)
+    found = {}
+    for dim in range(tensor.dim()):
+        bounds = marked.get(dim, (None, None))
+        if bounds is not None and (dim in marked or everything or (source, dim) in moving):
+            found[dim] = (max(bounds[0] or 0, LEAST), bounds[1])
+    return {
+        dim: bounds
+        for dim, bounds in found.items()
+        if bounds[0] <= tensor.shape[dim] and (bounds[1] is None or tensor.shape[dim] <= bounds[1])
+    }
 
 
 def missed_sizes(missed: Sequence[Any], state: Any) -> Sizes | None:

@@ -147,9 +147,13 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
         return OpaqueTracker(obj, source, m)
     meta = TensorMeta.of(obj)
     row = TensorRow(cls, meta.dtype, meta.device, meta.shape, meta.strides, meta.requires_grad, obj.is_inference(), meta.lazy)
+    meta, row, symbols = m.varying.enter(obj, source, meta, row)
     m.guard(Kind.TENSOR, source, row)
     m.recorder.inference_tensors |= obj.is_inference()  # type: ignore[attr-defined]
-    return TensorTracker(meta, cls, None, source, obj)
+    made = TensorTracker(meta, cls, None, source, obj)
+    for symbol, dim in symbols:
+        symbol.places.append((made, dim, meta))
+    return made
 
 
 def wrap_sequence(m: Machine, obj: tuple[Any, ...], source: Source) -> Tracker:

@@ -46,6 +46,7 @@ def index_of(m: Machine, v: Tracker) -> int | None:
     if v.unknown and hasattr(v.python_type(), "__index__"):
         if isinstance(v, ItemTracker):
             v.needed(m)
+        m.settle(v)
         m.graph_break("B102", operation="use as an index")
     return None
 

@@ -16,7 +16,7 @@ from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_tensor_state import LEGACY
-from magneto.dynamo.trackers.size import size_at, sizes_of
+from magneto.dynamo.trackers.size import size_at, sizes_of, stride_at
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import TENSOR_BASE
 from magneto.graph.meta import CONJ, NEG, TensorMeta
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def _const_int(m: Machine, v: Tracker) -> int:
     const = v.try_const()
     if const is None:
+        m.settle(v)
         m.graph_break("B102", operation="use as a dimension")
     return int(const.value)
 
@@ -62,8 +63,8 @@ def _check_layout(m: Machine, v: TensorTracker) -> None:
 def stride(m: Machine, v: TensorTracker, dim: Tracker | None = None) -> Tracker:
     _check_layout(m, v)
     if dim is None or (isinstance(dim, ConstTracker) and dim.read() is None):
-        return TupleTracker([m.const(n) for n in v.meta.strides])
-    return m.const(v.meta.strides[_dim(m, v.meta, dim)])
+        return TupleTracker([stride_at(m, v, d) for d in range(v.meta.ndim)])
+    return stride_at(m, v, _dim(m, v.meta, dim))
 
 
 @method("is_contiguous")

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import Node
 
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.graph.unknown import UnknownMeta, UnknownNumber
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from magneto.dynamo.machine.protocol import Emitter, Machine
     from magneto.dynamo.trackers.tensor import TensorTracker
 
@@ -28,7 +27,7 @@ class SizeTracker(Tracker):
     shared = False
     unknown = True
 
-    def __init__(self, node: fx.Node, number: UnknownNumber) -> None:
+    def __init__(self, node: Node, number: UnknownNumber) -> None:
         super().__init__()
         self.node = node
         self.number = number
@@ -37,10 +36,24 @@ class SizeTracker(Tracker):
         return self.number.type
 
     def emit(self, em: Emitter) -> str:
-        return em.output(self.node)
+        text = _outside(em, self.node)
+        return em.output(self.node) if text is None else text
 
     def show(self) -> str:
         return f"{self.node.name}, a size that depends on data"
+
+
+def _outside(em: Emitter, node: Node) -> str | None:
+    """Text of what follows from sizes of inputs, which the region computes before the graph runs; None: of something in the graph."""
+    if "place" in node.meta:
+        source, dim = node.meta["place"]
+        return em.early(f"{em.source(source)}.shape[{dim}]")
+    if node.op != "call_function":
+        return None
+    args = [found for arg in node.args if (found := _outside(em, arg) if isinstance(arg, Node) else repr(arg)) is not None]
+    if len(args) < len(node.args):
+        return None
+    return em.early(f"{em.const(node.target, str(getattr(node.target, '__name__', 'fn')))}({', '.join(args)})")
 
 
 def sizes_of(m: Machine, v: TensorTracker) -> TupleTracker:
@@ -55,6 +68,14 @@ def size_at(m: Machine, v: TensorTracker, dim: int) -> Tracker:
     if size is not None:
         return m.const(size)
     return m.size_node(v, "size", (dim,), lambda meta: meta.shape[dim])
+
+
+def stride_at(m: Machine, v: TensorTracker, dim: int) -> Tracker:
+    """`v.stride(dim)`."""
+    if not isinstance(v.meta, UnknownMeta):
+        return m.const(v.meta.strides[dim])
+    found = {meta.strides[dim] for meta in v.meta.probes if meta is not None}
+    return m.size_node(v, "stride", (dim,), lambda meta: meta.strides[dim]) if len(found) > 1 else m.const(found.pop())
 
 
 def numel_of(m: Machine, v: TensorTracker) -> Tracker:

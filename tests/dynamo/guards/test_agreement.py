@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magneto.dynamo.guards import reading
-from magneto.dynamo.guards.rows import Kind, Row
+from magneto.dynamo.guards.rows import Kind, Row, SizesRow
 from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Stack
+from magneto.graph.resize import Form
 from tests.dynamo.guards.oracle import UNBOUND, Both
 
 pytestmark = pytest.mark.torchfree
@@ -219,6 +220,8 @@ class World:
             return source, found[0] if found and rng.random() < 0.7 else self.source()
         if kind is Kind.DISTINCT:
             return source, (self.source(), self.source())
+        if kind is Kind.SIZES:
+            return source, SizesRow((self.source(),), (Form((), ()),) * 2, (), (), lambda sizes: True)
         if kind is Kind.RELATION:
             return source, rng.choice(("({} % 3 == 0) is True", "({} > 1) is True", "(1 // {} == 0) is False"))
         if kind is Kind.TYPE_VERSION:

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from magneto import _C
-from magneto.dynamo.guards.rows import Kind, TensorRow
+from magneto.dynamo.guards.native import build_guards
+from magneto.dynamo.guards.rows import GuardSet, Kind, Row, SizesRow, TensorRow
 from magneto.dynamo.guards.source import Attr, InstanceDict, Item, Local
 from magneto.dynamo.guards.tensors import dlpack_code, tensor_api
+from magneto.graph.resize import form_of
 from tests.dynamo.guards.oracle import Both, holds
 
 X, Y, Z = Local(0, "x"), Local(1, "y"), Local(2, "z")
@@ -386,3 +388,34 @@ def test_exports_come_from_pinned_registers(net):
         assert made.program.check((net,), (), values=True) == (net[0].weight,)
     net[0].weight = nn.Parameter(torch.ones(4, 3))
     assert made.program.check((net,), (), values=True) == (net[0].weight,)
+
+
+def test_sizes_that_go_together():
+    asked = []
+    forms = (form_of((5, 3), (3, 1), {0: 0}), form_of((2, 5), (1, 2), {1: 0}))
+    both = Both((Kind.SIZES, X, SizesRow((Y,), forms, ((2, 9),), (0,), lambda sizes: asked.append(sizes) or sizes[0] != 7)))
+    for n in (5, 9, 2, 5):
+        assert both.holds(torch.ones(n, 3), torch.ones(n, 2).t())
+    for x, y in (
+        (torch.ones(5, 3), torch.ones(4, 2).t()),  # not one symbol
+        (torch.ones(5, 3), torch.ones(2, 5)),  # another layout
+        (torch.ones(7, 3), torch.ones(7, 2).t()),  # refused
+        (torch.ones(10, 3), torch.ones(10, 2).t()),  # out of bounds
+        (torch.ones(1, 3), torch.ones(1, 2).t()),
+        (torch.ones(5, 4)[:, :3], torch.ones(5, 2).t()),
+        (torch.ones(5), torch.ones(5, 2).t()),
+        (torch.ones(5, 3, 1), torch.ones(5, 2).t()),
+        (torch.ones(5, 3), 5),
+    ):
+        assert not both.holds(x, y)
+    assert set(asked) == {(5,), (9,), (2,), (7,)}
+
+
+def test_the_same_sizes_are_not_asked_about_again():
+    asked = []
+    row = SizesRow((), (form_of((5, 3), (3, 1), {0: 0, 1: 1}),), ((2, None), (2, None)), (0, 1), lambda sizes: asked.append(sizes) or True)
+    guards = GuardSet([Row(Kind.SIZES, X, row)])
+    program = build_guards(guards)
+    for n in (4, 4, 4, 6, 6, 4):
+        assert program.check((torch.ones(n, 3),), ())
+    assert asked == [(4, 3), (6, 3), (4, 3)]

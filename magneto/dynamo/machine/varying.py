@@ -1,0 +1,208 @@
+"""Sizes of inputs that vary: which ones one region takes as unknown, what the program does with them, and the guard that belongs to them.
+
+A dimension is taken as unknown when the program says so (`mark_dynamic`, `dynamic=True`) or when calls have come with different sizes. Dimensions that are equal in the call at hand are one
+*symbol*. What the program computes with a symbol is a node of the graph (`trackers/size.py`), what it decides by one is written down (`decide`), and whatever needs the number itself makes the
+dimension a constant: capture starts again (`settle`). Sizes 0 and 1 are constants always.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from magneto.dynamo import trackers
+from magneto.dynamo.guards.rows import Kind, Row, SizesRow, TensorRow
+from magneto.dynamo.guards.source import Source
+from magneto.dynamo.guards.tensors import dlpack_code
+from magneto.dynamo.trackers.tensor import PLAIN_CLASSES
+from magneto.graph import Sizes, TensorMeta, UnknownMeta, UnknownNumber
+from magneto.graph.resize import Form, Resizer, form_of, probed, resizer
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.recorder import Recorder
+
+Bounds = tuple[int, int | None]
+LEAST = 2
+MOST_TENSORS = 256  # MG_MOST_SIZED in csrc/guards.h
+MOST_STEP = 64
+PATIENCE = 12  # times that capture starts again for one more constant; then all are
+SHOWN = "a size that depends on data"
+_NAMED = re.compile(rf"(\w+), {SHOWN}")
+
+
+@dataclass(eq=False, slots=True)
+class Symbol:
+    """One size that varies. `places`: dimensions of inputs that have it; `step`: what it is taken to be a multiple of."""
+
+    index: int
+    example: int
+    probes: tuple[int, ...]
+    low: int
+    high: int | None
+    places: list[tuple[trackers.TensorTracker, int, TensorMeta]] = field(default_factory=list)
+    node: fx.Node | None = None
+
+
+class Varying:
+    """Of the attempts at one capture. `wanted`: the dimensions of a tensor that may be unknown, with bounds. `constant`: sizes that are constants after all."""
+
+    def __init__(self, wanted: Callable[[torch.Tensor, Source], Mapping[int, Bounds]]) -> None:
+        self._wanted = wanted
+        self.constant: set[int] = set()
+        self.steps: dict[int, int] = {}
+        self.refusals = 0
+        self.again = False  # the attempt has been given up for a constant
+        self.begin(Sizes())
+
+    def begin(self, sizes: Sizes) -> None:
+        """A new attempt."""
+        self.sizes = sizes
+        self.symbols: dict[int, Symbol] = {}
+        self.inputs: list[tuple[Source, Form]] = []
+        self.decisions: dict[fx.Node, Any] = {}
+        self.resizer: Resizer | None = None
+        self.again = False
+
+    # -- inputs
+
+    def enter(
+        self, obj: torch.Tensor, source: Source, meta: TensorMeta, row: TensorRow
+    ) -> tuple[TensorMeta, TensorRow, list[tuple[Symbol, int]]]:
+        """What capture knows of a tensor from outside, and the row that guards it."""
+        known: tuple[TensorMeta, TensorRow, list[tuple[Symbol, int]]] = meta, row, []
+        if self.refusals > PATIENCE or len(self.inputs) >= MOST_TENSORS or not meta.shape or meta.lazy or row.cls not in PLAIN_CLASSES:
+            return known
+        wanted = {
+            d: bounds for d, bounds in self._wanted(obj, source).items() if meta.shape[d] >= LEAST and meta.shape[d] not in self.constant
+        }
+        if not wanted or dlpack_code(meta.dtype, meta.device) is None:
+            return known
+        found = [(self._symbol(meta.shape[d], bounds), d) for d, bounds in sorted(wanted.items())]
+        form = form_of(meta.shape, meta.strides, {d: symbol.index for symbol, d in found})
+        self.inputs.append((source, form))
+        shape, strides = (tuple(None if term[1] else term[0] for term in terms) for terms in (form.shape, form.strides))
+        open_row = TensorRow(row.cls, row.dtype, row.device, shape, strides, row.requires_grad, row.inference, row.lazy)
+        return probed(meta, form, [symbol.probes for symbol in self.symbols.values()]), open_row, found
+
+    def _symbol(self, size: int, bounds: Bounds) -> Symbol:
+        found = self.symbols.get(size)
+        if found is None:
+            probes = self.sizes.varying(size, self.steps.get(size, 1))
+            found = self.symbols[size] = Symbol(len(self.symbols), size, probes, *bounds)
+        highs = [high for high in (found.high, bounds[1]) if high is not None]
+        found.low, found.high = max(found.low, bounds[0]), min(highs, default=None)
+        return found
+
+    # -- what the program does with them
+
+    def symbol_of(self, probes: Any) -> Symbol | None:
+        return next((symbol for symbol in self.symbols.values() if symbol.probes == probes), None)
+
+    def decide(self, recorder: Recorder, value: trackers.SizeTracker) -> bool | None:
+        """What the program decides by a number, which is so for all sizes that the region takes; None: the number depends on data."""
+        if not self.knows(recorder, value):
+            return None
+        return self.decisions.setdefault(value.node, bool(value.number.example))
+
+    def knows(self, recorder: Recorder, value: trackers.SizeTracker) -> bool:
+        """Whether a number follows from sizes of inputs."""
+        if not self.symbols or value.node.graph is not recorder.graph or value.number.example is None:
+            return False
+        todo, seen = [value.node] if self.sizes.found else [], set()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.meta.get("counted"):
+                return False
+            todo.extend(node.all_input_nodes)
+        return True
+
+    def settle(self, what: Any, failed: bool = False) -> bool:
+        """The sizes that `what` comes from are constants (None: all). False: there are none. `failed`: an operation has refused them, which may be as they are not what a constant beside them
+        is, or no multiples of anything."""
+        if not self.symbols:
+            return False
+        self.again = True
+        self.refusals += 1
+        sizes = _sizes_in(what)
+        columns = [size for size in sizes if isinstance(size, tuple)]
+        found = [symbol for symbol in self.symbols.values() if any(_same(column, symbol.probes) for column in columns)]
+        clash = [symbol for symbol in found if symbol.example in sizes] if failed else []
+        steps = {symbol.example: step for symbol in found if (step := min(symbol.example & -symbol.example, MOST_STEP)) > 1}
+        if failed and not clash and not self.steps.keys() >= steps.keys():
+            self.steps.update(steps)
+            return True
+        if failed and not clash and found:  # one by one: the last dimensions vary the least
+            clash = [max(found, key=lambda symbol: max(dim - meta.ndim for _, dim, meta in symbol.places))]
+        self.constant.update(symbol.example for symbol in clash or found or self.symbols.values())
+        return True
+
+    def settle_named(self, recorder: Recorder, text: str) -> bool:
+        """The same for what a break is about, where it is about such a size."""
+        names = set(_NAMED.findall(text))
+        if not names and SHOWN not in text:
+            return False
+        numbers = [node.meta["val"] for node in recorder.graph.nodes if node.name in names]
+        return self.settle(numbers or None)
+
+    # -- the end
+
+    def finish(self, recorder: Recorder) -> Callable[[], None]:
+        """Of a graph that is about to be pruned. What is returned is called behind that: it adds the guard."""
+        forms = {node: form for node, tracker in recorder.inputs for source, form in self.inputs if source == tracker.source}
+        used: dict[int, int] = {}  # symbols, and their numbers in the graph
+        for node, form in forms.items():
+            if any(symbol not in used for _, symbol in form.symbols):
+                used.update({symbol: len(used) + k for k, symbol in enumerate(s for _, s in form.symbols if s not in used)})
+                recorder.keep.add(node)  # from it they are read
+            node.meta["form"] = form.renamed(used)
+        made = resizer(list(recorder.graph.nodes), lambda node: not node._erased, list(self.decisions.items()), recorder.initial_grad_mode)
+        return lambda: self._guard(recorder, made(), tuple(used))
+
+    def _guard(self, recorder: Recorder, graph: Resizer, used: tuple[int, ...]) -> None:
+        if not self.inputs:
+            return
+        symbols = list(self.symbols.values())
+        example = tuple(symbol.example for symbol in symbols)
+        if not graph.fits(tuple(example[symbol] for symbol in used)):
+            self.settle(None)
+            return
+        self.resizer = graph
+        bounds = tuple((symbol.low, symbol.high) for symbol in symbols)
+        sources, forms = zip(*self.inputs, strict=True)
+        row = SizesRow(sources[1:], forms, bounds, used, graph.fits)
+        recorder.machine.guards.add(Row(Kind.SIZES, sources[0], row, *recorder.machine.read_at()))
+
+    def told(self, placeholders: Sequence[fx.Node]) -> dict[str, Any]:
+        """What the graph says of its sizes that vary: `varying`, rows (number of the input, dimension, symbol), and the `resizer`."""
+        if self.resizer is None:
+            return {}
+        rows = [(k, dim, symbol) for k, node in enumerate(placeholders) if (form := node.meta.get("form")) for dim, symbol in form.symbols]
+        return {"varying": tuple(rows), "resizer": self.resizer} if rows else {}
+
+
+def _same(column: tuple[Any, ...], probes: tuple[int, ...]) -> bool:
+    return all(size is None or size == probe for size, probe in zip(column, probes, strict=True))
+
+
+def _sizes_in(what: Any) -> set[Any]:
+    """Sizes among nested arguments: numbers, and probes of those that vary."""
+    if isinstance(what, UnknownNumber):
+        return {what.probes}
+    if isinstance(what, UnknownMeta):
+        columns = zip(*(meta.shape if meta is not None else (None,) * what.ndim for meta in what.probes), strict=True)
+        return {column if size is None else size for column, size in zip(columns, what.sizes(), strict=True)}
+    if isinstance(what, TensorMeta):
+        return set(what.shape)
+    if isinstance(what, slice):
+        return _sizes_in((what.start, what.stop, what.step))
+    if isinstance(what, Mapping):
+        return _sizes_in(tuple(what.values()))
+    return set().union(*map(_sizes_in, what)) if isinstance(what, (tuple, list)) else {what} if type(what) is int else set()

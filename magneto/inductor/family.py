@@ -52,7 +52,7 @@ class Family:
     @staticmethod
     def of(samples: Sequence[Sample]) -> Family | str:
         """The family of the first sample, and of the largest domain between others that is one; why there is none."""
-        why = {sizes: _differ(samples[0], sample) for sample in samples for sizes in sample[:1]}
+        why = {sizes: differ(samples[0], sample) for sample in samples for sizes in sample[:1]}
         reason = next((f"at {sizes}: {text}" for sizes, text in why.items() if text), "there are too few samples")
         for domain in _domains(list(why))[:ATTEMPTS]:
             kept = [sample for sample in samples if _inside(sample[0], domain)]
@@ -128,7 +128,7 @@ def _domains(samples: Sequence[Sizes]) -> list[tuple[tuple[int, int], ...]]:
     return sorted((domain for domain, many in found.items() if many >= SPARE + 2), key=lambda domain: -found[domain])
 
 
-def _differ(a: Sample, b: Sample) -> str:
+def differ(a: Sample, b: Sample) -> str:
     """Why two samples have not the same structure; empty where they have."""
     try:
         _Template([a, b], (), False)
@@ -252,7 +252,7 @@ class _Template:
             return self._carved(forms, where)
         if op == "ALLOC" and forms[0][2] is torch.empty and forms[0][3] == (self.codes[0].arena_bytes,):
             largest = forms[self.largest]
-            if largest[3][0] < max(form[3][0] for form in forms):
+            if self.fitted and largest[3][0] < max(form[3][0] for form in forms):
                 raise _Differs("the arena is not largest for the largest sizes")
             self._equal([(form[1], form[2], form[4], form[5]) for form in forms], where)
             return _Same(largest)
@@ -269,7 +269,7 @@ class _Template:
         """A buffer in the arena lies where it does for the largest sizes."""
         self._equal([(form[1], form[2], form[3], form[5]) for form in forms], where)
         places = [form[4][:2] for form in forms]
-        if places[self.largest][1] < max(nbytes for _, nbytes in places):
+        if self.fitted and places[self.largest][1] < max(nbytes for _, nbytes in places):
             raise _Differs(f"{where}: not largest for the largest sizes")
         self.arena[forms[0][1]] = places
         args = [_Same(places[self.largest][0])] + [self._value(part, where) for part in zip(*(form[4][1:] for form in forms), strict=True)]

@@ -215,11 +215,12 @@ class Fill:
     def _folding(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool) -> list[str]:
         """`whole`: all `size` points, in blocks or at once, not a portion of them."""
         simd = all(fold.vectorised for fold in self.folds)
-        if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and size >= LANES_FROM:
+        many = size >= LANES_FROM or bool(self.writer.nest.any)
+        if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and many:
             return self._lanes(name, first, last, size, scope, LANES, whole)
         if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
-            twice = self.writer.nest.any or size >= 8 * FEW_LANES or (size > 4 * FEW_LANES and size % (2 * FEW_LANES) == 0)
-            return self._lanes(name, first, last, size, scope, FEW_LANES << bool(twice), whole)
+            twice = size >= 8 * FEW_LANES or (size > 4 * FEW_LANES and size % (2 * FEW_LANES) == 0)
+            return self._lanes(name, first, last, size, scope, FEW_LANES << twice, whole)
         return self._lane(name, first, last, scope, simd)
 
     def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:
@@ -271,7 +272,8 @@ class Fill:
             )  # few steps: known in number, they need no loop
             clauses = "".join(fold.clause() for fold in self.folds) + checks
             pragma = [] if searches else [f"#pragma omp simd{clauses}"]
-            lines += [*pragma, f"for (i64 {name} = {rest}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+            tail = [*pragma, f"for (i64 {name} = {rest}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+            lines += [f"if (g < {last}) {{", *indent(tail), "}"] if self.writer.nest.any else tail
         return lines + [fold.join() for fold in self.folds]
 
 

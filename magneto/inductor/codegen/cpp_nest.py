@@ -120,7 +120,7 @@ def nest_of(kernel: FusedKernel) -> Nest:
         inner = (vector_row,) if not kernel.cols else (*kernel.cols, vector_row)
         block = f"mg_min({BLOCK}, {vector_row.size})"
         return Nest(kernel, "outer", others, inner, min(BLOCK, vector_row.size), parallel, any=_any(block))
-    if parallel and rows < 8 and _can_split(kernel):
+    if parallel and (rows < 8 if not any_size() else rows == 1) and _can_split(kernel):
         first = kernel.cols[0]
         rest = prod(d.size for d in kernel.cols[1:])
         chunk = max(1, min(first.size, max(CHUNK // rest, -(-first.size // 256))))

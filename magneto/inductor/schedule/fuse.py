@@ -252,7 +252,7 @@ def _unprofitable(fused: Group, buffers: Mapping[str, Buffer]) -> No | None:
     again = [m for m in fused.members if m.full and stages[m.name] > 0]
     if not again and not size:
         return None
-    if fused.row_numel < FEW_ROWS:
+    if fused.row_numel < FEW_ROWS and not (any_size() and fused.row_numel > 1):
         return No("too few rows to be walked again by one thread each")
     if not again:
         return None

@@ -16,6 +16,7 @@ from torch import fx
 from magneto.aot_autograd.arrivals import watched
 from magneto.aot_autograd.mode import FunctionalMode, hollow
 from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.related import find_links
 from magneto.aot_autograd.results import Collector
 from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, steady_state
@@ -81,6 +82,9 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
         differentiable = tuple(sorted(collector.carriers))
         if differentiable and not leaves:
             raise Refusal("a result requires grad though no input does")
+        if not signature.single:
+            outputs, links = find_links(collector.carriers, signature, value, tensors)
+            signature = replace(signature, outputs=outputs, links=links)
         mode = tracing.mode
         results = tuple(collector.results)
         frees = _has_saved([carrier.grad_fn for carrier in collector.carriers.values()])

@@ -30,13 +30,14 @@ class Alias:
     """A view of an input or of a result: `steps` applied to `base`. `detached`: eager's result does not require grad though the base does.
 
     `made`: as what autograd knows the view: "among" several results of one operation, "silent" (in no_grad),
-    neither of which the program may write; "apart" (`.data`) writes do not raise the base's version counter."""
+    neither of which the program may write; "apart" (`.data`) writes do not raise the base's version counter. `via`: the output, a view on the way to this one, that it is made of."""
 
     base: Result | Input
     steps: tuple[ViewStep, ...]
     detached: bool = False
     made: str = ""
     number: int = 0  # two user outputs are the same object exactly when everything here is equal
+    via: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,17 @@ class Mutation:
     counted: bool = True
     under_no_grad: bool = False
     direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The `results` are computed from what the caller gets as `earlier` (with its place among the captured graph's outputs, or -1: an input that is written), with nothing of it in between.
+    `watched`: these, and what they are computed from. `late`: after the inputs are written."""
+
+    results: tuple[int, ...]
+    earlier: tuple[tuple[Output, int], ...]
+    watched: tuple[tuple[Output, int], ...]
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,7 @@ class Signature:
     `single`: the captured graph returned one value instead of a tuple. `training`: results may require grad, so that aliases and write-backs
     are recorded by autograd. `effects`: the graph must be called even for no results (it draws random numbers). `spent`: outputs that require grad
     and whose backward has run inside already. `leaves`: outputs that the graph has made to gather gradients. `gaps`: results that the caller gets laid out with these strides, which leave gaps.
+    `links`: results that are computed from others.
     """
 
     n_inputs: int
@@ -110,6 +123,7 @@ class Signature:
     spent: tuple[int, ...] = ()
     leaves: tuple[int, ...] = ()
     gaps: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    links: tuple[Link, ...] = ()
 
     def written_directly(self, results: frozenset[int]) -> Signature:
         """For a compiled graph that writes these results into the inputs themselves: their order is no longer the program's, so nothing is trusted."""
@@ -129,6 +143,7 @@ class Signature:
             and not self.spent
             and not self.leaves
             and not self.gaps
+            and not self.links
             and self.outputs == tuple(Result(i) for i in range(self.n_results))
         )
 

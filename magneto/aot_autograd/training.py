@@ -77,7 +77,6 @@ class TrainingPlan:
     watched: tuple[
         tuple[int, int], ...
     ]  # (place among the values kept, input) of the new numbers of written inputs that autograd's formulas read there
-    related: dict[int, frozenset[int]]  # results that other results are computed from: these
     backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
@@ -194,23 +193,7 @@ def plan_training(
         tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
         joint.order,
         tuple((place, written[k.index]) for place, k in enumerate(cut.kept) if k.kind == "result" and k.index in written),
-        _related(joint),
     )
-
-
-def _related(joint: JointGraph) -> dict[int, frozenset[int]]:
-    nodes = {index: joint.results[index] for index in joint.differentiable}
-    found: dict[int, set[int]] = {}
-    for later, node in nodes.items() if len(nodes) > 1 else ():
-        seen, stack = {node}, [node]
-        while stack:
-            new = [source for source in stack.pop().all_input_nodes if source not in seen]
-            seen.update(new)
-            stack += new
-        for index, other in nodes.items():
-            if other is not node and other in seen and other.op != "placeholder":
-                found.setdefault(index, set()).add(later)
-    return {index: frozenset(others) for index, others in found.items()}
 
 
 def training_function(plan: TrainingPlan) -> Compiled:
@@ -256,31 +239,32 @@ class CompiledGraph(torch.autograd.Function):
             out = tuple(value.data if i in plan.views else value for i, value in enumerate(out))
         ctx.save_for_backward(*plan.keep(inputs + out))
         ctx.plan = plan
+        ctx.again = None
         ctx.written = _NOTHING
         if plan.replay is not None:
             ctx.inputs, ctx.versions = inputs, _versions(inputs, plan.unchecked)
         results = out[: plan.n_results] if plan.shown is None else plan.shown(out)
         if plan.silent:
             ctx.mark_non_differentiable(*[results[i] for i in plan.silent])
-        if plan.related:
-            ctx.related = [(i, weakref.ref(results[i])) for i in plan.related if results[i] is not None]
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
-        if torch.is_grad_enabled() or (plan.holds is not None and not plan.holds()):
+        if torch.is_grad_enabled() or cuts(ctx) or (plan.holds is not None and not plan.holds()):
             if ctx.written or (plan.watched and _written_since(ctx)):
                 raise RuntimeError(_WRITTEN)
             ctx.saved_tensors  # noqa: B018 - raises what eager raises
-            return (None, *_C.call_inactive(functools.partial(_replay, ctx, plan, gradients)))
+            found = _C.call_inactive(functools.partial(_replay, ctx, plan, gradients))
+            if not _keeps_graph() and all(gradients[i] is not None for i in plan.differentiable):
+                ctx.maybe_clear_saved_tensors()
+                ctx.inputs = None
+            return (None, *found)
         choice = plan.choice(ctx, gradients)
         backward = plan.backward_for(choice)
         if plan.watched and _written_since(ctx, backward.kept):
             raise RuntimeError(_WRITTEN)
-        if plan.related:
-            _C.call_inactive(functools.partial(_on_the_way, ctx, plan, gradients))
         run = backward.run
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
             run = plan.batched(choice)
@@ -417,56 +401,61 @@ def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
         return [0 if inputs[i].is_inference() else inputs[i]._version for i in places]
 
 
-def _on_the_way(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> None:
-    """Results that other results are computed from, whose gradient the program keeps: what flows back to them inside the graph is added to what the engine has seen of it."""
-    for index, reference in ctx.related:
-        tensor = reference()
-        if tensor is None or not (tensor._backward_hooks or tensor.retains_grad):
-            continue
-        if all(gradients[later] is None for later in plan.related[index]):
-            continue
-        if tensor._backward_hooks:
-            raise UserError("U007", graph=plan.name)
-        pairs = _again(ctx, plan, gradients, "a result that others are computed from retains its gradient")
-        itself = pairs.pop(plan.differentiable.index(index))[0]
-        pairs = [(result, gradient) for result, gradient in pairs if gradient is not None and result.requires_grad]
-        (found,) = torch.autograd.grad([o for o, _ in pairs], [itself], [g for _, g in pairs], allow_unused=True)
-        if found is not None:
-            tensor.grad = found if tensor.grad is None else tensor.grad + found
+def again(ctx: Any, plan: TrainingPlan, what: str, asked: Sequence[tuple[Any, int]] = ()) -> tuple[Sequence[Any], dict[int, torch.Tensor]]:
+    """The captured graph run again in eager, once for a run of autograd's engine: its outputs, and its differentiable results by their numbers. `asked`: outputs that must be among them, by their places."""
+    task = torch._C._current_graph_task_id()
+    if ctx.again is None or ctx.again[0] != task:
+        if plan.replay is None or any(place < 0 for _, place in asked):
+            raise _cannot_replay(plan, what, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
+        inputs = ctx.inputs
+        if inputs is None:
+            raise _cannot_replay(plan, what, "whose backward has run already")
+        if ctx.versions != _versions(inputs, plan.unchecked):
+            raise _cannot_replay(plan, what, "an input of which has been written since")
+        present = torch.get_rng_state() if plan.replay.draws else None
+        try:
+            if present is not None:
+                torch.set_rng_state(ctx.random)
+            with torch.enable_grad():
+                outputs = plan.captured(*plan.replay.inputs(inputs[: plan.n_captured], getattr(ctx, "before", {})))
+        finally:
+            if present is not None:
+                torch.set_rng_state(present)
+        ctx.again = task, outputs, dict(zip(plan.differentiable, plan.replay.results(outputs), strict=True)), []
+        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(setattr, ctx, "again", None))
+    return ctx.again[1], ctx.again[2]
 
 
-def _again(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any], what: str) -> list[tuple[torch.Tensor, Any]]:
-    """The captured graph run again in eager: its differentiable results, with the gradients that there are."""
-    if plan.replay is None:
-        raise _cannot_replay(plan, what, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
-    inputs = ctx.inputs
-    if inputs is None:
-        raise _cannot_replay(plan, what, "whose backward has run already")
-    if ctx.versions != _versions(inputs, plan.unchecked):
-        raise _cannot_replay(plan, what, "an input of which has been written since")
-    present = torch.get_rng_state() if plan.replay.draws else None
-    try:
-        if present is not None:
-            torch.set_rng_state(ctx.random)
-        with torch.enable_grad():
-            outputs = plan.captured(*plan.replay.inputs(inputs[: plan.n_captured], getattr(ctx, "before", {})))
-    finally:
-        if present is not None:
-            torch.set_rng_state(present)
-    pairs = [(result, gradients[index]) for result, index in zip(plan.replay.results(outputs), plan.differentiable, strict=True)]
-    if any(gradient is not None and (result is None or result.shape != gradient.shape) for result, gradient in pairs):
-        raise _cannot_replay(plan, what, "which returns views of what it does not show")
-    return pairs
+def cuts(ctx: Any) -> Any:
+    """Tensors of the second run in this run of autograd's engine: what flows back to them comes from outside, by way of the engine."""
+    return ctx.again is not None and ctx.again[0] == torch._C._current_graph_task_id() and ctx.again[3]
+
+
+def goes_on(ctx: Any) -> bool:
+    """Whether the engine goes on from here to any input."""
+    return any(following is not None and _runs(following) for following, _ in ctx.next_functions)
+
+
+def _outside(seed: Any, gradient: Any) -> Any:
+    return torch.zeros_like(gradient) if seed is None else seed
 
 
 def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
-    """Backward with create_graph=True, or of functions that read other values by now: the captured graph runs again in eager."""
-    again = torch.is_grad_enabled()
-    what = "create_graph=True" if again else "a module's value, changed since the forward, is read by a custom backward"
-    pairs = [(result, gradient) for result, gradient in _again(ctx, plan, gradients, what) if gradient is not None]
+    """Backward with create_graph=True, or of functions that read other values by now, or of which a part has run so already: the captured graph runs again in eager."""
+    create = torch.is_grad_enabled()
+    what = "create_graph=True" if create else "a module's value, changed since the forward, is read by a custom backward"
+    _, results = again(ctx, plan, what)
+    pairs = [(result, gradients[i]) for i, result in results.items() if gradients[i] is not None]
+    if any(result is None or result.shape != gradient.shape for result, gradient in pairs):
+        raise _cannot_replay(plan, what, "which returns views of what it does not show")
     unwanted, inputs = plan.unwanted(ctx), ctx.inputs
     wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad and i not in unwanted}
-    found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=again, allow_unused=True)
+    if not wanted:
+        return [None] * len(inputs)
+    seeds = {id(result): gradient for result, gradient in pairs}
+    for tensor in {id(tensor): tensor for tensor in ctx.again[3]}.values():
+        tensor.register_hook(functools.partial(_outside, seeds.get(id(tensor))))  # type: ignore[no-untyped-call]
+    found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=create, allow_unused=True)
     by_input = dict(zip(wanted, found, strict=True))
     return [by_input.get(i) for i in range(len(inputs))]
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from magneto import _C
+from magneto.aot_autograd.links import linked
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Signature, Value
 from magneto.aot_autograd.spent import spent
 from magneto.aot_autograd.views import METHODS, ViewStep, aten
@@ -48,6 +49,7 @@ class Writer:
         self.namespace: dict[str, Any] = {}
         self.lines: list[str] = []
         self.several: dict[str, tuple[str, set[int]]] = {}
+        self.views: dict[Any, str] = {}
 
     def name_of(self, index: int) -> str:
         """Input `index` of the functional graph: the caller's, or a constant."""
@@ -67,7 +69,9 @@ class Writer:
         for index, strides in s.gaps:
             self.namespace["laid_out"] = laid_out
             self.add(f"r{index} = laid_out(r{index}, {strides})")
+        self.links(False)
         self.write_backs()
+        self.links(True)
         self.add(f"return {self.returned()}")
         return "\n".join(self.lines) + "\n", self.namespace
 
@@ -134,17 +138,9 @@ class Writer:
 
     def returned(self) -> str:
         """The returned expression; equal outputs are one object."""
-        names: dict[Any, str] = {}
         parts = []
         for k, output in enumerate(self.signature.outputs):
-            if isinstance(output, Alias):
-                key = (output.base, output.number)
-                if key not in names:
-                    names[key] = f"v{len(names)}"
-                    self.silently(output.made == "silent", f"{names[key]} = {self.alias(output)}")
-                parts.append(names[key])
-            else:
-                parts.append(self.plain(output))
+            parts.append(self.visible(output))
             if k in self.signature.spent:
                 self.namespace["spent"] = spent
                 parts[-1] = f"spent({parts[-1]})"
@@ -153,6 +149,23 @@ class Writer:
         if self.signature.single:
             return parts[0]
         return "(" + "".join(part + ", " for part in parts) + ")"
+
+    def visible(self, output: Output) -> str:
+        if not isinstance(output, Alias):
+            return self.plain(output)
+        key = (output.base, output.number)
+        if key not in self.views:
+            self.views[key] = f"v{len(self.views)}"
+            self.silently(output.made == "silent", f"{self.views[key]} = {self.alias(output)}")
+        return self.views[key]
+
+    def links(self, late: bool) -> None:
+        for k, link in enumerate(self.signature.links):
+            if link.late is late:
+                self.namespace[f"link{k}"] = linked(link)
+                earlier, watched = ([self.visible(output) for output, _ in some] for some in (link.earlier, link.watched))
+                results = [f"r{i}" for i in link.results]
+                self.add(f"{', '.join(results)}, = link{k}(({', '.join(watched)},), {', '.join(results + earlier)})")
 
     def plain(self, output: Output) -> str:
         if isinstance(output, Value):
@@ -163,7 +176,12 @@ class Writer:
     def alias(self, output: Alias) -> str:
         text = base = self.base(output.base)
         among = output.made == "among"
-        for step in output.steps:
+        steps = output.steps
+        if output.via >= 0:
+            before = self.signature.outputs[output.via]
+            assert isinstance(before, Alias)
+            text, steps = self.visible(before), steps[len(before.steps) :]
+        for step in steps:
             text = self.one_of_several(text, step.among) if among and step.among else self.step(text, step, base)
         if among and not output.steps:
             return f"{base}.chunk(1)[0]"

@@ -175,14 +175,6 @@ ROWS: tuple[ErrorEntry, ...] = (
     ErrorEntry("U003", "unknown {what} {name!r}{suggestion}", "", ""),
     ErrorEntry("U005", "backend {name} returned {got}, which is not callable", "", "Return gm.forward, or another callable on the inputs."),
     ErrorEntry("U006", "{function}(): {reason}", "", ""),
-    ErrorEntry(
-        "U007",
-        "a hook is on a result of {graph} that other results of it are computed from",
-        "The gradient that flows back to it inside the compiled graph does not pass the hook, which would see a part of it, or None. "
-        "The same part is missing, and nothing says so, in what `torch.autograd.grad` gives for such a result, and in the "
-        "gradient of a result that is a view of another one.",
-        "Register the hook inside the optimised function, before the later results are computed (that is a graph break), or compute these outside of it.",
-    ),
     # ---- U1xx: flags -------------------------------------------------------------------------------------------------
     ErrorEntry("U101", "unknown flag {name!r}{suggestion}", "", "docs/flags.md lists all flags."),
     ErrorEntry("U102", "flag {name} expects {expected}, got {got}", "", "docs/flags.md lists all flags."),

@@ -17,7 +17,7 @@ from math import prod
 import torch
 
 from magneto.inductor.codegen.cpp_crossed import write_crossed
-from magneto.inductor.codegen.cpp_emit import ONE_PLUS, Emitter, indent, plain_loads
+from magneto.inductor.codegen.cpp_emit import ONE_PLUS, Emitter, Scope, indent, plain_loads
 from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill
 from magneto.inductor.codegen.cpp_nest import BLOCK, TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
@@ -283,6 +283,8 @@ class Writer:
     def _loop(self, dims: Sequence[Dim], position: int, fill: Fill, bounds: dict[int, tuple[str, str]]) -> list[str]:
         dim, last = dims[position], position == len(dims) - 1
         name = f"j{position}"
+        if last and self.nest.short is not None:
+            return self._written_out(self.nest.short, dim, name, fill, bounds.get(position, ("0", str(dim.size))))
         scope = self.emitter.push({dim.sym: name})
         if last:
             fill.inside()
@@ -299,6 +301,24 @@ class Writer:
         if last:
             return fill.wrap(name, start, stop, dim.size, scope)
         return [f"for (i64 {name} = {start}; {name} < {stop}; {name}++) {{", *indent([*scope.lines, *inner]), "}"]
+
+    def _written_out(self, short: Dim, dim: Dim, name: str, fill: Fill, bounds: tuple[str, str]) -> list[str]:
+        """The vector loop with all elements of the short dimension in one turn. What depends on that one alone stands before the loop."""
+        before: list[str] = []
+        stores: list[str] = []
+        whole = Scope()
+        for k in range(short.size):
+            outside = self.emitter.push({short.sym: str(k)})
+            scope = self.emitter.push({dim.sym: name})
+            fill.inside(k)
+            self.emitter.pop()
+            self.emitter.pop()
+            before += outside.lines
+            whole.lines += scope.lines[: -len(fill.stores)]
+            stores += scope.lines[-len(fill.stores) :]
+            whole.checks |= scope.checks
+        whole.lines += stores
+        return [*before, *fill.wrap(name, *bounds, dim.size, whole)]
 
     def _tile(self, name: str, bounds: tuple[str, str], across: tuple[str, str], inner: list[str]) -> list[str]:
         """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi, `across` its bounds over all squares."""
@@ -352,21 +372,22 @@ class Writer:
         nest, size = self.nest, member.buffer.nbytes
         if not nest.parallel or nest.mode not in ("point", "inner") or not isinstance(size, int) or size < STREAM_FROM:
             return False
-        vector = nest.inner[-1]
+        vector, runs = nest.inner[-1], nest.runs(member.store)
         run = min(vector.size, nest.chunk or vector.size) if len(nest.inner) == 1 else vector.size
         least = STREAM_RUN
         if nest.tiled:
             run, least = min(TILE, vector.size), SQUARE_RUN
-        if stride_along(member.store, vector.sym) != 1 or run * member.buffer.dtype.itemsize < least:
+        if runs is None or run * runs[1] * member.buffer.dtype.itemsize < least:
             return False
         self.streaming.add(member.name)
         return True
 
     def is_long(self, load: Load) -> bool:
         """Does the vector loop read far more memory than the caches hold, one element after the other?"""
-        if load.buffer in self.members or stride_along(load.index, self.nest.inner[-1].sym) != 1 or load.index.hi is None:
+        runs = self.nest.runs(load.index)
+        if load.buffer in self.members or runs is None or runs[0] != 1 or load.index.hi is None:
             return False
-        return load.index.hi * load.dtype.itemsize >= STREAM_FROM and not any(isinstance(s, Indirect) for s in load.index.free)
+        return load.index.hi * load.dtype.itemsize >= STREAM_FROM
 
     def _jumps(self, load: Load) -> bool:
         """Is a load of memory contiguous along the other loop of the squares and not along the vector loop?"""

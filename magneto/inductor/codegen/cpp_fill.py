@@ -17,9 +17,9 @@ from magneto.inductor.codegen.cpp_lookup import next_row
 from magneto.inductor.codegen.cpp_nest import TILE, stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
 from magneto.inductor.codegen.cpp_types import HALVES, memory_type
-from magneto.inductor.loops.ir import Indirect, Load, Value, loads
+from magneto.inductor.loops.ir import Load, Value, loads
 from magneto.inductor.schedule.kernel import Member
-from magneto.symbolic import to_c
+from magneto.symbolic import Expr, to_c
 
 if TYPE_CHECKING:
     from magneto.inductor.codegen.cpp import Writer
@@ -66,8 +66,8 @@ class Fill:
         ] = {}  # what is fetched meanwhile, and how many elements further on: the processor does not look that far
         self.looked_up: list[Load] = []  # what gathers from rows, the next of which is fetched meanwhile
 
-    def inside(self) -> None:
-        """Emit everything into the innermost scope."""
+    def inside(self, turn: int = 0) -> None:
+        """Emit everything into the innermost scope. `turn`: of a dimension that is written out (cpp_nest), its element."""
         writer, emitter = self.writer, self.writer.emitter
         scope, depth = emitter.scopes[-1], len(emitter.scopes) - 1
         vector = next(s for s, d in emitter.depths.items() if d == depth)
@@ -81,7 +81,9 @@ class Fill:
                 writer.answers[name] = (f"{array}[{self.position(lane)}]", depth)
         emitter._depth_memo.clear()
         points = writer.points([*self.folds, *self.downs], self.stores)
-        self._convert_whole(points, emitter.variables[vector])
+        if not turn:
+            self._convert_whole(points)
+        emitter.local.update({load: f"{array}[{self._place(load.index, turn)}]" for load, array in self.widened.items()})
         for body in points:  # one after the other: long chains must not become deep recursion
             emitter.emit(body)
         for member in self.keeps:
@@ -97,13 +99,14 @@ class Fill:
             into = fold.name if fold.accumulator == fold.type else fold.lane
             flat = emitter.index(fold.member.flat, "", depth) if fold.member.flat is not None else ""
             scope.lines.append(fold.step(emitter.emit(fold.member.body), f"{into}[{self.position('')}]", flat))
-        self.streamed = {m.name: emitter.fresh("o") for m in self.stores if not self.across and writer.streams(m)}
+        if not turn:
+            self.streamed = {m.name: emitter.fresh("o") for m in self.stores if not self.across and writer.streams(m)}
         arrays = {**self.streamed, **self.narrowed}
         texts = [
-            writer.store(m, f"{arrays[m.name]}[{emitter.variables[vector]} - b]" if m.name in arrays else "") for m in self.stores
+            writer.store(m, f"{arrays[m.name]}[{self._place(m.store, turn)}]" if m.name in arrays else "") for m in self.stores
         ]  # all loads stand before the first store: an output may take an input's memory
         scope.lines.extend(texts)
-        if not self.across and writer.nest.mode != "split":
+        if not self.across and writer.nest.mode != "split" and not turn:
             self._look_ahead([*points, *(m.body for m in self.stores), *(f.member.body for f in (*self.folds, *self.downs))])
         writer.answers = outside
         for load in self.widened:
@@ -128,21 +131,41 @@ class Fill:
                 self.ahead[load] = AHEAD // load.dtype.itemsize
             writer.walked.add(load)
 
-    def _convert_whole(self, points: Sequence[Value], variable: str) -> None:
+    def _convert_whole(self, points: Sequence[Value]) -> None:
         """Chooses the memory, read or written one element after the other, that is converted in whole pieces: float16, and results in bfloat16."""
         writer, nest = self.writer, self.writer.nest
-        dim = nest.inner[-1]
-        if self.across or nest.tiled or dim.size < CONVERT_FROM:
+        if self.across or nest.tiled or nest.inner[-1].size < CONVERT_FROM:
             return
         bodies = [*points, *(m.body for m in (*self.stores, *self.keeps)), *(f.member.body for f in (*self.folds, *self.downs))]
         for load in dict.fromkeys(load for body in bodies for load in plain_loads(body)):
-            run = stride_along(load.index, dim.sym) == 1 and not any(isinstance(s, Indirect) for s in load.index.free)
+            run = nest.runs(load.index) is not None
             if load.dtype is torch.float16 and run and load.buffer not in writer.members and len(self.widened) < CONVERTED:
                 self.widened[load] = writer.emitter.fresh("h")
-        writer.emitter.local.update({load: f"{array}[{variable} - b]" for load, array in self.widened.items()})
         for member in self.stores:
-            if member.buffer.dtype in HALVES and stride_along(member.store, dim.sym) == 1:
+            if member.buffer.dtype in HALVES and nest.runs(member.store) is not None:
                 self.narrowed[member.name] = writer.emitter.fresh("h")
+
+    def _place(self, index: Expr, turn: int) -> str:
+        """Where an element of a piece of memory stands in its array: one run behind the other, each as the memory is."""
+        nest = self.writer.nest
+        runs, each = nest.runs(index) or (1, 1)
+        place = f"{self.writer.emitter.variables[nest.inner[-1].sym]} - b"
+        if each > 1:
+            return f"({place}) * {each} + {turn}"
+        return f"{place} + {turn * min(nest.inner[-1].size, PIECE)}" if runs > 1 and turn else place
+
+    def _runs(self, index: Expr, pointer: str, array: str, last: str, size: int) -> list[tuple[str, str, str]]:
+        """(memory, array, how many elements) of each run of a piece that begins at b."""
+        nest = self.writer.nest
+        runs, each = nest.runs(index) or (1, 1)
+        names = {**self.writer.emitter.variables, nest.inner[-1].sym: "b"}
+        found = []
+        for turn in range(runs):
+            if nest.short is not None:
+                names[nest.short.sym] = str(turn)
+            memory = f"{pointer} + {to_c(index, lambda s: names[s])}"
+            found.append((memory, f"{array} + {turn * size}" if turn else array, f"({last} - b) * {each}" if each > 1 else f"{last} - b"))
+        return found
 
     def position(self, lane: str) -> str:
         """Flat position of the point in a row-local array."""
@@ -180,33 +203,41 @@ class Fill:
 
     def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
         """The loop between the declarations of the pieces and the statements that convert and write them."""
-        writer = self.writer
-        names = {**writer.emitter.variables, self.writer.nest.inner[-1].sym: "b"}
+        writer, nest = self.writer, self.writer.nest
         before, after = [], []
+
+        def declared(kind: str, array: str, index: Expr) -> str:
+            return f"{kind} {array}[{size * max(nest.runs(index) or (1, 1))}] __attribute__((aligned(64)));"
+
         for load, array in self.widened.items():
-            before.append(f"f32 {array}[{size}] __attribute__((aligned(64)));")
-            before.append(f"mg_widen_f16({array}, {writer.pointers[load.buffer]} + {to_c(load.index, lambda s: names[s])}, {last} - b);")
+            before.append(declared("f32", array, load.index))
+            for memory, part, count in self._runs(load.index, writer.pointers[load.buffer], array, last, size):
+                before.append(f"mg_widen_f16({part}, {memory}, {count});")
         for member in self.stores:
             array = self.streamed.get(member.name, "")
             pointer, kind = writer.pointers[member.name], memory_type(member.buffer.dtype)
-            place = to_c(member.store, lambda s: names[s]) if array or member.name in self.narrowed else ""
             suffix = "f16" if member.buffer.dtype is torch.float16 else "bf16"
-            if floats := self.narrowed.get(member.name):
-                before.append(f"f32 {floats}[{size}] __attribute__((aligned(64)));")
-                after.append(f"mg_narrow_{suffix}({array or f'{pointer} + {place}'}, {floats}, {last} - b);")
-            if not array:
-                continue
-            before.append(f"{kind} {array}[{size}] __attribute__((aligned(64)));")
-            after.append(f"mg_stream({pointer} + {place}, {array}, ({last} - b) * sizeof({kind}), {pointer}_past);")
+            floats = self.narrowed.get(member.name, "")
+            before += [declared("f32", floats, member.store)] if floats else []
+            before += [declared(kind, array, member.store)] if array else []
+            for memory, part, count in self._runs(member.store, pointer, array or floats, last, size) if array or floats else ():
+                if floats:
+                    after.append(
+                        f"mg_narrow_{suffix}({part if array else memory}, {part.replace(array, floats, 1) if array else part}, {count});"
+                    )
+                if array:
+                    after.append(f"mg_stream({memory}, {part}, ({count}) * sizeof({kind}), {pointer}_past);")
         return [*before, *loop, *after, *([] if self.folds else self._fetches("b", size))]
 
     def _fetches(self, position: str, count: int) -> list[str]:
         """Statements that fetch what lies ahead of `count` elements at a position of the vector loop."""
-        names = {**self.writer.emitter.variables, self.writer.nest.inner[-1].sym: position}
-        lines = []
+        nest, lines = self.writer.nest, []
+        names = {**self.writer.emitter.variables, nest.inner[-1].sym: position}
+        if nest.short is not None:
+            names[nest.short.sym] = "0"
         for load, distance in self.ahead.items():
             place = f"{self.writer.pointers[load.buffer]} + {to_c(load.index, lambda s: names[s])} + {distance}"
-            lines.append(f"mg_ahead({place}, {count} * sizeof({memory_type(load.dtype)}));")
+            lines.append(f"mg_ahead({place}, {count * (nest.runs(load.index) or (1, 1))[1]} * sizeof({memory_type(load.dtype)}));")
         for load in self.looked_up:
             place = f"{self.writer.pointers[load.buffer]} + {next_row(self.writer, load, position)}"
             lines.append(f"mg_ahead({place}, {count} * sizeof({memory_type(load.dtype)}));")

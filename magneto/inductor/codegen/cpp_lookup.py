@@ -21,7 +21,7 @@ def next_row(writer: Writer, load: Load, position: str) -> str:
     """C text of the place in the buffer that belongs to `position` of the vector loop in the next row; empty where the load does not gather from a row as long as the loop."""
     nest, names = writer.nest, dict(writer.emitter.variables)
     computed = [s for s in load.index.free if isinstance(s, Indirect)]
-    if len(computed) != 1 or not nest.outer or load.buffer in writer.members or load.index.hi is None:
+    if len(computed) != 1 or not nest.outer or nest.short is not None or load.buffer in writer.members or load.index.hi is None:
         return ""
     (index,), vector, row = computed, nest.inner[-1], nest.outer[-1]
     moves = any(vector.sym in inner.index.free for inner in loads(index.value))

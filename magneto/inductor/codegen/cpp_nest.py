@@ -27,6 +27,9 @@ BLOCK = 256  # accumulators held side by side in outer mode
 ROWS_WANTED = 64
 DOWN_FROM = 64  # rows that are added up, at least, to be walked as they lie
 DOWN_BYTES = 96 << 10  # of accumulators for all columns, at most
+SHORT = 7  # elements of a last dimension, at most, that is written out inside the vector loop over the one before
+LONG = 16  # of that one, at least
+WRITTEN_OUT = 256  # operations, at most
 TILE = 64
 STRIP = (
     256  # of the vector loop of squares: few enough pages of memory are walked along the other loop to be walked again for its next squares
@@ -49,6 +52,8 @@ class Nest:
     after: tuple[Member, ...] = ()  # computed of what the kernel's members have found down the columns
     any: str = ""  # of kernels for any size: `chunk` as an expression in C, 0 where there are no portions
 
+    short: Dim | None = None  # written out inside the vector loop: some memory has its few elements side by side (three colours)
+
     @property
     def points(self) -> int:
         return prod(d.size for d in (*self.kernel.rows, *self.kernel.cols))
@@ -67,6 +72,17 @@ class Nest:
         if not self.inner:
             return None
         return self.inner[-1 if self.mode == "outer" or (self.tiled and self.inner[-1].size > STRIP and not self.any) else 0]
+
+    def runs(self, index: Expr) -> tuple[int, int] | None:
+        """(how many runs of memory, of how many elements at each of its steps) the vector loop passes through; None where elements do not lie side by side."""
+        assert self.vector is not None
+        along, count = stride_along(index, self.vector.sym), self.short.size if self.short is not None else 1
+        aside = 0 if self.short is None else stride_along(index, self.short.sym)
+        if any(isinstance(s, Indirect) for s in index.free) or aside is None:
+            return None
+        if along == 1:
+            return (count if aside else 1), 1
+        return (1, count) if aside == 1 and along == count else None
 
     @property
     def iterations(self) -> int:
@@ -180,6 +196,8 @@ def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> N
         outer, inner = dims[:-2], dims[-2:]
         text = f"mg_max(1, {CHUNK} / {inner[1].size})" if len(inner) > 1 else str(CHUNK)
         return Nest(kernel, "point", outer, inner, max(1, CHUNK // inner[1].size) if len(inner) > 1 else CHUNK, True, any=text)
+    if (short := _short(kernel, dims)) is not None:
+        return replace(_point_nest(kernel, tuple(d for d in dims if d is not short), parallel), short=short)
     split = 0
     while split < len(dims) - 1 and prod(d.size for d in dims[:split]) < ROWS_WANTED:
         split += 1
@@ -199,6 +217,20 @@ def _other_contiguous(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
             for dim in dims[:-1]:
                 if linear.get(dim.sym) == 1 and dim.size >= 8:
                     return dim
+    return None
+
+
+def _short(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
+    """One of the last two dimensions, of few elements, that lie side by side in some memory, behind each other along the other one: a vector over these few would be no vector, and one over the other reads or writes
+    with gaps, unless all of them are in one turn of its loop."""
+    for short, vector in (dims[:-3:-1], dims[-2:]) if len(dims) > 1 else ():
+        if not (2 <= short.size <= SHORT and vector.size >= LONG and not any(m.kind == SCATTER for m in kernel.members)):
+            continue
+        if sum(len(walk_values(m.body)) for m in kernel.members) * short.size > WRITTEN_OUT:
+            continue
+        for linear, _ in map(_terms, kernel_indices(kernel)):
+            if linear.get(short.sym) == 1 and short.size <= linear.get(vector.sym, 0) <= 2 * short.size:
+                return short
     return None
 
 

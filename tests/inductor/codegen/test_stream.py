@@ -124,3 +124,26 @@ def test_small_memory_is_not_fetched() -> None:
     g = Graph()
     g.output(g.mul(g.gather(g.input(torch.randn(30, 1000)), 1, g.input(torch.randint(1000, (30, 1000), generator=generator))), 2.0))
     assert "mg_min(i0" not in texts(g)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64])
+@pytest.mark.parametrize("colours", [2, 3, 5, 7])
+def test_few_elements_side_by_side(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, colours: int, streamed: bool) -> None:
+    """Images with their colours side by side, made of such and of planes, and planes made of them: one vector loop over the places."""
+    if streamed:
+        for module in (cpp, cpp_fill):
+            monkeypatch.setattr(module, "STREAM_FROM", 1)
+    planes = torch.randint(0, 12, (5, colours, 61, 59)).to(dtype)
+    beside, padded = planes.to(memory_format=torch.channels_last), torch.randint(0, 12, (5, 61, 59, colours + 1)).to(dtype)[..., :colours]
+    each = torch.randint(0, 12, (colours,)).to(dtype)
+    g = Graph()
+    x, y, b, wide = g.input(beside), g.input(planes), g.input(each), g.input(padded.permute(0, 3, 1, 2))
+    shifted = g.add(g.mul(x, g.broadcast_in_dim(b, tuple(planes.shape), (1,))), y)
+    g.output(shifted, g.add(y, wide), g.flip(x, (1,)), g.sub(g.permute(x, (0, 2, 3, 1)), g.input(padded)))
+    text = texts(g)
+    assert "for (i64 j1 = 0; j1 < " + str(colours) not in text and "for (i64 j2" not in text
+    if dtype.itemsize == 2 and dtype.is_floating_point:
+        assert f"- b) * {colours})" in text  # whole pieces are rounded, of all colours at once
+    assert ("mg_stream(" in text) is streamed
+    check_compiled(g, 0)

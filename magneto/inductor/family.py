@@ -12,6 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -22,7 +24,7 @@ from magneto import _C
 from magneto.base.events import counter, emit
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.fit import SPARE, Fit, Polynomial, bits
-from magneto.inductor.recall import BuildFailed, built, remember
+from magneto.inductor.recall import BuildFailed, built
 from magneto.inductor.runtime.build import KernelText
 from magneto.inductor.runtime.compiler import vector_math_level
 from magneto.inductor.runtime.kept import Finished
@@ -35,6 +37,36 @@ Sample = tuple[Sizes, Finished, Any]
 VALUES: dict[str, tuple[int, ...]] = {"CONST": (2,), "ALLOC": (3, 4), "VIEW": (4,), "LAYOUT": (3, 4), "KEEP": (3,), "TABLE": (3,)}
 """Which parts of an instruction are values; the others say what it does with which registers."""
 ATTEMPTS = 64  # domains that are tried
+BLOCKS = 3  # arenas that idle plans hold
+
+
+class _Arenas:
+    """Memory for the arenas of all plans of a family: a length that grows has a plan for each step, and they use the same pages. Plans that are idle give theirs back when another needs one."""
+
+    def __init__(self) -> None:
+        self.plans: list[weakref.ref[Any]] = []
+        self.blocks: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []  # and what the plan that has it holds
+        self.lock = threading.Lock()
+
+    def serve(self, plan: _C.Plan) -> None:
+        with self.lock:
+            self.plans = [*(ref for ref in self.plans if ref() is not None), weakref.ref(plan)]
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        with self.lock:
+            place = self._free()
+            if place == len(self.blocks) >= BLOCKS:
+                for ref in self.plans:
+                    if (plan := ref()) is not None:
+                        plan.release_workspace()
+                place = self._free()
+            block = self.blocks.pop(place)[0] if place < len(self.blocks) else torch.empty(nbytes, dtype=torch.uint8)
+            given = block[:]
+            self.blocks.append((block, weakref.ref(given)))
+            return given
+
+    def _free(self) -> int:
+        return next((k for k, (_, user) in enumerate(self.blocks) if user() is None), len(self.blocks))
 
 
 class _Differs(Exception):
@@ -48,6 +80,7 @@ class Family:
     domain: tuple[tuple[int, int], ...]
     code: PlanCode
     make: Callable[..., tuple[tuple[tuple[Any, ...], ...], Any]]
+    arenas: _Arenas
 
     @staticmethod
     def of(samples: Sequence[Sample]) -> Family | str:
@@ -79,7 +112,7 @@ class Family:
         instructions, rest = self.make(*sizes)
         code = self.code
         plan = _C.Plan(instructions, code.n_registers, code.n_inputs, code.outputs)
-        remember(plan, code)
+        self.arenas.serve(plan)
         counter("plans_of_families")
         emit("artifact", artifact="plan", graph=name, family=self.domain, sizes=sizes, arena_bytes=code.arena_bytes)
         return plan, rest
@@ -150,6 +183,7 @@ class _Template:
         self.fit = Fit(self.sizes)
         self.largest = max(range(len(samples)), key=lambda k: self.sizes[k])
         self.objects: list[Any] = []
+        self.arenas = _Arenas()
         self.codes = [finished.code for _, finished, _ in samples]
         text = preamble(vector_math_level())
         self.texts = [{KernelText.of(body, text).hash: body for _, body in finished.kernels} for _, finished, _ in samples]
@@ -255,7 +289,7 @@ class _Template:
             if self.fitted and largest[3][0] < max(form[3][0] for form in forms):
                 raise _Differs("the arena is not largest for the largest sizes")
             self._equal([(form[1], form[2], form[4], form[5]) for form in forms], where)
-            return _Same(largest)
+            return _Same((*largest[:2], self.arenas.take, largest[3], {}, True))
         values = VALUES.get(op, ())
         return self._whole(
             forms[0],
@@ -324,7 +358,7 @@ class _Template:
         names = ", ".join(f"n{k}" for k in range(len(self.sizes[0])))
         source = f"lambda {names}: (({', '.join(map(self._source, self.lines))},), {self._source(self.rest)})"
         make = eval(source, {"c": self.objects, "sqrt": math.sqrt, "bits": bits})
-        return Family(tuple(self.domain), self.codes[self.largest], make)
+        return Family(tuple(self.domain), self.codes[self.largest], make, self.arenas)
 
     def _function(self, launches: Sequence[tuple[int, str, tuple[tuple[str, ...], ...]]]) -> tuple[KernelText, list[str]]:
         """The function that launches of one form call, and what each passes."""

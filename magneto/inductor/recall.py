@@ -94,7 +94,7 @@ def loaded(finished: Finished, name: str) -> _C.Plan:
         addresses = built(kernels)
     code = finished.code.with_addresses(addresses)
     made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
-    remember(made, code)
+    _remember(made, code)
     _report(name, finished, kernels, code)
     return made
 
@@ -135,7 +135,7 @@ _arenas: list[tuple[weakref.ref[Any], int]] = []
 _arenas_lock = threading.Lock()
 
 
-def remember(plan: _C.Plan, code: PlanCode) -> None:
+def _remember(plan: _C.Plan, code: PlanCode) -> None:
     """Bound what idle plans keep: the oldest give their workspaces back (a later call makes a fresh one)."""
     held = code.arena_bytes + code.kept_bytes
     if not held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,22 @@ def test_functions_are_compiled_once() -> None:
         and counters().get("kernels_compiled", 0) == compiled
         and counters()["plans_of_families"] == 10
     )
+
+
+def test_plans_share_their_arena() -> None:
+    case = ONE["decoder"]
+    family = Family.of(samples_of(case, probes((67,))))
+    assert isinstance(family, Family) and family.code.arena_bytes
+    cases = {n: case(n) for n in (40, 50, 60, 70, 80, 90)}
+    called = {n: finished_of(fn, tuple(inputs))[1] for n, (fn, *inputs) in cases.items()}
+    plans = {n: made[0] for n in cases if (made := family.at((n,), "g")) is not None}
+    for n in (40, 50, 60, 70, 80, 90, 40, 90, 50, 50):
+        with torch.no_grad():
+            torch.testing.assert_close(plans[n](*called[n])[0], cases[n][0](*cases[n][1:]), rtol=2e-5, atol=2e-5)
+        assert len(family.arenas.blocks) <= 3
+    del plans, made
+    gc.collect()
+    assert all(user() is None for _, user in family.arenas.blocks)
 
 
 def test_refusals() -> None:

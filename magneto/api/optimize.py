@@ -12,7 +12,7 @@ import torch
 from magneto import _C
 from magneto.api.module import optimized_module
 from magneto.api.steps import stepping, suspends
-from magneto.backends.registry import is_slow, lookup_backend, takes_unknown_sizes
+from magneto.backends.registry import is_slow, lookup_backend, takes_unknown_sizes, takes_varying_sizes
 from magneto.base.errors import UserError, warn_once
 from magneto.base.flags import config
 from magneto.dynamo.region import policy
@@ -72,7 +72,7 @@ def optimize(
         if disable or config.disable:
             return target
         return make_optimized(
-            target, Context(fn, name, nopython, takes_unknown_sizes(fn), takes_unknown_sizes(fn), dynamic, slow_backend=is_slow(fn))
+            target, Context(fn, name, nopython, takes_unknown_sizes(fn), takes_varying_sizes(fn), dynamic, slow_backend=is_slow(fn))
         )
 
     return decorate

@@ -11,6 +11,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -200,6 +201,8 @@ def _value(step: Step, sizes: tuple[int, ...], present: dict[fx.Node, Any], reme
         return found
     if step.target is operator.getitem and not isinstance(args[0], TensorMeta):
         found = args[0][args[1]]
+    elif not _is_torchs(step.target):  # it may do more than compute
+        raise _Differs
     else:
         try:
             result = remembered.call(step.target, args, kwargs, torch.is_grad_enabled())
@@ -214,6 +217,14 @@ def _value(step: Step, sizes: tuple[int, ...], present: dict[fx.Node, Any], reme
         if result.same is not None:
             present[tensors[result.same]] = _checked(val, found)
     return _checked(val, found)
+
+
+def _is_torchs(fn: Any) -> bool:
+    """Whether a call runs no code of the program (but what it has registered for an operator of its own)."""
+    return isinstance(fn, _TARGETS) or (isinstance(fn, FunctionType) and fn.__module__.partition(".")[0] == "torch")
+
+
+_TARGETS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def _read(value: Any, present: Mapping[fx.Node, Any], tensors: list[fx.Node]) -> Any:

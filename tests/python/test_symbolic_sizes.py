@@ -376,3 +376,74 @@ def test_gradients_flow():
     for n in (4, 9, 7):
         assert_equal(step(compiled, n), step(f, n))
     assert len(backend.graphs) == 1
+
+
+def test_the_third_size_makes_a_dimension_vary():
+    def f(x, cache):
+        keys = torch.cat([cache[0], x])
+        return (x @ keys.t()).softmax(-1) @ torch.cat([cache[1], x]), [keys, cache[1] * 2]
+
+    assert count_of(f, [(rows(3), [rows(n), rows(n) + 1]) for n in (4, 9, 7, 5, 12, 30, 2, 3, 8)]) == 3
+    assert count_of(f, [(rows(3), [rows(n), rows(n) + 1]) for n in (4, 9, 4, 9, 4, 9)]) == 2
+    assert count_of(f, [(rows(3), [rows(n), rows(n) + 1]) for n in (4, 9, 7, 5)], dynamic=False) == 4
+
+
+def test_a_dimension_that_has_to_be_a_constant():
+    def f(x):
+        return [x[i] * 2 for i in range(x.shape[0])], x + 1
+
+    assert count_of(f, [(rows(n),) for n in (4, 9, 7, 5, 12)]) == 5
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_backends_that_must_know_sizes(backend: str) -> None:
+    def f(x, w):
+        y = x.view(x.shape[0] * 2, -1)
+        return (x @ w).relu().sum(0) * x.shape[0], y.softmax(0), x.shape[0] // 2, y.shape
+
+    compiled = magneto.compile(f, backend=backend, dynamic=True)
+    before = magneto.stats()
+    for n in (4, 9, 7, 4, 9, 30, 2):
+        assert_equal(compiled(rows(n), rows(6, 3)), f(rows(n), rows(6, 3)), tolerance=1e-5)
+    assert magneto.stats()["graphs"] - before["graphs"] == 1
+
+
+def test_a_break_that_constants_do_not_need():
+    def f(x):
+        return x * torch.arange(x.shape[0]).tolist()[-1]
+
+    assert count_of(f, [(rows(n),) for n in (4, 9, 7, 5)]) == 4
+    assert count_of(f, [(rows(n),) for n in (4, 9, 7)], dynamic=True, fullgraph=True) == 3
+
+
+class Loud(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        Loud.calls += 1
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def test_the_programs_own_functions_are_not_run_to_find_sizes():
+    def f(x):
+        return Loud.apply(x + 1)
+
+    compiled, sizes = magneto.compile(f, backend="eager", dynamic=True), (4, 9, 7, 4)
+    before = Loud.calls
+    for n in sizes:
+        assert_equal(compiled(rows(n).requires_grad_()), f(rows(n).requires_grad_()))
+    assert Loud.calls - before == 2 * len(sizes)
+
+
+def test_sizes_that_depend_on_data_beside_sizes_that_vary():
+    def f(x):
+        y = x[x[:, 0] > 0]
+        z = y * 2 if y.shape[0] > 1 else y
+        return z.sum(0), x.view(x.shape[0] * 6), (x > 0).nonzero().shape[0] + x.shape[0], y[: x.shape[0] - 1]
+
+    assert count_of(f, [(marked(rows(n)),) for n in (4, 9, 7, 5, 2, 20)]) <= 2

@@ -161,6 +161,8 @@ def _describe(row: Row, value: Any) -> str:
         return "it is there"
     if kind is Kind.TYPE_VERSION:
         return "the class was modified"
+    if kind is Kind.SIZES and isinstance(value, torch.Tensor):
+        return f"{expression(row.source)} has the sizes {tuple(value.shape)}" if row.source is not None else ""
     if kind is Kind.TENSOR:
         return f"got {describe_tensor(value)}"
     if kind is Kind.DISTINCT:

@@ -52,6 +52,9 @@ def expected(row: Row) -> str:
         return f"{name} is {expression(row.payload)}"
     if row.kind in (Kind.MEMBER, Kind.NOT_MEMBER):
         return f"{expression(row.payload)} {'in' if row.kind is Kind.MEMBER else 'not in'} {name}"
+    if row.kind is Kind.SIZES:
+        names = ", ".join([name, *map(expression, row.payload.others)])
+        return f"the sizes of {names} are some that the program treats as those it was captured with"
     if row.kind is Kind.DISTINCT:
         others = ", ".join(expression(source) for source in row.payload)
         return f"{name} shares no object or memory with {others}"

@@ -55,6 +55,7 @@ class Varying:
         self._wanted = wanted
         self.constant: set[int] = set()
         self.steps: dict[int, int] = {}
+        self.asked: dict[tuple[Source, int], int] = {}  # what was to be unknown, and its size
         self.refusals = 0
         self.again = False  # the attempt has been given up for a constant
         self.begin(Sizes())
@@ -77,9 +78,9 @@ class Varying:
         known: tuple[TensorMeta, TensorRow, list[tuple[Symbol, int]]] = meta, row, []
         if self.refusals > PATIENCE or len(self.inputs) >= MOST_TENSORS or not meta.shape or meta.lazy or row.cls not in PLAIN_CLASSES:
             return known
-        wanted = {
-            d: bounds for d, bounds in self._wanted(obj, source).items() if meta.shape[d] >= LEAST and meta.shape[d] not in self.constant
-        }
+        asked = {d: bounds for d, bounds in self._wanted(obj, source).items() if meta.shape[d] >= LEAST}
+        self.asked.update({(source, d): meta.shape[d] for d in asked})
+        wanted = {d: bounds for d, bounds in asked.items() if meta.shape[d] not in self.constant}
         if not wanted or dlpack_code(meta.dtype, meta.device) is None:
             return known
         found = [(self._symbol(meta.shape[d], bounds), d) for d, bounds in sorted(wanted.items())]
@@ -97,6 +98,11 @@ class Varying:
         highs = [high for high in (found.high, bounds[1]) if high is not None]
         found.low, found.high = max(found.low, bounds[0]), min(highs, default=None)
         return found
+
+    def fixed(self) -> set[tuple[Source, int]]:
+        """Dimensions that had to be constants, and not as another one has that size."""
+        sizes = list(self.asked.values())
+        return {place for place, size in self.asked.items() if size in self.constant and sizes.count(size) == 1}
 
     # -- what the program does with them
 

@@ -15,7 +15,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,18 @@ from magneto.dynamo.machine.varying import Varying
 from magneto.dynamo.region import runtime
 from magneto.dynamo.region.build import RegionPlan, finish_region, plan_region
 from magneto.dynamo.region.once import CompiledWhenCalledAgain, breaks_its_guards
-from magneto.dynamo.region.sizes import AGAIN, FLEETING, Budget, SizesThatCome, Verdict, missed_sizes, wanted
+from magneto.dynamo.region.sizes import (
+    AGAIN,
+    FLEETING,
+    MOVING,
+    Budget,
+    Dimension,
+    SizesThatCome,
+    Verdict,
+    missed_sizes,
+    moved_sizes,
+    wanted,
+)
 from magneto.dynamo.region.skip import looks_at_memory, skip_reason
 from magneto.graph import SizeUnknown
 from magneto.graph.atomic import atomic
@@ -89,9 +100,8 @@ class Context:
     sizes: collections.defaultdict[tuple[Any, int], SizesThatCome] = field(default_factory=lambda: collections.defaultdict(SizesThatCome))
     budget: Budget = field(default_factory=Budget)
     varying: dict[tuple[Any, int], int] = field(default_factory=dict)  # by entry point whose new variant differs in sizes: from how many
-    moving: dict[tuple[Any, int], set[tuple[Source, int]]] = field(
-        default_factory=dict
-    )  # by entry point: dimensions of inputs that have differed
+    moving: dict[tuple[Any, int], set[Dimension]] = field(default_factory=dict)  # by entry point: what has had several sizes,
+    fixed: dict[tuple[Any, int], set[Dimension]] = field(default_factory=dict)  # and what has to be a constant
 
     @property
     def varies(self) -> bool:
@@ -173,7 +183,7 @@ def compile_entry(policy: Any, state: Any, missed: list[Any]) -> Any:
     started = time.perf_counter()
     with events.timer("compile"), no_collection():
         try:
-            region = _compile(context, state, policy)
+            region = _compile(context, state, policy, missed)
         except (GraphBreak, UserError):
             raise
         except _Nothing as nothing:
@@ -244,6 +254,8 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     verdict = Verdict.NOW
     sizes = missed_sizes(missed, state)
     context.varying[code, state.offset] = len(missed) if sizes else 0
+    if context.varies and len(missed) >= MOVING - 1:
+        context.moving.setdefault((code, state.offset), set()).update(moved_sizes(missed, state))
     varies = context.slow_backend and (sizes or context.budget.began)  # what the callable calls varies with its sizes
     if varies and FLEETING <= len(missed) < config.recompile_limit and not context.budget.allows():
         if not context.budget.told:
@@ -282,19 +294,20 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     return True
 
 
-def _capture(state: Any, changing: frozenset[Source], policy: Any) -> tuple[SymbolicMachine, RegionPlan]:
+def _capture(state: Any, changing: frozenset[Source], policy: Any, missed: Sequence[Any]) -> tuple[SymbolicMachine, RegionPlan]:
     """Attempts until one capture needs no further forced break."""
     forced: dict[int, Forced] = {}
     context: Context = policy.payload
-    varying = (
-        Varying(functools.partial(wanted, context.moving.get((state.code, state.offset), set()), context.dynamic))
-        if context.varies
-        else None
-    )
+    entry = state.code, state.offset
+    moving, fixed = context.moving.get(entry, set()), context.fixed.setdefault(entry, set())
+    may_vary = Varying(functools.partial(wanted, moving, fixed, context.dynamic)) if context.varies else None
     marks.capturing.active = True
     try:
-        return _attempt(state, forced, changing, policy, varying)
+        whole = context.nopython or any(region.info and region.info["reason"] is None for region in missed)
+        return _attempt(state, forced, changing, policy, may_vary, whole)
     finally:
+        if may_vary is not None:
+            fixed |= may_vary.fixed()
         marks.capturing.active = False
 
 
@@ -305,7 +318,7 @@ def _joins(outer: Any, inner: Any) -> bool:
 
 
 def _attempt(
-    state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any, varying: Varying | None
+    state: Any, forced: dict[int, Forced], changing: frozenset[Source], policy: Any, varying: Varying | None, whole: bool
 ) -> tuple[SymbolicMachine, RegionPlan]:
     joins = functools.partial(_joins, policy)
     back = 1
@@ -315,7 +328,7 @@ def _attempt(
         )
         try:
             ending = machine.capture()
-            if ending.reason is not None and policy.payload.nopython and machine.varying.settle(None):  # with constants it may not break
+            if ending.reason is not None and whole and machine.varying.settle(None):  # with constants it does not break, or may not
                 machine.restart_knowing()
             return machine, plan_region(machine, ending)
         except SizeUnknown as problem:
@@ -343,9 +356,9 @@ def _attempt(
     raise MagnetoError("I001", what=f"capture of {state.code.co_qualname} needs more than {MAX_ATTEMPTS} attempts")
 
 
-def _compile(context: Context, state: Any, policy: Any) -> Any:
+def _compile(context: Context, state: Any, policy: Any, missed: Sequence[Any]) -> Any:
     with events.timer("dynamo"):
-        machine, plan = _capture(state, _changing(context, state), policy)
+        machine, plan = _capture(state, _changing(context, state), policy, missed)
     reason = plan.ending.reason
     if context.nopython and plan.ending.value is None and not plan.ending.suspends:
         if reason is not None:
@@ -433,7 +446,9 @@ def _graph_of(context: Context, plan: RegionPlan, sizes: int) -> Callable[..., A
     """The callable of the plan's graph. `sizes`: of how many there are variants already, if it is one more."""
     gm, info, machine = plan.gm, plan.info, plan.machine
     assert gm is not None
-    fleeting = FLEETING <= sizes < config.recompile_limit
+    told = gm.meta["magneto"]
+    fleeting = FLEETING <= sizes < config.recompile_limit and "varying" not in told
+    told["budget"] = context.budget
     if context.slow_backend and (fleeting or breaks_its_guards(plan.code, plan.guards, machine.effects)):
         events.counter("graphs_for_one_call")
         why = "sizes change from call to call" if fleeting else "its own effects break its guards"

@@ -22,6 +22,7 @@ from magneto.dynamo.guards.source import Source, of_module
 from magneto.dynamo.machine.varying import LEAST
 
 AGAIN = 3  # calls with the same sizes, until they have a variant
+MOVING = 3  # different sizes of a dimension: the next capture takes it as unknown
 FLEETING = 3  # variants: one more size runs as captured and is compiled when it comes again
 SHARE = 0.25  # of the time that has gone by: what compiling for further sizes may take, behind config.size_seconds
 PAUSE = 0.2  # seconds until it is asked again whether they may cost more
@@ -29,6 +30,8 @@ PATIENCE = 256  # different sizes that are counted; then the entry is left to CP
 
 REST = tuple(f.name for f in fields(TensorRow) if f.name not in ("shape", "strides"))
 Sizes = frozenset[tuple[Source, tuple[int, ...]]]
+Dimension = tuple[Source, int]
+"""One of an input."""
 
 
 class Verdict(enum.Enum):
@@ -75,8 +78,28 @@ class SizesThatCome:
         return Verdict.NOW if allowed and self.seen[sizes] >= AGAIN else Verdict.LATER
 
 
+def moved_sizes(missed: Sequence[Any], state: Any) -> set[Dimension]:
+    """Dimensions that have had so many sizes (`MOVING`) in these regions and now."""
+    frame = reading.Frame.of_state(state, _C.UNBOUND)
+    found: dict[Source, Any] = {}
+    seen: dict[Dimension, set[int]] = {}
+    for row in (row for region in missed if region.info for row in region.info["guards"].rows):
+        if row.kind is not Kind.TENSOR or row.source is None:
+            continue
+        if row.source not in found:
+            try:
+                found[row.source] = tensor_row(reading.read(row.source, frame))
+            except (reading.Absent, reading.Unreadable):
+                found[row.source] = None
+        there = found[row.source]
+        if there is not None and len(there.shape) == len(row.payload.shape):
+            for dim, (was, now) in enumerate(zip(row.payload.shape, there.shape, strict=True)):
+                seen.setdefault((row.source, dim), {now}).update(() if was is None else (was,))
+    return {place for place, sizes in seen.items() if len(sizes) >= MOVING}
+
+
 def wanted(
-    moving: AbstractSet[tuple[Source, int]], dynamic: bool | None, tensor: torch.Tensor, source: Source
+    moving: AbstractSet[Dimension], fixed: AbstractSet[Dimension], dynamic: bool | None, tensor: torch.Tensor, source: Source
 ) -> dict[int, tuple[int, int | None]]:
     """The dimensions of an input that are to be unknown, with their bounds: those that the program has marked, that have differed, or all where it has asked for it (but a module's parameters
     keep their sizes)."""
@@ -85,7 +108,7 @@ def wanted(
     found = {}
     for dim in range(tensor.dim()):
         bounds = marked.get(dim, (None, None))
-        if bounds is not None and (dim in marked or everything or (source, dim) in moving):
+        if bounds is not None and (source, dim) not in fixed and (dim in marked or everything or (source, dim) in moving):
             found[dim] = (max(bounds[0] or 0, LEAST), bounds[1])
     return {
         dim: bounds
@@ -101,20 +124,25 @@ def missed_sizes(missed: Sequence[Any], state: Any) -> Sizes | None:
     for region in missed:
         index = getattr(region.guards, "failed_row", -1)
         rows = region.info["guards"].rows if region.info else ()
-        if not 0 <= index < len(rows) or (row := rows[index]).kind is not Kind.TENSOR or row.source is None:
+        if not 0 <= index < len(rows) or (row := rows[index]).kind not in (Kind.TENSOR, Kind.SIZES) or row.source is None:
             return None
-        if row.source not in found:
-            try:
-                found[row.source] = tensor_row(reading.read(row.source, frame))
-            except (reading.Absent, reading.Unreadable):
-                return None
-        if not _other_sizes(row.payload, found[row.source]):
+        for source in (row.source, *row.payload.others) if row.kind is Kind.SIZES else (row.source,):
+            if source not in found:
+                try:
+                    found[source] = tensor_row(reading.read(source, frame))
+                except (reading.Absent, reading.Unreadable):
+                    return None
+        if row.kind is Kind.TENSOR and not _other_sizes(row.payload, found[row.source]):
             return None
     return frozenset((source, there.shape) for source, there in found.items())
 
 
+def _differ(wanted: tuple[int | None, ...], there: tuple[int | None, ...]) -> bool:
+    return any(size not in (None, now) for size, now in zip(wanted, there, strict=True))
+
+
 def _other_sizes(wanted: TensorRow, there: Any) -> bool:
     """Of the same dtype, device and so on, and of as many dimensions."""
-    if not isinstance(there, TensorRow) or len(there.shape) != len(wanted.shape) or there.shape == wanted.shape:
+    if not isinstance(there, TensorRow) or len(there.shape) != len(wanted.shape) or not _differ(wanted.shape, there.shape):
         return False
     return all(getattr(there, name) == value for name in REST if (value := getattr(wanted, name)) is not None or name != "requires_grad")

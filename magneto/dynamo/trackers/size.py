@@ -50,7 +50,7 @@ def _outside(em: Emitter, node: Node) -> str | None:
         return em.early(f"{em.source(source)}.shape[{dim}]")
     if node.op != "call_function":
         return None
-    args = [found for arg in node.args if (found := _outside(em, arg) if isinstance(arg, Node) else repr(arg)) is not None]
+    args = [found for arg in node.args if (found := _outside(em, arg) if isinstance(arg, Node) else em.const(arg)) is not None]
     if len(args) < len(node.args):
         return None
     return em.early(f"{em.const(node.target, str(getattr(node.target, '__name__', 'fn')))}({', '.join(args)})")

@@ -242,7 +242,7 @@ def test_the_line_in_torch_is_said_as_well():
 )
 def test_limit(fn, calls, subject, remedy):
     """One warning, which names what keeps changing and what to do."""
-    compiled = magneto.optimize("eager")(fn)
+    compiled = magneto.optimize("eager", dynamic=False)(fn)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for args in calls:
@@ -266,7 +266,7 @@ def _calls(compiled, sizes, make=lambda n: torch.ones(n, 3)):
 
 
 def test_sizes_that_come_again_beyond_the_limit():
-    compiled = magneto.optimize("eager")(_of_rows)
+    compiled = magneto.optimize("eager", dynamic=False)(_of_rows)
     _calls(compiled, range(2, 14))
     assert magneto.stats()["graphs"] == 8
     _calls(compiled, [*range(2, 14)] * 2)
@@ -278,7 +278,7 @@ def test_sizes_that_come_again_beyond_the_limit():
 
 
 def test_sizes_that_grow_stay_at_the_limit():
-    compiled, before = magneto.optimize("eager")(_of_rows), magneto.stats()["hook"]["compiles"]
+    compiled, before = magneto.optimize("eager", dynamic=False)(_of_rows), magneto.stats()["hook"]["compiles"]
     _calls(compiled, range(2, 400))
     assert magneto.stats()["graphs"] == 8
     compiles = magneto.stats()["hook"]["compiles"]
@@ -289,9 +289,15 @@ def test_sizes_that_grow_stay_at_the_limit():
 
 def test_size_variants_are_bounded():
     with magneto.config.patch(size_variants=10):
-        compiled = magneto.optimize("eager")(_of_rows)
+        compiled = magneto.optimize("eager", dynamic=False)(_of_rows)
         _calls(compiled, [*range(2, 30)] * 4)
     assert magneto.stats()["graphs"] == 10
+
+
+def test_sizes_that_grow_are_captured_three_times():
+    compiled = magneto.optimize("eager")(_of_rows)
+    _calls(compiled, range(2, 400))
+    assert magneto.stats()["graphs"] == 3
 
 
 def test_variants_for_more_sizes_cost_a_share_of_the_time(monkeypatch):
@@ -313,7 +319,7 @@ def test_no_variant_beyond_the_budget(monkeypatch):
     config.size_seconds = -1.0
     monkeypatch.setattr(sizes, "SHARE", 0.0)
     monkeypatch.setattr(sizes, "PAUSE", 0.0)
-    compiled = magneto.optimize("eager")(_of_rows)
+    compiled = magneto.optimize("eager", dynamic=False)(_of_rows)
     _calls(compiled, [*range(2, 14)] * 4)
     assert magneto.stats()["graphs"] == 8
     config.size_seconds = 100.0
@@ -322,7 +328,7 @@ def test_no_variant_beyond_the_budget(monkeypatch):
 
 
 def test_only_sizes_come_again():
-    compiled = magneto.optimize("eager")(_of_rows)
+    compiled = magneto.optimize("eager", dynamic=False)(_of_rows)
     _calls(compiled, range(2, 11))
     _calls(compiled, [3, 4], lambda n: torch.ones(n, 3, dtype=torch.float64))
     _calls(compiled, [20] * 5)
@@ -330,7 +336,7 @@ def test_only_sizes_come_again():
 
 
 def test_kernels_are_made_for_sizes_that_come_again():
-    compiled = magneto.optimize("inductor")(_of_rows)
+    compiled = magneto.optimize("inductor", dynamic=False)(_of_rows)
     made = []
     for n in [2, 3, 4, 5, 6, 7, 5, 6, 5, 2]:
         x = torch.ones(n, 3)
@@ -345,7 +351,7 @@ def test_further_sizes_run_as_captured_or_in_eager_while_they_may_cost_nothing(m
     config.size_seconds = -1.0
     monkeypatch.setattr(sizes, "SHARE", 0.0)
     monkeypatch.setattr(sizes, "PAUSE", 0.0)
-    compiled = magneto.optimize("inductor")(_of_rows)
+    compiled = magneto.optimize("inductor", dynamic=False)(_of_rows)
     made = []
     for n in [*range(2, 12)] * 3:
         x = torch.ones(n, 3)
@@ -361,7 +367,7 @@ def test_further_sizes_run_as_captured_or_in_eager_while_they_may_cost_nothing(m
 
 
 def test_other_changes_are_no_fleeting_sizes():
-    compiled = magneto.optimize("inductor")(_of_rows)
+    compiled = magneto.optimize("inductor", dynamic=False)(_of_rows)
     for count, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.float16), 1):
         x = torch.ones(4, 3, dtype=dtype)
         torch.testing.assert_close(compiled(x, 2.0), _of_rows(x, 2.0))

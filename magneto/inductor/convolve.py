@@ -5,7 +5,7 @@
 Of the activations after a sum the library offers relu alone, and its relu makes 0 of NaN (activation.py): it is taken where another plan may answer (runtime/invalid.py), elsewhere sum and relu stay a loop.
 
 Weights that belong to a module are scaled, and brought into oneDNN's own layout, when their numbers have changed (schedule/prepared.py). Others are scaled in
-every call, which is done only where the output outweighs the weights. Rounding differs from eager's and is as close to float64 (measured: at most 1.4 times eager's error). Channels-last and transposed convolutions
+every call, which is done only where the output outweighs the weights. Rounding differs from eager's and is as close to float64 (measured: at most 1.4 times eager's error). Channels-last (2-D and 3-D) and transposed convolutions
 on the CPU, in float32 and bfloat16, and only with a oneDNN that offers the fused operations.
 """
 
@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from magneto.aot_autograd.trace import drop_dead
+from magneto.graph.layout import is_channels_last_contiguous
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 from magneto.inductor.activation import Attribute, attribute_of
@@ -86,14 +87,14 @@ def chain_of(node: fx.Node, kept: bool = False, speculate: bool = False) -> Chai
     if node.target is not aten.convolution.default:
         return None
     value, weight, meta = node.args[0].meta["val"], node.args[1].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    if meta.ndim != 4 or meta.device.type != "cpu" or not _computed_in(meta.dtype):
+    if meta.ndim not in (4, 4 if node.args[6] else 5) or meta.device.type != "cpu" or not _computed_in(meta.dtype):
         return None
     if weight.dtype is not meta.dtype or value.dtype is not meta.dtype:
         return None
     if node.args[6]:  # transposed, in whatever layout it is
         if TRANSPOSED is None or not kept or node.args[8] != 1:
             return None
-    elif not (value.is_channels_last() and _channels_last(meta)):
+    elif not (_channels_last(value) and _channels_last(meta)):
         return None
     norm, last = _norm_of(node, kept or weight.numel * WORTH <= meta.numel)
     after = only_user(last)
@@ -139,7 +140,8 @@ def addend(add: fx.Node, own: fx.Node) -> fx.Node | None:
 
 
 def _channels_last(meta: TensorMeta) -> bool:
-    return meta.is_channels_last() and meta.is_dense()
+    """Does it lie so in memory? (One pixel does in either layout, whatever its strides say.)"""
+    return meta.ndim in (4, 5) and is_channels_last_contiguous(meta.shape, meta.strides)
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
@@ -151,7 +153,8 @@ def _replace(graph: fx.Graph, chain: Chain) -> fx.Node:
     value, weight, bias, stride, padding, dilation, transposed, more, groups = chain.convolution.args
     with graph.inserting_before(chain.last):
         if chain.norm is not None:
-            weight, bias = _scaled(graph, chain.norm, weight, bias, [1, -1, 1, 1] if transposed else [-1, 1, 1, 1])
+            along = [1, -1, 1, 1] if transposed else [-1] + [1] * (weight.meta["val"].ndim - 1)  # type: ignore[union-attr]
+            weight, bias = _scaled(graph, chain.norm, weight, bias, along)
         sizes = (list(padding), *((list(more),) if transposed else ()), list(stride), list(dilation), groups)  # type: ignore[arg-type]
         if chain.residual is None:
             op: Any = TRANSPOSED if transposed else POINTWISE
@@ -214,13 +217,13 @@ def packed_of(node: fx.Node) -> bool:
         return False
     value, meta = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     weight = node.args[2 if node.target is POINTWISE_ADD else 1].meta["val"]  # type: ignore[union-attr]
-    if meta.ndim != 4 or meta.device.type != "cpu" or not _computed_in(meta.dtype):
+    if meta.ndim not in (4, 5) or meta.device.type != "cpu" or not _computed_in(meta.dtype):
         return False
     if weight.dtype is not meta.dtype or value.dtype is not meta.dtype:
         return False
     if node.target is TRANSPOSED or (node.target is aten.convolution.default and node.args[6]):
-        return bool(TRANSPOSED is not None and (node.target is TRANSPOSED or node.args[8] == 1))
-    return bool(value.is_channels_last() and value.is_dense() and _channels_last(meta))
+        return bool(TRANSPOSED is not None and meta.ndim == 4 and (node.target is TRANSPOSED or node.args[8] == 1))
+    return _channels_last(value) and _channels_last(meta)
 
 
 @cache

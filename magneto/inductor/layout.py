@@ -11,7 +11,8 @@ reordered in every call, and are better off contiguous. The rewritten graph is t
 On a GPU (`GPU`, an H200) cuDNN computes every 2-D convolution on tensor cores channels-last and changes the layout there and back for others: all of them ask for it, in training too
 (`lay_out_joint`). float32 without TF32 stays as it is: it loses.
 
-Not touched: graphs without such convolutions, 1-D and 3-D convolutions, other devices, operations that see memory (`as_strided`) or draw
+On the CPU 1-D convolutions are 2-D ones of images of height 1, and what follows them pointwise, norms too, stays such an image as long as nothing else reads it; 3-D ones ask for the
+layout where their weights are packed. Not touched: graphs without such convolutions, other devices, operations that see memory (`as_strided`) or draw
 random numbers in memory order; those get their inputs as eager would.
 """
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -40,7 +42,10 @@ class Costs:
 
     copy: float = 0.6  # to change the layout of one element
     dense: float = 0.0007  # gained per multiply-add of a dense float32 convolution
+    volume: float = 0.02  # the same of a dense 3-D one whose weights are the library's
+    line: float = 0.004  # the same of a dense 1-D one
     grouped: float = 0.5  # gained per output element of a grouped convolution
+    long: float = 15.0  # the same of a 1-D one with a long window, for which there is no fast kernel in rows
     narrow: float = 0.4  # gained per output element when there are few input channels, or windows that do not overlap
     across: float = (
         3.0  # gained per output element when what follows reads the channels one behind the other (patches of a vision transformer)
@@ -65,6 +70,7 @@ class GpuCosts:
 
 GPU = GpuCosts()
 FEW_CHANNELS = 4
+LONG = 16  # elements of a 1-D window
 HEAVY_WEIGHTS = 5  # weight elements per output element
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 TURNS = frozenset({aten.permute.default, aten.transpose.int})
@@ -98,21 +104,27 @@ def wish(node: fx.Node, kept: Collection[fx.Node] = ()) -> tuple[bool | None, fl
     if node.target is not aten.convolution.default:
         return None, 0.0
     meta, weight, value = node.meta["val"], node.args[1].meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
-    if meta.ndim != 4 or meta.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return None, 0.0
     transposed, groups = node.args[6], node.args[8]
+    if (
+        meta.ndim != 4
+        and (meta.device.type != "cpu" or meta.ndim not in (3, 5) or transposed)
+        or meta.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+    ):
+        return None, 0.0
     if meta.device.type == "cuda" and not transposed:
         return _wish_on_gpu(value, weight, meta, node.args[3])
     if meta.device.type != "cpu" or meta.dtype is torch.float16 or weight.is_channels_last() or not value.is_dense():
         return None, 0.0
     if transposed and (groups != 1 or node.args[1] not in kept):
         return None, 0.0
-    window = weight.shape[2] * weight.shape[3]
+    window = prod(weight.shape[2:])
+    if meta.ndim == 5 and node.args[1] not in kept:  # as they are, torch's own kernels are no faster channels-last
+        return None, 0.0
     if transposed:
         return True, COSTS.dense * value.numel * weight.shape[1] * window
     work = meta.numel * weight.shape[1] * window
     if groups != 1:
-        return True, COSTS.grouped * meta.numel
+        return True, (COSTS.long if meta.ndim == 3 and window > LONG else COSTS.grouped) * meta.numel
     if window == 1:
         return None, 0.0
     stride = node.args[3]
@@ -121,7 +133,7 @@ def wish(node: fx.Node, kept: Collection[fx.Node] = ()) -> tuple[bool | None, fl
         return True, (COSTS.narrow + (COSTS.across if apart and _turned(node) else 0.0)) * meta.numel
     if meta.dtype is torch.float32 and weight.numel > HEAVY_WEIGHTS * meta.numel and node.args[1] not in kept:
         return False, COSTS.heavy * work
-    return True, COSTS.dense * work
+    return True, {3: COSTS.line, 4: COSTS.dense, 5: COSTS.volume}[meta.ndim] * work
 
 
 def _wish_on_gpu(value: TensorMeta, weight: TensorMeta, result: TensorMeta, stride: Any) -> tuple[bool | None, float]:
@@ -149,6 +161,9 @@ class _Walk:
         self.made = fx.Graph(graph.owning_module)
         self.env: dict[fx.Node, fx.Node] = {}
         self.converted: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+        self.images: dict[
+            fx.Node, fx.Node
+        ] = {}  # what is read in three dimensions -> the image of height 1 that it is, also tuples that begin with one
         self.gain = self.cost = 0.0
         self.copies = 0
 
@@ -160,10 +175,15 @@ class _Walk:
                 self.env[node] = self.call(node)
             else:
                 self.env[node] = self.made.node_copy(node)
+        for flat in reversed(self.images):  # what follows an image as one reads the image alone
+            if not flat.users:
+                self.made.erase_node(flat)
         return self.made
 
     def call(self, node: fx.Node) -> fx.Node:
         sources = {source: self.env[source] for source in node.all_input_nodes}
+        if (image := self.as_image(node, sources)) is not None:
+            return image
         if node.target is aten.convolution.default:
             first: fx.Node = node.args[0]  # type: ignore[assignment]
             sources[first] = self.convolution_input(node, sources[first])
@@ -175,6 +195,72 @@ class _Walk:
             return self.follow(node, sources)
         except RuleError:
             return self.made.node_copy(node, self.restored)
+
+    def as_image(self, node: fx.Node, sources: dict[fx.Node, fx.Node]) -> fx.Node | None:
+        """A 1-D convolution that wishes to be channels-last, or what follows one point by point, as an operation on images; what it gives without their height."""
+        meta = node.meta["val"]
+        args: tuple[Any, ...]
+        if node.target is operator.getitem:
+            tuple_: fx.Node = sources[node.args[0]]  # type: ignore[index]
+            if tuple_ not in self.images:
+                return None
+            made = self.made.node_copy(node, sources.__getitem__)
+            made.meta = {**node.meta, "val": tuple_.meta["val"][node.args[1]]}
+            return self.flat(made) if node.args[1] == 0 else made
+        if node.target is aten.convolution.default:
+            wanted, gain = wish(node, self.kept)
+            if meta.ndim != 3 or wanted is False or (wanted is None and not self.lies_as_image(sources[node.args[0]], node)):  # type: ignore[index]
+                return None
+            first, weight, bias, *sizes = node.args
+            value, goal = self.images.get(sources[first]), None  # type: ignore[index]
+            if value is None:
+                value = self.lifted(sources[first])  # type: ignore[index]
+                goal = channels_last_strides(value.meta["val"].shape)
+            if not value.meta["val"].is_channels_last():
+                value = self.convert(value, goal or channels_last_strides(value.meta["val"].shape))
+            self.gain += gain
+            stride, padding, dilation, transposed, more, groups = sizes
+            numbers = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *more], groups)  # type: ignore[misc]
+            args = (value, self.lifted(sources[weight]), None if bias is None else sources[bias], *numbers)  # type: ignore[index]
+        elif node.target is aten.native_batch_norm.default and sources[node.args[0]] in self.images:  # type: ignore[index]
+            args = (self.images[sources[node.args[0]]], *fx.node.map_arg(node.args[1:], sources.__getitem__))  # type: ignore[index]
+        elif _is_pointwise(node) and type(meta) is TensorMeta and meta.ndim == 3:
+            whole = [new for old, new in sources.items() if getattr(old.meta["val"], "ndim", 0)]
+            if not whole or any(new not in self.images or new.meta["val"].shape != meta.shape for new in whole):
+                return None
+            args = fx.node.map_arg(node.args, lambda old: self.images.get(sources[old], sources[old]))
+        else:
+            return None
+        found = rule_for(node.target)(*fx.node.map_arg(args, lambda n: n.meta["val"]), **node.kwargs)  # type: ignore[misc]
+        made = self.made.call_function(node.target, args, node.kwargs)  # type: ignore[arg-type]
+        made.meta = {**node.meta, "val": found}
+        if not isinstance(found, TensorMeta):
+            self.images[made] = made
+            return made
+        return self.flat(made)
+
+    def lies_as_image(self, source: fx.Node, node: fx.Node) -> bool:
+        """Is a product with each position (a window of 1) best done channels-last, because its operand lies so?"""
+        meta: TensorMeta = source.meta["val"]
+        one = node.args[1].meta["val"].shape[2] == 1 and not node.args[6]  # type: ignore[union-attr]
+        return bool(
+            one
+            and meta.device.type == "cpu"
+            and meta.dtype in (torch.float32, torch.bfloat16)
+            and meta.is_dense()
+            and meta.strides[1] == 1 != meta.shape[1]
+        )
+
+    def lifted(self, node: fx.Node) -> fx.Node:
+        """An image of height 1."""
+        meta: TensorMeta = node.meta["val"]
+        return self.add(aten.unsqueeze.default, node, rule_for(aten.unsqueeze.default)(meta, 2), 2)  # type: ignore[misc]
+
+    def flat(self, image: fx.Node) -> fx.Node:
+        meta: TensorMeta = image.meta["val"]
+        made = self.add(aten.squeeze.dim, image, rule_for(aten.squeeze.dim)(meta, 2), 2)  # type: ignore[misc]
+        self.images[made] = image
+        return made
 
     def convolution_input(self, node: fx.Node, source: fx.Node) -> fx.Node:
         """`source` in the layout that this convolution asks for."""
@@ -240,8 +326,9 @@ class _Walk:
             self.cost += COSTS.copy * meta.numel if meta.device.type == "cpu" else GPU.launch + GPU.byte * meta.nbytes
         if strides == meta.contiguous_strides(meta.shape):
             return self.add(aten.clone.default, node, goal, memory_format=torch.contiguous_format)
-        if meta.ndim == 4 and strides == channels_last_strides(meta.shape):
-            return self.add(aten.clone.default, node, goal, memory_format=torch.channels_last)
+        if meta.ndim in (4, 5) and strides == channels_last_strides(meta.shape):
+            form = torch.channels_last if meta.ndim == 4 else torch.channels_last_3d
+            return self.add(aten.clone.default, node, goal, memory_format=form)
         order = sorted(range(meta.ndim), key=lambda dim: (-strides[dim], dim))
         shape = tuple(meta.shape[dim] for dim in order)
         if TensorMeta.contiguous_strides(shape) != tuple(strides[dim] for dim in order):
@@ -256,6 +343,14 @@ class _Walk:
         made = self.made.call_function(target, (source, *args), kwargs)
         made.meta = {**{key: source.meta[key] for key in ("stack", "stage") if key in source.meta}, "val": meta}
         return made
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    """An operation on each element by itself, with a rule, that draws nothing?"""
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags or rule_for(node.target) is None:
+        return False
+    return not any(isinstance(value, fx.Node) for value in node.kwargs.values())
 
 
 def _answer(node: fx.Node, sources: dict[fx.Node, fx.Node]) -> Any:

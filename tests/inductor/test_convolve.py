@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import fx, nn
 
 import magneto
-from magneto.aot_autograd.trace import trace
-from magneto.inductor import convolve
+from magneto.aot_autograd.trace import drop_dead, trace
+from magneto.inductor import convolve, layout
 from magneto.inductor.convolve import fold
 
 pytestmark = pytest.mark.skipif(not convolve.available(), reason="this torch has no oneDNN")
@@ -97,6 +98,44 @@ def test_what_is_left_alone(change: Callable[[Block], Block]) -> None:
     with torch.no_grad():
         for want, got in zip(other(x), magneto.compile(model)(x), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+class Ranks(nn.Module):
+    """The same chain for lines, images and volumes; the last convolution answers one pixel, whose strides say nothing."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        conv, norm = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1], (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1]
+        self.a, self.an, self.b = conv(16, 32, 3, padding=1, bias=False), norm(32), conv(32, 32, 3, padding=1, groups=4)
+        self.c, self.cn, self.d = conv(32, 64, 4), norm(64), conv(64, 64, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = F.silu(self.an(self.a(x)))
+        y = self.b(x) + x
+        z = torch.relu(self.cn(self.c(y)))
+        return y, z, torch.relu(self.d(z)), self.d(z) + z
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_lines_images_and_volumes_are_folded_and_packed(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[fx.Graph] = []
+    monkeypatch.setattr(convolve, "drop_dead", lambda graph: (folded.append(graph), drop_dead(graph)))
+    monkeypatch.setattr(layout, "COSTS", dataclasses.replace(layout.COSTS, copy=0.0))
+    torch.manual_seed(0)
+    model, x = Ranks(rank).eval(), torch.randn(2, 16, *(4,) * rank)
+    model.an.running_mean.normal_()  # type: ignore[operator, union-attr]
+    compiled = magneto.compile(model)
+    with torch.no_grad():
+        exact, plain = copy.deepcopy(model).double()(x.double()), model(x)
+        for ours in (compiled(x), compiled(x)):
+            for e, p, o in zip(exact, plain, ours, strict=True):
+                assert (o - e).abs().max() <= 2 * (p - e).abs().max() + 1e-6
+                assert o.stride() == p.stride()
+        model.d.weight.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    targets = [str(node.target) for node in folded[0].nodes]
+    assert sum("_reorder_convolution_weight" in target for target in targets) == 4
+    assert not any("batch_norm" in target or "convolution.default" in target for target in targets)
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -111,10 +111,47 @@ def test_random_numbers_are_drawn_in_eagers_order() -> None:
     ("conv", "shape"),
     [(F.conv1d, (2, 3, 40)), (F.conv3d, (1, 3, 12, 12, 12))],
 )
-def test_other_ranks_are_not_touched(conv: Any, shape: tuple[int, ...]) -> None:
+def test_other_ranks_are_not_touched_for_little(conv: Any, shape: tuple[int, ...]) -> None:
     weight = torch.randn(16, 3, *(3,) * (len(shape) - 2))
     graph = traced(lambda x, w: F.relu(conv(x, w)), torch.randn(shape), weight)
     assert layout.lay_out(graph) is graph
+
+
+@pytest.mark.usefixtures("free_copies")
+def test_lines_are_images_of_height_1() -> None:
+    """What follows point by point, norms too, stays an image; a pool reads it without its height, and products with each position take what lies as an image."""
+
+    def net(
+        x: torch.Tensor, stem: torch.Tensor, w: torch.Tensor, one: torch.Tensor, m: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        x = F.silu(F.batch_norm(F.conv1d(x, stem, padding=1), m, v))
+        y = F.conv1d(x, w, m, padding=4, dilation=4) * 0.5 + x
+        z = F.conv1d(y, one)
+        return y, F.max_pool1d(y, 2), z.transpose(1, 2) * v, F.relu(z) + m[:, None], y.flatten(1).sum(1)
+
+    inputs = (torch.randn(2, 3, 40), STEM[..., 0], W1[:16, :, 0], W1[:16, :, :1, 0], torch.randn(16), torch.rand(16) + 0.5)
+    made = same_as_before(traced(net, *inputs), *inputs)
+    assert formats(made) == [True, True, True]
+    pointwise = (aten.silu.default, aten.mul.Tensor)
+    assert [node.meta["val"].ndim for node in made.nodes if node.target in pointwise] == [4, 4, 3]
+
+
+def test_long_windows_of_lines_pay_for_copies() -> None:
+    def net(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, w, padding=15, groups=32)
+
+    for window, images in ((31, [True]), (3, [False])):
+        inputs = (torch.randn(2, 32, 50), torch.randn(32, 1, window))
+        assert formats(layout.lay_out(traced(net, *inputs))) == images
+
+
+def test_volumes_are_channels_last_under_kept_weights() -> None:
+    def net(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.conv3d(x, w, padding=1))
+
+    graph = traced(net, torch.randn(1, 16, 8, 8, 8), torch.randn(16, 16, 3, 3, 3))
+    assert layout.lay_out(graph) is graph
+    assert formats(layout.lay_out(graph, frozenset({1}))) == [True]
 
 
 def test_small_gains_are_not_bought_with_copies() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
@@ -18,10 +19,11 @@ import torch
 from torch import fx
 
 from magneto.base.heard import taken
+from magneto.graph.fake import fake_call
 from magneto.graph.fallback import DataDependent
 from magneto.graph.meta import TensorMeta
 from magneto.graph.modes import modes_kept
-from magneto.graph.remember import Remembered
+from magneto.graph.remember import is_torchs, key_of
 from magneto.graph.unknown import UnknownMeta, UnknownNumber
 
 Term = tuple[int, tuple[int, ...]]
@@ -84,7 +86,8 @@ def probed(meta: TensorMeta, form: Form, probes: Sequence[Sequence[int]]) -> Unk
 
 @dataclass(slots=True)
 class Step:
-    """One node of the graph, which others may change: what is called, and what capture knows of the result. `effects`: what it writes and shares memory with."""
+    """One node of the graph, which others may change: what is called, and what capture knows of the result. `effects`: what it writes and shares memory with. `alike`: calls for which it is equal differ
+    at most in what is known of the nodes in their arguments, `read`; `facts`: what all probes of the result agree on."""
 
     node: fx.Node
     target: Any
@@ -93,6 +96,9 @@ class Step:
     val: Any
     kind: str
     effects: Any = None
+    read: tuple[fx.Node, ...] = ()
+    alike: Any = None
+    facts: Any = None
 
     @classmethod
     def of(cls, node: fx.Node) -> Step:
@@ -113,7 +119,12 @@ class Step:
             else "call"
         )
         target = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" and kind == "call" else node.target
-        return cls(node, node.meta.get("form") if kind == "input" else target, node.args, node.kwargs, val, kind)
+        step = cls(node, node.meta.get("form") if kind == "input" else target, node.args, node.kwargs, val, kind)
+        if kind == "call":
+            step.read, step.facts = tuple(_nodes_of((node.args, node.kwargs))), _agreed(val)
+            with suppress(TypeError):
+                step.alike = (target, _key_of(node.args), _key_of(node.kwargs), key_of_facts(step.facts)) if is_torchs(target) else None
+        return step
 
 
 class Resizer:
@@ -148,26 +159,47 @@ class Resizer:
         return found
 
     def _run(self, sizes: tuple[int, ...]) -> dict[fx.Node, Any]:
-        values: dict[fx.Node, Any] = {}
-        present: dict[fx.Node, Any] = {}  # writes in place change what is known of a tensor
-        remembered = Remembered()
+        now = _Now()
         entered: list[Any] = []  # inference modes
         with modes_kept(self.grad_enabled), taken([]):
             try:
                 for step in self.steps:
                     if step.kind == "mode":
-                        remembered.clear()
-                        _switch(step, values, entered)
+                        now.results.clear()
+                        _switch(step, now.values, entered)
                     else:
-                        values[step.node] = present[step.node] = _value(step, sizes, present, remembered)
+                        now.values[step.node] = _value(step, sizes, now)
             finally:
                 for mode in reversed(entered):
                     torch.autograd.grad_mode._exit_inference_mode(mode)  # type: ignore[no-untyped-call]
         for node, outcome in self.decisions:
-            found = values[node]
-            if found is UNKNOWN or (found != values[outcome] if isinstance(outcome, fx.Node) else bool(found) is not outcome):
+            found = now.values[node]
+            if found is UNKNOWN or (found != now.values[outcome] if isinstance(outcome, fx.Node) else bool(found) is not outcome):
                 raise _Differs
-        return values
+        return now.values
+
+
+class _Now:
+    """One propagation under way. `present`: what is known of a node's tensor now: writes in place change it; `numbers`: equal for nodes of which the same is known. `results`: of calls, by what decides about them."""
+
+    __slots__ = ("_seen", "numbers", "present", "results", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[fx.Node, Any] = {}
+        self.present: dict[fx.Node, Any] = {}
+        self.numbers: dict[fx.Node, int] = {}
+        self.results: dict[Any, tuple[Any, int, Any]] = {}
+        self._seen: dict[Any, int] = {}
+
+    def number(self, value: Any) -> int:
+        """Equal values have one number."""
+        key = (type(value), value) if type(value) in (int, float, bool, TensorMeta) else id(value)  # `values` hold all that is found
+        return self._seen.setdefault(key, len(self._seen))
+
+    def put(self, node: fx.Node, value: Any, number: int | None = None) -> Any:
+        self.present[node] = value
+        self.numbers[node] = self.number(value) if number is None else number
+        return value
 
 
 def _switch(step: Step, values: dict[fx.Node, Any], entered: list[Any]) -> None:
@@ -180,43 +212,68 @@ def _switch(step: Step, values: dict[fx.Node, Any], entered: list[Any]) -> None:
         entered.append(values[step.node])
 
 
-def _value(step: Step, sizes: tuple[int, ...], present: dict[fx.Node, Any], remembered: Remembered) -> Any:
-    val = step.val
+def _value(step: Step, sizes: tuple[int, ...], now: _Now) -> Any:
+    if step.kind == "call":
+        return _called(step, now)
+    val, present = step.val, now.present
     if step.kind == "input":
         form: Form | None = step.target
         if form is None:
-            return val
+            return now.put(step.node, val)
         shape, strides = form.at(sizes)
-        return val.probes[0].with_(shape=shape, strides=strides)
+        return now.put(step.node, val.probes[0].with_(shape=shape, strides=strides))
     if step.kind == "none":
-        return None
+        return now.put(step.node, None)
+    tensors: list[fx.Node] = []
+    args = _read(step.args, present, tensors)
+    if any(present[node] is UNKNOWN for node in tensors):
+        return now.put(step.node, UNKNOWN)
+    if step.kind == "number":
+        return now.put(step.node, _number(step, args))
+    now.put(tensors[0], args[0].with_(requires_grad=True, is_leaf=True))
+    return now.put(step.node, present[tensors[0]])
+
+
+def _called(step: Step, now: _Now) -> Any:
+    present, key = now.present, None
+    if step.alike is not None:
+        key = step.alike, *[now.numbers[node] for node in step.read]
+        known = now.results.get(key)
+        if known is not None:
+            found, number, effects = known
+            _agree(step, effects)
+            if effects is not None and effects[2] is not None:
+                now.put([node for node in step.read if isinstance(present[node], TensorMeta)][effects[2]], found, number)
+            return now.put(step.node, found, number)
     tensors: list[fx.Node] = []
     args, kwargs = (_read(value, present, tensors) for value in (step.args, step.kwargs))
     if any(present[node] is UNKNOWN for node in tensors):
-        return UNKNOWN
-    if step.kind == "number":
-        return _number(step, args)
-    if step.kind == "leaf":
-        found = present[tensors[0]] = args[0].with_(requires_grad=True, is_leaf=True)
-        return found
+        return now.put(step.node, UNKNOWN)
+    effects = None
     if step.target is operator.getitem and not isinstance(args[0], TensorMeta):
         found = args[0][args[1]]
     elif not _is_torchs(step.target):  # it may do more than compute
         raise _Differs
     else:
         try:
-            result = remembered.call(step.target, args, kwargs, torch.is_grad_enabled())
+            result = fake_call(step.target, args, kwargs, grad_enabled=torch.is_grad_enabled())
         except DataDependent:
-            return UNKNOWN
-        effects = result.mutated, result.aliases, result.same
-        if step.effects is None:
-            step.effects = effects
-        elif step.effects != effects:
-            raise _Differs
-        found = result.value
-        if result.same is not None:
-            present[tensors[result.same]] = _checked(val, found)
-    return _checked(val, found)
+            return now.put(step.node, UNKNOWN)
+        found, effects = result.value, (result.mutated, result.aliases, result.same)
+        _agree(step, effects)
+    found = now.put(step.node, _checked(step.val, found, step.facts))
+    if effects is not None and effects[2] is not None:
+        now.put(tensors[effects[2]], found)
+    if key is not None:
+        now.results[key] = found, now.numbers[step.node], effects
+    return found
+
+
+def _agree(step: Step, effects: Any) -> None:
+    if step.effects is None:
+        step.effects = effects
+    elif step.effects != effects:
+        raise _Differs
 
 
 def _is_torchs(fn: Any) -> bool:
@@ -260,13 +317,58 @@ def _facts(meta: TensorMeta) -> tuple[Any, ...]:
     return (meta.dtype, meta.device, len(meta.shape), *layout, *meta.shape, *meta.strides)
 
 
-def _checked(val: Any, found: Any) -> Any:
-    """What was found, with autograd's flags as capture knows them; _Differs where it is not what capture took it for."""
+def _agreed(val: Any) -> Any:
+    """What is known of a value, by which `_checked` goes: of a tensor of unknown size, (place among the facts, fact) of those that all probes agree on."""
     if isinstance(val, UnknownMeta):
-        known = zip(*(_facts(meta) for meta in val.probes if meta is not None), strict=True)
-        if not isinstance(found, TensorMeta) or len(facts := _facts(found)) != 8 + 2 * val.ndim:
+        columns = zip(*(_facts(meta) for meta in val.probes if meta is not None), strict=True)
+        known = tuple((k, column[0]) for k, column in enumerate(columns) if column.count(column[0]) == len(column))
+        return UnknownMeta, val.ndim, val.requires_grad, val.is_leaf, known
+    if isinstance(val, (tuple, list)) and not isinstance(val, torch.Size):
+        return type(val), tuple(map(_agreed, val))
+    return val
+
+
+def key_of_facts(facts: Any) -> Any:
+    """These, where calls that agree in them may be taken for one. TypeError elsewhere."""
+    if isinstance(facts, TensorMeta) or (isinstance(facts, tuple) and facts and facts[0] is UnknownMeta):
+        return facts
+    if isinstance(facts, tuple) and len(facts) == 2 and facts[0] in (tuple, list):
+        return facts[0], tuple(map(key_of_facts, facts[1]))
+    raise TypeError
+
+
+def _nodes_of(value: Any) -> Iterator[fx.Node]:
+    """The nodes among nested arguments, in the order of `_read`; one that comes twice twice."""
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, (tuple, list, Mapping, slice)):
+        items = (
+            (value.start, value.stop, value.step) if isinstance(value, slice) else value.values() if isinstance(value, Mapping) else value
+        )
+        for item in items:
+            yield from _nodes_of(item)
+
+
+def _key_of(value: Any) -> Any:
+    """As `key_of`, for arguments with nodes."""
+    if isinstance(value, fx.Node):
+        return fx.Node
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return (isinstance(value, list), *map(_key_of, value))
+    if isinstance(value, Mapping):
+        return tuple((name, _key_of(item)) for name, item in value.items())
+    if isinstance(value, slice):
+        return slice, _key_of(value.start), _key_of(value.stop), _key_of(value.step)
+    return key_of(value)
+
+
+def _checked(val: Any, found: Any, known: Any) -> Any:
+    """What was found, with autograd's flags as capture knows them; _Differs where it is not what capture took it for (`known`)."""
+    if isinstance(val, UnknownMeta):
+        if not isinstance(found, TensorMeta) or len(found.shape) != val.ndim:
             raise _Differs
-        if any(column.count(column[0]) == len(column) and column[0] != fact for column, fact in zip(known, facts, strict=True)):
+        facts = _facts(found)
+        if any(facts[k] != fact for k, fact in known[4]):
             raise _Differs
         return found.with_(requires_grad=val.requires_grad, is_leaf=val.is_leaf)
     if isinstance(val, TensorMeta):
@@ -276,12 +378,12 @@ def _checked(val: Any, found: Any) -> Any:
     if isinstance(val, (tuple, list)) and not isinstance(val, torch.Size):
         if type(found) is not type(val) or len(found) != len(val):
             raise _Differs
-        items = [_checked(one, other) for one, other in zip(val, found, strict=True)]
+        items = [_checked(one, other, facts) for one, other, facts in zip(val, found, known[1], strict=True)]
         return type(val)(*items) if hasattr(val, "_fields") else type(val)(items)
     if isinstance(val, dict):
         if not isinstance(found, dict) or list(found) != list(val):
             raise _Differs
-        return {key: _checked(one, found[key]) for key, one in val.items()}
+        return {key: _checked(one, found[key], _agreed(one)) for key, one in val.items()}
     if type(found) is not type(val) or found != val:
         raise _Differs
     return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -129,3 +132,28 @@ def test_wide_results_keep_the_long_forms() -> None:
         ours = magneto.compile(lambda x: F.silu(x.float()))(x)
     assert not any("mg_silu_half(" in event.source for event in found if "source" in event.fields)
     torch.testing.assert_close(ours, F.silu(x.double()).float(), rtol=3e-7, atol=0)
+
+
+def test_maxima_behind_rounding_are_vectors() -> None:
+    """gcc branches after comparisons that it can tell from an earlier one. All numbers of bfloat16, with every NaN; how many loops became vectors is asked of gcc itself."""
+    from magneto.inductor.codegen.cpp_preamble import preamble
+    from magneto.inductor.runtime.compiler import Compiler, find_compiler
+
+    x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+
+    def fn(x: torch.Tensor, y: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return torch.maximum((x / s).to(torch.bfloat16), y) * y
+
+    call = magneto.optimize("inductor", nopython=True)(fn)
+    arguments = x.float(), x.flip(0), torch.tensor([3.0])
+    want, got = fn(*arguments), call(*arguments)
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=0, atol=0)
+    assert set(got.view(torch.int16)[got.isnan()].tolist()) == {0x7FC0}
+    compiler = find_compiler()
+    if not isinstance(compiler, Compiler) or compiler.kind != "gcc":
+        pytest.skip("gcc says which loops it has made vectors")
+    (kernel,) = magneto.inspect(call).kernels
+    command = [compiler.path, *compiler.flags(), "-", "-o", "/dev/null", "-fopt-info-vec-optimized"]
+    said = subprocess.run(command, input=preamble(0) + kernel, capture_output=True, text=True, check=True).stderr
+    begin = preamble(0).count("\n")
+    assert any(int(line) > begin for line in re.findall(r":(\d+):\d+: optimized: loop vectorized", said)), said

@@ -253,9 +253,7 @@ class CompiledGraph(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
         if torch.is_grad_enabled() or cuts(ctx) or (plan.holds is not None and not plan.holds()):
-            if ctx.written or (plan.watched and _written_since(ctx)):
-                raise RuntimeError(_WRITTEN)
-            ctx.saved_tensors  # noqa: B018 - raises what eager raises
+            _check(ctx, plan)
             found = _C.call_inactive(functools.partial(_replay, ctx, plan, gradients))
             if not _keeps_graph() and all(gradients[i] is not None for i in plan.differentiable):
                 ctx.maybe_clear_saved_tensors()
@@ -265,9 +263,9 @@ class CompiledGraph(torch.autograd.Function):
         backward = plan.backward_for(choice)
         if plan.watched and _written_since(ctx, backward.kept):
             raise RuntimeError(_WRITTEN)
-        run = backward.run
+        run, any_layout = backward.run, backward.any_layout
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
-            run = plan.batched(choice)
+            run, any_layout = plan.batched(choice), True
         values = _left(ctx, plan, choice[0], backward.kept) if plan.frees else []
         if values is None:
             values = _saved(ctx, plan, backward.kept)
@@ -277,11 +275,11 @@ class CompiledGraph(torch.autograd.Function):
             ctx.maybe_clear_saved_tensors()
             ctx.inputs = None
         if backward.passes_tangents:
-            tangents = [laid_out(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
+            tangents = [laid_out(gradients[index], meta, any_layout) for index, meta in backward.tangents]
             values += tangents
         else:  # the list alone holds them too
             gradients, tangents = given_up(gradients), []  # type: ignore[assignment]
-            values += [laid_out(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
+            values += [laid_out(gradients[index], meta, any_layout) for index, meta in backward.tangents]
             gradients = ()
         return backward.answer(run(values), tangents)
 
@@ -405,8 +403,11 @@ def again(ctx: Any, plan: TrainingPlan, what: str, asked: Sequence[tuple[Any, in
     """The captured graph run again in eager, once for a run of autograd's engine: its outputs, and its differentiable results by their numbers. `asked`: outputs that must be among them, by their places."""
     task = torch._C._current_graph_task_id()
     if ctx.again is None or ctx.again[0] != task:
+        _check(ctx, plan)
         if plan.replay is None or any(place < 0 for _, place in asked):
-            raise _cannot_replay(plan, what, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
+            raise _cannot_replay(
+                plan, what, "which writes inputs that it reads, draws random numbers elsewhere than on the CPU, or begins under autocast"
+            )
         inputs = ctx.inputs
         if inputs is None:
             raise _cannot_replay(plan, what, "whose backward has run already")
@@ -424,6 +425,13 @@ def again(ctx: Any, plan: TrainingPlan, what: str, asked: Sequence[tuple[Any, in
         ctx.again = task, outputs, dict(zip(plan.differentiable, plan.replay.results(outputs), strict=True)), []
         torch.autograd.Variable._execution_engine.queue_callback(functools.partial(setattr, ctx, "again", None))
     return ctx.again[1], ctx.again[2]
+
+
+def _check(ctx: Any, plan: TrainingPlan) -> None:
+    """Raises what eager raises when something saved has been written, or freed."""
+    if ctx.written or (plan.watched and _written_since(ctx)):
+        raise RuntimeError(_WRITTEN)
+    ctx.saved_tensors  # noqa: B018
 
 
 def cuts(ctx: Any) -> Any:

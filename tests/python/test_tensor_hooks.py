@@ -434,6 +434,24 @@ def test_the_gradient_of_a_result_that_others_are_computed_from(program: Any, qu
         torch.testing.assert_close(seen(compiled, used), seen(program, used), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_gradient_of_a_result_from_what_has_been_written_since(backend: str) -> None:
+    x, w = torch.randn(4, 3), torch.randn(3, 5, requires_grad=True)
+    k = torch.randn(5, 2, requires_grad=True)
+
+    def program(x, w, k):
+        h = x @ w
+        return h, h @ k
+
+    for call in (program, magneto.optimize(backend)(program)):
+        h, y = call(x, w, k)
+        torch.autograd.grad(y.sum(), h, retain_graph=True)
+        with torch.no_grad():
+            k.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(y.sum(), h)
+
+
 def test_the_gradient_of_a_written_input_that_results_are_computed_from() -> None:
     """The graph cannot run again: an error, before anything wrong is answered."""
     leaf, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 5, requires_grad=True)

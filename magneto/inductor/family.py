@@ -36,7 +36,7 @@ Sample = tuple[Sizes, Finished, Any]
 
 VALUES: dict[str, tuple[int, ...]] = {"CONST": (2,), "ALLOC": (3, 4), "VIEW": (4,), "LAYOUT": (3, 4), "KEEP": (3,), "TABLE": (3,)}
 """Which parts of an instruction are values; the others say what it does with which registers."""
-ATTEMPTS = 64  # domains that are tried
+ATTEMPTS = 12  # domains that are tried
 BLOCKS = 3  # arenas that idle plans hold
 
 

@@ -1,6 +1,8 @@
 """Numbers that differ between samples of sizes, as expressions of the sizes: exact, with as few terms as can be, and true of samples that were not needed to find them.
 
 sizes (5,) (7,) (12,) ...    3840 5376 9216 ...    becomes    768 * n0
+
+Of sizes that are divided (`n // 2`, what strides leave of an image) the quotients are sizes of their own: polynomials of theirs are looked for too.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +19,7 @@ DEGREE = 3  # of a term: the scores of attention are as many as batch times leng
 TERMS = 3
 SPARE = 2  # samples that an expression must be true of beyond those that determine it
 DENOMINATORS = 64
+DIVISORS = (2, 4, 8)  # of sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,14 @@ class Polynomial:
 
     terms: tuple[tuple[tuple[int, ...], int], ...]
     denominator: int
+    names: tuple[str, ...] = ("n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7")
 
     @property
     def text(self) -> str:
         """Python source over n0, n1, ..."""
         parts = []
         for powers, coefficient in self.terms:
-            factors = [f"n{k}" for k, power in enumerate(powers) for _ in range(power)]
+            factors = [self.names[k] for k, power in enumerate(powers) for _ in range(power)]
             parts.append(" * ".join([str(coefficient), *factors] if coefficient != 1 or not factors else factors))
         text = " + ".join(parts)
         return text if self.denominator == 1 else f"({text}) // {self.denominator}"
@@ -44,8 +48,10 @@ class Polynomial:
 class Fit:
     """Expressions true of all `samples` (sizes, each as many as there are symbols)."""
 
-    def __init__(self, samples: Sequence[tuple[int, ...]]) -> None:
-        self.samples = samples
+    def __init__(self, samples: Sequence[tuple[int, ...]], quotients: Sequence[str] = ()) -> None:
+        """`quotients`: Python source of what stands in the place of sizes, if anything does."""
+        self.samples, self.quotients = samples, quotients
+        self.others: list[Fit] | None = None  # over quotients
         n = len(samples[0])
         powers = sorted(itertools.product(range(DEGREE + 1), repeat=n), key=lambda p: (sum(p), tuple(-x for x in p)))
         self.monomials = [p for p in powers if sum(p) <= DEGREE]
@@ -55,15 +61,33 @@ class Fit:
     def integer(self, column: tuple[int, ...]) -> Polynomial | None:
         """The polynomial with these values."""
         if column not in self.found:
-            self.found[column] = self._search(column)
+            self.found[column] = self._search(column) or (None if self.quotients else self._divided(column))
         return self.found[column]
 
+    def _divided(self, column: tuple[int, ...]) -> Polynomial | None:
+        """A polynomial of sizes of which one, or each, is divided."""
+        if self.others is None:
+            self.others = [Fit(*quotients) for quotients in self._quotients()]
+        return next((found for other in self.others if (found := other.integer(column)) is not None), None)
+
+    def _quotients(self) -> Iterator[tuple[list[tuple[int, ...]], list[str]]]:
+        """Samples, and the sources, of sizes of which one or each is divided. Not where no sample leaves some rest: it could be another quotient."""
+        columns = list(zip(*self.samples, strict=True))
+        names = [f"n{k}" for k in range(len(columns))]
+        groups = [(k,) for k in range(len(columns))] + [tuple(range(len(columns)))] * (len(columns) > 1)
+        for by, group in itertools.product(DIVISORS, groups):
+            if any(len({n % by for n in columns[k]}) < by for k in group):
+                continue
+            for more in range(by):
+                divided = [[(n + more) // by for n in column] if k in group else column for k, column in enumerate(columns)]
+                yield list(zip(*divided, strict=True)), [f"(({n} + {more}) // {by})" if k in group else n for k, n in enumerate(names)]
+
     def _search(self, column: tuple[int, ...]) -> Polynomial | None:
-        for many in range(1, min(TERMS, len(column) - SPARE) + 1):
+        for many in range(1, min(TERMS - bool(self.quotients), len(column) - SPARE) + 1):
             for chosen in itertools.combinations(self.monomials, many):
                 coefficients = _solved([self.values[p] for p in chosen], column)
                 if coefficients is not None and (made := _whole(chosen, coefficients)) is not None:
-                    return made
+                    return replace(made, names=tuple(self.quotients)) if self.quotients else made
         return None
 
     def real(self, column: tuple[float, ...], single: bool) -> str | None:

@@ -107,6 +107,17 @@ norm, mlp, table, decoder = (
     nn.Embedding(50, 96),
     Decoder(),
 )
+images = nn.Sequential(
+    nn.Conv2d(3, 8, 3, padding=1),
+    nn.BatchNorm2d(8),
+    nn.ReLU(),
+    nn.Conv2d(8, 12, 3, stride=2, padding=1),
+    nn.BatchNorm2d(12),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(12, 10),
+).eval()
 ONE: dict[str, Case] = {
     "gelu": lambda n: (lambda x: F.gelu(x) * 2, R(n, 96)),
     "norm": lambda n: (norm, R(n, 96)),
@@ -127,6 +138,9 @@ ONE: dict[str, Case] = {
     "entropy": lambda n: (F.cross_entropy, R(n, 51), torch.randint(0, 51, (n,))),
     "rolled": lambda n: (lambda x: torch.roll(x, 1, -1)[:, 1:] + x.flip(-1)[:, 1:], R(12, n)),
     "halves": lambda n: (lambda x: (F.gelu(x) + x.sum(-1, keepdim=True)).bfloat16().float().round(decimals=1), R(9, n).bfloat16().float()),
+    "half": lambda n: (lambda x: x[:, : x.shape[1] // 2].sum(-1, keepdim=True) * 2 + x[:, x.shape[1] // 2 : x.shape[1] // 2 * 2], R(12, n)),
+    "images": lambda n: (images, R(2, 3, n, 19)),
+    "batches": lambda n: (images, R(n, 3, 9, 11)),
     "decoder": lambda n: (decoder, torch.randint(0, 70, (2, n))),
 }
 TWO: dict[str, Case] = {
@@ -228,6 +242,8 @@ def test_expressions() -> None:
     )
     assert eval(found(lambda n: n * (n + 1) // 2).text, {"n0": 9}) == 45
     assert eval(found(lambda n: 3 * n * n - 2 * n + 7).text, {"n0": 9}) == 232
+    assert eval(found(lambda n: (n - 1) // 2 + 1).text, {"n0": 10}) == 5 and found(lambda n: n // 16) is None
+    assert [eval(found(lambda n: 12 * (n // 2) ** 2 - n // 2).text, {"n0": n}) for n in (8, 9)] == [188, 188]
     assert found(lambda n: n**4) is None and found(lambda n: n % 16) is None
     assert fit.real(tuple(1 / n for (n,) in fit.samples), False) == "1.0 / (n0)"
     assert fit.real(tuple(math.sqrt(3 * n) for (n,) in fit.samples), False) == "sqrt(3 * n0)"

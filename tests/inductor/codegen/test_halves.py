@@ -141,11 +141,11 @@ def test_maxima_behind_rounding_are_vectors() -> None:
 
     x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 
-    def fn(x: torch.Tensor, y: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        return torch.maximum((x / s).to(torch.bfloat16), y) * y
+    def fn(x: torch.Tensor, y: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return torch.maximum((x / s).to(torch.bfloat16), y) * z
 
     call = magneto.optimize("inductor", nopython=True)(fn)
-    arguments = x.float(), x.flip(0), torch.tensor([3.0])
+    arguments = x.float(), x.flip(0), torch.tensor([3.0]), x.roll(99)
     want, got = fn(*arguments), call(*arguments)
     torch.testing.assert_close(got, want, equal_nan=True, rtol=0, atol=0)
     assert set(got.view(torch.int16)[got.isnan()].tolist()) == {0x7FC0}

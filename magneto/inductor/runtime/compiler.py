@@ -58,7 +58,8 @@ class Compiler:
         if config.march:
             flags.append(f"-march={config.march}")
         if self.kind == "gcc":
-            flags.append("-fno-tree-pre")  # it moves comparisons (of a clamp, say) behind branches, and the loop is not vectorised any more
+            # These move comparisons (of a clamp, of the bounds of what was concatenated) behind branches, and the loop is not vectorised any more.
+            flags += ["-fno-tree-pre", "-fno-thread-jumps"]
         if self.kind == "gcc" and platform.machine() == "x86_64":
             flags.append("-mprefer-vector-width=512")
         flags.extend(config.compiler_flags.split())

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import magneto
 from magneto.base.events import counters, events
 from magneto.base.flags import config
 from magneto.inductor.codegen.cpp_preamble import preamble
@@ -183,3 +184,38 @@ def test_units_that_round_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(made[text.hash])((ctypes.c_void_p * 1)(results[-1].data_ptr()))
     assert [source.startswith("#define MG_ROUNDS") for source in sources] == [True, False]
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], x.half().float())
+
+
+def merged(x: torch.Tensor) -> torch.Tensor:
+    """Four neighbours as one row, normalised: guarded loads in every loop."""
+    rows = torch.cat([x[:, i::2, k::2] for i in range(2) for k in range(2)], -1)
+    return torch.nn.functional.layer_norm(rows, rows.shape[-1:])
+
+
+def test_loops_over_what_was_concatenated_are_vectorised(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = find_compiler()
+    if not isinstance(compiler, Compiler) or compiler.kind != "gcc":
+        pytest.skip("asks gcc what it vectorised")
+    sources: list[str] = []
+    compiling = building.compile_units
+
+    def kept(compiler: Compiler, texts: list[str]) -> list[bytes | CompileError]:
+        sources.extend(texts)
+        return compiling(compiler, texts)
+
+    monkeypatch.setattr(building, "compile_units", kept)
+    inputs = torch.randn(2, 16, 16, 96), torch.randn(2, 8, 8, 192)
+    with torch.no_grad():
+        results = magneto.compile(lambda a, b: (merged(a), merged(b)))(*inputs)
+        torch.testing.assert_close(results, tuple(map(merged, inputs)))
+    loops, vectorised = 0, set()
+    for i, source in enumerate(sources):
+        path = Path(config.cache_dir, f"{i}.c")
+        path.write_text(source)
+        command = [compiler.path, *compiler.flags(), "-fopt-info-vec-optimized", "-S", str(path), "-o", os.devnull]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        vectorised |= {(i, int(line.split(":")[1])) for line in told.splitlines() if "loop vectorized" in line}
+        heads = [k + 2 for k, line in enumerate(source.split("\n")) if line.startswith("#pragma omp simd")]
+        loops += len(heads)
+        assert all((i, head) in vectorised or (i, head + 1) in vectorised for head in heads)
+    assert loops >= 3

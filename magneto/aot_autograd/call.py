@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -118,6 +119,19 @@ def without_grad(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args)
 
     return run
+
+
+def under_autocast(function: Callable[..., Any], kinds: tuple[str, ...]) -> Callable[..., Any]:
+    """`function` with autocast on for the device types `kinds`, with the types that they have now."""
+    settings = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+
+    def run(*args: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for kind, dtype in settings:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=False))
+            return function(*args)
+
+    return run if kinds else function
 
 
 def without_autocast(function: Callable[..., Any], kinds: tuple[str, ...]) -> Callable[..., Any]:

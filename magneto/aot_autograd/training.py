@@ -405,9 +405,7 @@ def again(ctx: Any, plan: TrainingPlan, what: str, asked: Sequence[tuple[Any, in
     if ctx.again is None or ctx.again[0] != task:
         _check(ctx, plan)
         if plan.replay is None or any(place < 0 for _, place in asked):
-            raise _cannot_replay(
-                plan, what, "which writes inputs that it reads, draws random numbers elsewhere than on the CPU, or begins under autocast"
-            )
+            raise _cannot_replay(plan, what, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
         inputs = ctx.inputs
         if inputs is None:
             raise _cannot_replay(plan, what, "whose backward has run already")
@@ -461,9 +459,15 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
     if not wanted:
         return [None] * len(inputs)
     seeds = {id(result): gradient for result, gradient in pairs}
-    for tensor in {id(tensor): tensor for tensor in ctx.again[3]}.values():
-        tensor.register_hook(functools.partial(_outside, seeds.get(id(tensor))))  # type: ignore[no-untyped-call]
-    found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=create, allow_unused=True)
+    cut = {id(tensor): tensor for tensor in ctx.again[3]}
+    handles = [tensor.register_hook(functools.partial(_outside, seeds.get(i))) for i, tensor in cut.items()]  # type: ignore[no-untyped-call]
+    try:
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], create_graph=create, allow_unused=True
+        )
+    finally:
+        for handle in handles:  # a higher derivative goes this way again
+            handle.remove()
     by_input = dict(zip(wanted, found, strict=True))
     return [by_input.get(i) for i in range(len(inputs))]
 

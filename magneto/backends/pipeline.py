@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magneto.aot_autograd.call import as_function, own_memory, result_strides, takes_any_layout, without_autocast, without_grad
+from magneto.aot_autograd.call import (
+    as_function,
+    own_memory,
+    result_strides,
+    takes_any_layout,
+    under_autocast,
+    without_autocast,
+    without_grad,
+)
 from magneto.aot_autograd.decomposed import decomposable, decompose_joint, lay_out_joint
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
@@ -278,7 +286,8 @@ def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
     meta = unit.gm.meta.get("magneto", {})
     holds = meta.get("backward_holds")
     inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, atomic(unit.gm), not unit.autocast, holds, inputs)
+    captured = under_autocast(atomic(unit.gm), unit.autocast)
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, captured, True, holds, inputs)
     plan.hide(frozenset(m.source.index for m in unit.traced.signature.mutations if m.direct and isinstance(m.source, Result)))
     return replace(unit, compiled=training_function(plan))
 

@@ -411,7 +411,7 @@ def _asked_for(results, loss, x, w):
 
 
 def _second(results, loss, x, w):
-    first = torch.autograd.grad(loss, results[1:], create_graph=True, allow_unused=True)
+    first = torch.autograd.grad(loss, [*results[1:], x, w], create_graph=True, allow_unused=True)
     return torch.autograd.grad(sum((g.square().sum() for g in first if g is not None), w.sum()), (x, w), allow_unused=True)
 
 
@@ -450,6 +450,25 @@ def test_a_gradient_of_a_result_from_what_has_been_written_since(backend: str) -
             k.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(y.sum(), h)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("create", [False, True])
+def test_a_gradient_of_a_result_of_autocast(create: bool, backend: str) -> None:
+    torch.manual_seed(0)
+    x, w, k = torch.randn(4, 3), torch.randn(3, 5, requires_grad=True), torch.randn(5, 2, requires_grad=True)
+
+    def program(x, w, k):
+        h = x @ w
+        return h, (h @ k).tanh()
+
+    found = []
+    for call in (program, magneto.optimize(backend)(program)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h, y = call(x, w, k)
+        g, gk = torch.autograd.grad(y.float().sum(), (h, k), create_graph=create)
+        found.append([g, gk, *(torch.autograd.grad(gk.square().sum(), (w, k)) if create else ())])
+    torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2)
 
 
 def test_the_gradient_of_a_written_input_that_results_are_computed_from() -> None:

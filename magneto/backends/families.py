@@ -22,6 +22,7 @@ from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.wrap import wrap
 from magneto.base.errors import MagnetoError
 from magneto.base.events import counter, emit, timer
+from magneto.base.flags import config
 from magneto.base.heard import taken
 from magneto.base.logs import LOOPS, log
 from magneto.graph.meta import TensorMeta
@@ -64,7 +65,8 @@ class Families:
 
     def __init__(self, gm: fx.GraphModule, name: str, sampler: Sampler, eager: Compiled) -> None:
         self.gm, self.name, self.sampler, self.eager = gm, name, sampler, eager
-        self.values: Callable[[Key], Values | None] = gm.meta["magneto"]["resizer"].at
+        self.resizer: Any = gm.meta["magneto"]["resizer"]
+        self.values: Callable[[Key], Values | None] = self.resizer.at
         self.varies = {index for index, _, _ in gm.meta["magneto"]["varying"]}
         self.made: list[tuple[Family, Evidence]] = []
         self.refused = 0
@@ -78,10 +80,11 @@ class Families:
         for family, evidence in self.made:
             if not family.holds(key):
                 continue
-            values = self.values(key)
-            if values is None or not evidence.holds(key, values):
-                counter("sizes_of_no_family")
-                return None
+            if config.verify or not self.resizer.trusts(key):
+                values = self.values(key)
+                if values is None or not evidence.holds(key, values):
+                    counter("sizes_of_no_family")
+                    return None
             found = family.at(key, self.name)
             if found is None:
                 return None
@@ -120,6 +123,8 @@ class Families:
             log(LOOPS, lambda: f"{self.name} has no family at {key}: {found}")
             return False
         self.made.append(found)
+        family, evidence = found
+        self.resizer.trust(lambda sizes: evidence.trusted(sizes) if family.holds(sizes) else None)
         emit("artifact", artifact="family", graph=self.name, domain=found[0].domain)
         return True
 
@@ -223,7 +228,19 @@ class Evidence:
                 plural |= {found} if kind == "size" and min(column) > 1 else set()
         names = ", ".join(f"n{k}" for k in range(len(fit.samples[0])))
         self._expected = eval(f"lambda {names}: ({''.join(text + ', ' for text in texts)})", {"sqrt": math.sqrt})
+        self._numbers = [
+            (node, known[(*map(type, column), *column)]) for (node, kind), *column in zip(owners, *facts, strict=True) if kind == "number"
+        ]
+        self._distinct = max(len(set(self._expected(*sizes))) for sizes in samples)
         self._read, self._wanted, self._plural = operator.itemgetter(*places), operator.itemgetter(*which), tuple(plural)
+
+    def trusted(self, key: Key) -> dict[fx.Node, Any] | None:
+        """The numbers of nodes at sizes of the domain at which nothing coincides: no size, stride or number is equal to one that is another expression. (At such sizes a slice may be all there is, a
+        tensor contiguous that is not elsewhere.)"""
+        expected = self._expected(*key)
+        if len(set(expected)) != self._distinct or any(expected[k] < 2 for k in self._plural):
+            return None
+        return {node: expected[which] for node, which in self._numbers if which is not None}
 
     def holds(self, key: Key, values: Values) -> bool:
         """Are all of them true?"""

@@ -31,11 +31,15 @@ Key = tuple[int, ...]
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Compiled]
 
 
+OF_FAMILIES = 1024  # instances that are a plan alone
+
+
 @dataclass(slots=True)
 class Instance:
     """What answers calls of one size. `used`: since the last one was dropped."""
 
     run: Compiled
+    compiled: bool  # not of a family
     used: bool = True
 
 
@@ -85,15 +89,15 @@ def run(*i):
         key = self.key(inputs)
         with self._lock:
             found = self.known.get(key)
-            if found is None and (run := self._made(key, inputs)) is not None:
-                self._make_room()
-                found = self.known[key] = Instance(run)
+            if found is None and (found := self._made(key, inputs)) is not None:
+                self._make_room(found.compiled)
+                self.known[key] = found
             return found
 
-    def _made(self, key: Key, inputs: Sequence[Any]) -> Compiled | None:
+    def _made(self, key: Key, inputs: Sequence[Any]) -> Instance | None:
         with timer("compile"), no_collection(), varying(True):
             if self.families is not None and (found := self.families.at(key, inputs)) is not None:
-                return found
+                return Instance(found, False)
             self.seen[key] += 1
             if len(self.seen) > PATIENCE:
                 del self.seen[next(iter(self.seen))]
@@ -105,18 +109,18 @@ def run(*i):
             values = self._values(key)
             if values is None:  # the program raises, or we cannot tell
                 self._tell(f"what it computes at the sizes {key} is not known")
-                return self.eager
+                return Instance(self.eager, False)
             if (
                 more
                 and self.families is not None
                 and self.families.add(key, inputs)
                 and (found := self.families.at(key, inputs)) is not None
             ):
-                return found
+                return Instance(found, False)
             gm = specialised(self.gm, values)
             gm.meta["magneto"]["name"] = "_".join(map(str, (self.name, *key)))
             counter("sizes_compiled")
-            return self._compile(gm, inputs)
+            return Instance(self._compile(gm, inputs), True)
 
     def _allowed(self) -> bool:
         if self.budget.allows():
@@ -133,15 +137,16 @@ def run(*i):
         counter("graphs_in_eager")
         log(1, lambda: f"{self.name} runs in eager: {reason}")
 
-    def _make_room(self) -> None:
-        """The oldest instance that has not been called since the last one was dropped makes room for one more."""
-        if len(self.known) < config.size_variants:
+    def _make_room(self, compiled: bool) -> None:
+        """The oldest instance of its kind that has not been called since the last one was dropped makes room for one more."""
+        peers = [key for key, one in self.known.items() if one.compiled is compiled]
+        if len(peers) < (config.size_variants if compiled else OF_FAMILIES):
             return
-        idle = next((key for key, one in self.known.items() if not one.used), None)
+        idle = next((key for key in peers if not self.known[key].used), None)
         if idle is None:
-            for one in self.known.values():
-                one.used = False
-        del self.known[idle if idle is not None else next(iter(self.known))]
+            for key in peers:
+                self.known[key].used = False
+        del self.known[peers[0] if idle is None else idle]
 
 
 def sized(gm: fx.GraphModule, inputs: Sequence[Any], compile: Compile, slow: bool, sampler: Sampler | None) -> Compiled:

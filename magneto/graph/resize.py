@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.base.flags import config
 from magneto.base.heard import taken
 from magneto.graph.fake import fake_call
 from magneto.graph.fallback import DataDependent
@@ -134,6 +135,41 @@ class Resizer:
         self.steps, self.decisions, self.grad_enabled = steps, decisions, grad_enabled
         self._found: OrderedDict[tuple[int, ...], dict[fx.Node, Any] | None] = OrderedDict()
         self._known: dict[tuple[int, ...], bool] = {}
+        self._trusted: list[Callable[[tuple[int, ...]], Mapping[fx.Node, Any] | None]] = []
+        self._forms: dict[Any, Form] = {step.node: step.target for step in steps if step.kind == "input" and step.target is not None}
+        self._numbers = [step for step in self.steps if step.kind == "number"]
+
+    def trust(self, expected: Callable[[tuple[int, ...]], Mapping[fx.Node, Any] | None]) -> None:
+        """For sizes at which `expected` gives something, the numbers of nodes, no tensor is propagated: only numbers are computed, and what the program decides by them."""
+        self._trusted.append(expected)
+
+    def trusts(self, sizes: tuple[int, ...]) -> bool:
+        """Whether these are such sizes, and belong to the graph."""
+        for expected in self._trusted:
+            if (found := expected(sizes)) is not None:
+                with suppress(Exception):
+                    return self._decided(sizes, found)
+        return False
+
+    def _decided(self, sizes: tuple[int, ...], expected: Mapping[fx.Node, Any]) -> bool:
+        values: dict[fx.Node, Any] = {}
+        forms = self._forms
+        for step in self._numbers:
+            of = step.args[0]
+            if isinstance(step.target, str) and of not in forms:
+                found = expected[step.node]
+            elif isinstance(step.target, str):
+                shape, strides = forms[of].at(sizes)
+                found = math.prod(shape) if step.target == "numel" else (shape if step.target == "size" else strides)[step.args[1]]
+            else:
+                found = step.target(*_read(step.args, values, []))
+            if type(found) is not step.val.type or expected.get(step.node, found) != found:
+                return False
+            values[step.node] = found
+        return all(
+            (values[node] == values[outcome]) if isinstance(outcome, fx.Node) else (bool(values[node]) is outcome)
+            for node, outcome in self.decisions
+        )
 
     def fits(self, sizes: tuple[int, ...]) -> bool:
         """Whether the graph is what the program computes with these sizes."""
@@ -141,7 +177,7 @@ class Resizer:
         if known is None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            known = self._known[sizes] = self.at(sizes) is not None
+            known = self._known[sizes] = (not config.verify and self.trusts(sizes)) or self.at(sizes) is not None
         return known
 
     def at(self, sizes: tuple[int, ...]) -> dict[fx.Node, Any] | None:

@@ -53,6 +53,12 @@ class Again:
             return None
         return values
 
+    def trust(self, expected: Any) -> None:
+        """It propagates at all sizes."""
+
+    def trusts(self, sizes: tuple[int, ...]) -> bool:
+        return False
+
     def value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         if (

@@ -1,0 +1,125 @@
+"""Programs whose sizes vary, compiled: values, aliases and exceptions as in eager at every size, with one capture and few families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magneto
+from magneto.base.events import counters, recording
+from magneto.base.flags import config
+from tests.compare import assert_equal, outcome
+
+
+def same_at(fn: Callable[..., Any], compiled: Any, *inputs: torch.Tensor, tolerance: float = 1e-4) -> None:
+    """Results, which of them share memory with an input, what is written; or the exception."""
+    ours, plain = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    (found, error), (wanted, eager) = outcome(compiled, (tuple(ours), {})), outcome(fn, (tuple(plain), {}))
+    assert (type(error), str(error)) == (type(eager), str(eager))
+    assert_equal((found, ours), (wanted, plain), tolerance)
+    if error is None:
+        for a, b in zip(found, wanted, strict=True):
+            if isinstance(a, torch.Tensor):
+                assert a.stride() == b.stride()
+                memory = [
+                    [x.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for x in of] for t, of in ((a, ours), (b, plain))
+                ]
+                assert memory[0] == memory[1]
+
+
+def counted(name: str) -> float:
+    return counters().get(name, 0)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(32), torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+        self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        b, n, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, n, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, 32))
+        return x + self.down(F.gelu(self.up(x))), x.mean(1)
+
+
+class Conv(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n, self.b = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 8, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.relu(self.b(F.relu(self.n(self.a(x))))).mean((2, 3)),)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_block_at_many_sizes(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "verify", checked)
+    block = Block().eval()
+    compiled = magneto.optimize("inductor")(block)
+    before = counted("sizes_compiled")
+    with torch.no_grad(), recording("graph") as graphs:
+        for b, n in ((2, 9), (3, 10), (2, 12), (4, 17), (2, 31), (2, 32), (5, 33), (3, 64), (7, 100), (2, 40), (6, 31), (1, 20), (2, 1)):
+            same_at(block, compiled, torch.randn(b, n, 32))
+    assert len(graphs) <= 7 and counted("sizes_compiled") - before <= 2
+
+
+def test_images_of_many_resolutions() -> None:
+    net = Conv().eval()
+    compiled = magneto.optimize("inductor")(net)
+    with torch.no_grad():
+        for b, h, w in ((2, 16, 16), (3, 18, 20), (4, 21, 25), (5, 33, 17), (1, 16, 16)):
+            same_at(net, compiled, torch.randn(b, 3, h, w))
+
+
+def test_a_slice_that_is_everything_at_one_size() -> None:
+    def cut(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[:, :45].contiguous(), x * 2
+
+    compiled = magneto.optimize("inductor", dynamic=True)(cut)
+    with torch.no_grad():
+        for n in (60, 61, 46, 45, 47, 44, 90, 45):
+            same_at(cut, compiled, torch.randn(3, n))
+
+
+def test_decisions_of_the_program() -> None:
+    def decides(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n = x.shape[0]
+        y = x * n if n > 50 else x / n
+        return (y + 1 if n % 7 == 3 else y, y.sum(0))
+
+    compiled = magneto.optimize("inductor", dynamic=True)(decides)
+    with torch.no_grad():
+        for n in (10, 11, 17, 24, 50, 51, 52, 59, 66, 10, 64, 2):
+            same_at(decides, compiled, torch.randn(n, 5))
+
+
+def test_sizes_at_which_the_program_fails() -> None:
+    def fails(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.narrow(0, 8, 4) * x.shape[0], x + 1)
+
+    compiled = magneto.optimize("inductor", dynamic=True)(fails)
+    with torch.no_grad():
+        for n in (20, 21, 12, 11, 22, 7, 11, 64):
+            same_at(fails, compiled, torch.randn(n, 5))
+
+
+def test_training_on_batches_of_any_size() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    compiled = magneto.optimize("inductor")(lambda x: net(x).square().mean())
+    for n in (4, 5, 6, 7, 8, 7, 8, 20, 21, 4, 20, 33):
+        x = torch.randn(n, 6)
+        losses, grads = [], []
+        for fn in (lambda x: net(x).square().mean(), compiled):
+            net.zero_grad()
+            loss = fn(x)
+            loss.backward()
+            losses.append(loss.detach())
+            grads.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+        torch.testing.assert_close(losses[0], losses[1])
+        torch.testing.assert_close(grads[0], grads[1])

@@ -364,6 +364,22 @@ def _agreed(val: Any) -> Any:
     return val
 
 
+def layouts(inputs: Sequence[tuple[Form, UnknownMeta]]) -> Callable[[Sequence[int]], bool]:
+    """Whether inputs of these forms are laid out at some sizes as capture took them to be: another layout may happen to have the same strides."""
+    known = [(form, meta, _agreed(meta)) for form, meta in inputs]
+
+    def hold(sizes: Sequence[int]) -> bool:
+        try:
+            for form, meta, facts in known:
+                shape, strides = form.at(sizes)
+                _checked(meta, meta.probes[0].with_(shape=shape, strides=strides), facts)  # type: ignore[union-attr]
+        except _Differs:
+            return False
+        return True
+
+    return hold
+
+
 def key_of_facts(facts: Any) -> Any:
     """These, where calls that agree in them may be taken for one. TypeError elsewhere."""
     if isinstance(facts, TensorMeta) or (isinstance(facts, tuple) and facts and facts[0] is UnknownMeta):
@@ -437,4 +453,4 @@ def resizer(
     return lambda: Resizer([step for step in steps if step.node in needed or kept(step.node)], decisions, grad_enabled)
 
 
-__all__ = ["UNKNOWN", "Form", "Resizer", "form_of", "probed", "resizer"]
+__all__ = ["UNKNOWN", "Form", "Resizer", "form_of", "layouts", "probed", "resizer"]

@@ -447,3 +447,11 @@ def test_sizes_that_depend_on_data_beside_sizes_that_vary():
         return z.sum(0), x.view(x.shape[0] * 6), (x > 0).nonzero().shape[0] + x.shape[0], y[: x.shape[0] - 1]
 
     assert count_of(f, [(marked(rows(n)),) for n in (4, 9, 7, 5, 2, 20)]) <= 2
+
+
+def test_another_layout_with_the_same_strides():
+    def f(x, y):
+        return (x * 2 if x.is_contiguous() else x - 1), y.shape if y.is_contiguous() else 0
+
+    calls = [(rows(10, 8)[:, :4], rows(12, 8)[:, :3]), (rows(6, 8), rows(9, 8)), (rows(5, 8)[:, :7], rows(6, 8)[:, :2])]
+    assert count_of(f, calls, dynamic=True) == 2

@@ -21,7 +21,7 @@ from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.tensors import dlpack_code
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES
 from magneto.graph import Sizes, TensorMeta, UnknownMeta, UnknownNumber
-from magneto.graph.resize import Form, Resizer, form_of, probed, resizer
+from magneto.graph.resize import Form, Resizer, form_of, layouts, probed, resizer
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.recorder import Recorder
@@ -65,6 +65,7 @@ class Varying:
         self.sizes = sizes
         self.symbols: dict[int, Symbol] = {}
         self.inputs: list[tuple[Source, Form]] = []
+        self.metas: list[UnknownMeta] = []  # of these
         self.decisions: dict[fx.Node, Any] = {}
         self.resizer: Resizer | None = None
         self.again = False
@@ -85,10 +86,12 @@ class Varying:
             return known
         found = [(self._symbol(meta.shape[d], bounds), d) for d, bounds in sorted(wanted.items())]
         form = form_of(meta.shape, meta.strides, {d: symbol.index for symbol, d in found})
+        made = probed(meta, form, [symbol.probes for symbol in self.symbols.values()])
         self.inputs.append((source, form))
+        self.metas.append(made)
         shape, strides = (tuple(None if term[1] else term[0] for term in terms) for terms in (form.shape, form.strides))
         open_row = TensorRow(row.cls, row.dtype, row.device, shape, strides, row.requires_grad, row.inference, row.lazy)
-        return probed(meta, form, [symbol.probes for symbol in self.symbols.values()]), open_row, found
+        return made, open_row, found
 
     def _symbol(self, size: int, bounds: Bounds) -> Symbol:
         found = self.symbols.get(size)
@@ -183,7 +186,9 @@ class Varying:
         self.resizer = graph
         bounds = tuple((symbol.low, symbol.high) for symbol in symbols)
         sources, forms = zip(*self.inputs, strict=True)
-        row = SizesRow(sources[1:], forms, bounds, used, graph.fits)
+        as_captured = layouts(list(zip(forms, self.metas, strict=True)))
+        fits = lambda sizes: as_captured(sizes) and graph.fits(tuple(sizes[symbol] for symbol in used))  # noqa: E731
+        row = SizesRow(sources[1:], forms, bounds, tuple(range(len(symbols))), fits)
         recorder.machine.guards.add(Row(Kind.SIZES, sources[0], row, *recorder.machine.read_at()))
 
     def told(self, placeholders: Sequence[fx.Node]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Families:
         samples: list[Any] = []
         nodes: dict[Key, Values] = {}
         found: Family | str = ""
-        for narrow in (False, True):
+        for narrow in (False, True)[: 2 if len(key) < 3 else 1]:  # with many sizes samples and attempts are many
             for sizes in probes(key, narrow):
                 if sizes in nodes:
                     continue

@@ -129,6 +129,8 @@ def bits(value: float) -> int:
 
 def _solved(columns: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> list[Fraction] | None:
     """The one combination of columns that is the wanted one; None where there is none, or more."""
+    if _contradicts(columns, wanted):
+        return None
     rows = [[Fraction(c[i]) for c in columns] + [Fraction(w)] for i, w in enumerate(wanted)]
     for k in range(len(columns)):
         pivot = next((i for i in range(k, len(rows)) if rows[i][k]), None)
@@ -142,6 +144,26 @@ def _solved(columns: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> list
     if any(row[-1] for row in rows[len(columns) :]):
         return None
     return [rows[k][-1] / rows[k][k] for k in range(len(columns))]
+
+
+PRIME = (1 << 61) - 1
+
+
+def _contradicts(columns: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> bool:
+    """Is there no such combination modulo a large prime? Then there is none with small denominators; most are told so by one row more than there are columns."""
+    basis: list[tuple[int, list[int]]] = []
+    for i, w in enumerate(wanted):
+        row = [*(c[i] % PRIME for c in columns), w % PRIME]
+        for k, own in basis:
+            if factor := row[k]:
+                row = [(a - factor * b) % PRIME for a, b in zip(row, own, strict=True)]
+        pivot = next((k for k in range(len(columns)) if row[k]), None)
+        if pivot is not None:
+            inverse = pow(row[pivot], -1, PRIME)
+            basis.append((pivot, [a * inverse % PRIME for a in row]))
+        elif row[-1]:
+            return True
+    return False
 
 
 def _whole(powers: Sequence[tuple[int, ...]], coefficients: Sequence[Fraction]) -> Polynomial | None:

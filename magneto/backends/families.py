@@ -1,7 +1,8 @@
 """Plans of a graph for further sizes, which follow from what it is compiled to at some (inductor/family.py), and the evidence that they are those of the graph.
 
 At some sizes the graph goes through the compiler as data: nothing is built for them. What the compiler makes of it is a family, and so is what the graph's nodes are: shapes, strides, offsets and numbers are
-expressions of the sizes, true of all samples. At each size that comes, what the nodes are is computed by torch's rules and compared with these expressions: only where all are true does the family answer.
+expressions of the sizes, true of all samples. At a size of the family's domain at which none of these numbers coincide the family answers; at
+others what the nodes are is computed by torch's rules and compared with these expressions, and it answers where all are true.
 """
 
 from __future__ import annotations
@@ -195,8 +196,9 @@ class Evidence:
     def __init__(self, gm: fx.GraphModule, samples: Mapping[Key, Values]) -> None:
         from magneto.inductor.fit import Fit
 
-        self.nodes = [node for node in gm.graph.nodes if node.op != "output"]
-        first = next(iter(samples.values()))
+        first, graph = next(iter(samples.values())), set(gm.graph.nodes)
+        # with numbers that the program has decided by and nothing else reads: the graph has lost them
+        self.nodes = [node for node in first if node.op != "output" and (node in graph or isinstance(first[node], (int, float)))]
         owners = [(node, kind) for node in self.nodes for kind in _kinds(first[node])]
         facts = [facts_of(self.nodes, values) for values in samples.values()]
         self.many = len(owners)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import magneto
 from magneto.base.events import counters, recording
 from magneto.base.flags import config
+from magneto.graph.resize import Resizer
 from tests.compare import assert_equal, outcome
 
 
@@ -97,6 +98,32 @@ def test_decisions_of_the_program() -> None:
     with torch.no_grad():
         for n in (10, 11, 17, 24, 50, 51, 52, 59, 66, 10, 64, 2):
             same_at(decides, compiled, torch.randn(n, 5))
+
+
+def test_a_new_size_of_a_family_asks_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed again is what the program decides by, sizes of intermediate tensors that the graph has no use for among it."""
+
+    def masked(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.cat((x, x.new_ones(3, 4)))
+        if y.shape[0] > 12 and y.shape[0] % 5 != 4:
+            y = y.softmax(0)
+        return (y.relu() + 1, x.sum(0))
+
+    asked: list[tuple[int, ...]] = []
+    run = Resizer._run
+    monkeypatch.setattr(Resizer, "_run", lambda self, sizes: (asked.append(sizes), run(self, sizes))[1])
+    monkeypatch.setattr(config, "verify", False)
+    compiled = magneto.optimize("inductor", dynamic=True)(masked)
+    with torch.no_grad():
+        for n in (20, 23):
+            same_at(masked, compiled, torch.randn(n, 4))
+        families, known = counted("families"), len(asked)
+        for n in (22, 25, 24, 17, 19):
+            same_at(masked, compiled, torch.randn(n, 4))
+        assert families == 1 and len(asked) == known
+        for n in (21, 26, 9, 5):  # 24 and 29 leave 4 behind, 12 and 8 are too few
+            same_at(masked, compiled, torch.randn(n, 4))
+        assert len(asked) > known
 
 
 def test_sizes_at_which_the_program_fails() -> None:

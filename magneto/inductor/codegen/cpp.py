@@ -293,10 +293,10 @@ class Writer:
             inner = self._loop(dims, position + 1, fill, bounds)
         self.emitter.pop()
         start, stop = bounds.get(position, ("0", str(dim.size)))
-        if self.nest.tiled and not last:
+        if self.nest.tiled and position == len(dims) - 2:
             across = bounds.get(position + 1, ("0", str(dims[position + 1].size)))
             return self._tile(name, (start, stop), across, [*scope.lines, *inner])
-        if self.nest.tiled:
+        if self.nest.tiled and last and position:
             start, stop = "vlo", "vhi"
         if last:
             return fill.wrap(name, start, stop, dim.size, scope)
@@ -339,7 +339,7 @@ class Writer:
 
     def _turned(self) -> list[str]:
         """Squares read along the dimension in which memory is contiguous, for the loads that jump along the vector loop."""
-        other, vector = self.nest.inner
+        other, vector = self.nest.inner[-2:]
         lines = []
         for load, array in self.turned.items():
             kind = memory_type(load.dtype)
@@ -391,7 +391,7 @@ class Writer:
 
     def _jumps(self, load: Load) -> bool:
         """Is a load of memory contiguous along the other loop of the squares and not along the vector loop?"""
-        other, vector = self.nest.inner
+        other, vector = self.nest.inner[-2:]
         if load.buffer in self.members or any(isinstance(s, Indirect) for s in load.index.free):
             return False
         return stride_along(load.index, other.sym) == 1 and (stride_along(load.index, vector.sym) or 0) >= 8
@@ -405,12 +405,17 @@ class Writer:
             return stores
         fill = Fill(self, stores=members)
         bounds = {self.nest.inner.index(self.nest.cut): ("lo", "hi")} if self.nest.chunk and self.nest.cut is not None else {}
+        self._turn()
+        return self.loops(self.nest.inner, fill, bounds)
+
+    def _turn(self) -> None:
+        """Loads that jump are answered by squares of their memory, turned."""
         if self.nest.tiled:
             jumping = dict.fromkeys(load for m in self.kernel.members for load in plain_loads(m.body) if self._jumps(load))
             self.turned = {load: self.emitter.fresh("w") for load in jumping}
-            place = f"(j0 - tlo) * {TILE} + j1 - vlo"
+            last = len(self.nest.inner) - 1
+            place = f"(j{last - 1} - tlo) * {TILE} + j{last} - vlo"
             self.emitter.local.update({load: from_memory(f"{array}[{place}]", load.dtype) for load, array in self.turned.items()})
-        return self.loops(self.nest.inner, fill, bounds)
 
     # ---- reductions along the row ------------------------------------------------------------------------------------------
 
@@ -470,6 +475,7 @@ class Writer:
         vector = self.nest.inner[-1]
         block = self.nest.cut_in[0]
         results: dict[str, tuple[str, torch.dtype]] = {}
+        self._turn()
         for number, current in enumerate(self._passes()):
             rows = [m for m in self.kernel.members if not m.full and m.name in self.kernel.stored and self.stages[m.name] == number]
             for dims, stores, members, keeps in (

@@ -4,7 +4,7 @@ A `Nest` is: one parallel loop over `outer` (flattened), inside it the `inner` l
 
 - *inner* mode: outer = rows, inner = cols. The vector walks along the row.
 - *outer* mode: the dimension with stride 1 is a row dimension (sums over the slow dimension). It becomes the vectorised loop inside the
-  cols, in blocks of `block` accumulators.
+  cols, in blocks of `block` accumulators; with the last col loop in squares where other memory is contiguous along that.
 - *split* mode: few, long rows. The first col loop is cut into chunks, which threads fold on their own; the partial results are folded last.
 """
 
@@ -129,13 +129,15 @@ def nest_of(kernel: FusedKernel) -> Nest:
     if any(m.down for m in kernel.members):
         return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1, any=_any("0"))
     vector_row = _vector_row(kernel)
-    if vector_row is not None and parallel and (down := _downwards(kernel)) is not None:
-        return down
     if vector_row is not None:
+        turned = _turned_col(kernel, vector_row)
+        if turned is None and parallel and (down := _downwards(kernel)) is not None:
+            return down
         others = tuple(d for d in kernel.rows if d is not vector_row)
-        inner = (vector_row,) if not kernel.cols else (*kernel.cols, vector_row)
-        block = f"mg_min({BLOCK}, {vector_row.size})"
-        return Nest(kernel, "outer", others, inner, min(BLOCK, vector_row.size), parallel, any=_any(block))
+        cols = kernel.cols if turned is None else (*(d for d in kernel.cols if d is not turned), turned)
+        wide = BLOCK if turned is None else TILE
+        block = _any(f"mg_min({wide}, {vector_row.size})")
+        return Nest(kernel, "outer", others, (*cols, vector_row), min(wide, vector_row.size), parallel, turned is not None, any=block)
     if parallel and (rows < 8 if not any_size() else rows == 1) and _can_split(kernel):
         first = kernel.cols[0]
         rest = prod(d.size for d in kernel.cols[1:])
@@ -302,6 +304,13 @@ def _vector_row(kernel: FusedKernel) -> Dim | None:
     if not contiguous or any(linear.get(d.sym) == 1 for d in kernel.cols) or contiguous[0].size < 4:
         return None
     return contiguous[0]
+
+
+def _turned_col(kernel: FusedKernel, vector: Dim) -> Dim | None:
+    """The col dimension along which some load is contiguous that jumps along the vector loop over rows. Where places are found they are looked at in their order."""
+    turned = _other_contiguous(kernel, (*kernel.cols, vector))
+    ordered = any(m.kind in ("argmax", "argmin") for m in kernel.members)
+    return None if turned is None or (ordered and turned is not kernel.cols[-1]) else turned
 
 
 def _merged(kernel: FusedKernel) -> FusedKernel:

@@ -50,6 +50,32 @@ def test_two_transposed_operands_have_a_square_each() -> None:
     assert texts(g).count("mg_tile_u32(") == 1  # the other one is contiguous along no dimension
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize(
+    ("shape", "perm", "dims"),
+    [
+        ((131, 253), (1, 0), (0,)),
+        ((9, 300), (1, 0), (0,)),
+        ((5, 131, 67), (0, 2, 1), (1,)),
+        ((3, 16, 17, 19), (0, 2, 3, 1), (0, 2)),
+        ((3, 70, 9, 8), (0, 2, 3, 1), (0, 1, 2)),
+        ((40, 3, 50), (2, 1, 0), (0, 1)),  # the second operand is contiguous along the slower of the two
+    ],
+)
+def test_squares_are_turned_for_sums(dtype: torch.dtype, shape: tuple[int, ...], perm: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    """Sums lie side by side in the first operand's memory; the second one is contiguous along what is added up. The second walk reads both again."""
+    g = Graph()
+    x = g.input(numbers(tuple(shape[p] for p in perm), torch.int64).fmod(5).to(dtype))
+    z = g.mul(x, g.transpose(g.input(numbers(shape, torch.int64).fmod(7).to(dtype)), perm))
+    most = g.amax(z, dims)
+    kept = [d for d in range(len(perm)) if d not in dims]
+    near = g.sub(z, g.broadcast_in_dim(most, [g.inputs[0].shape[d] for d in range(len(perm))], kept))
+    g.output(most, g.sum(near, dims), *([g.argmax(z, dims[0])] if len(dims) == 1 else []))
+    text = texts(g)
+    assert text.count("mg_tile_") >= 2 and not re.search(r"p1\[[^]]*\d \* j", text)  # nothing jumps along the vector loop
+    check_compiled(g, 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
 @pytest.mark.parametrize("shape", [(300, 5), (7, 1025), (3, 40, 70)])
 def test_searches_of_rows_side_by_side(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -229,7 +229,9 @@ class Lowering:
         points = point_count(getattr(val, "shape", boxes[0].shape))
         for box in boxes:
             root = box.root
-            if not isinstance(root, Computed) or not root.reads <= self.steady or SAVED * point_count(root.shape) > points:
+            if not isinstance(root, Computed) or not root.reads <= self.steady:
+                continue
+            if (2 if root.heavy and not self.on_gpu else SAVED) * point_count(root.shape) > points:
                 continue
             if root.ops >= (TABLE if not root.reads else WORTH_KEEPING) or root.heavy:
                 self.realise(root)

@@ -82,6 +82,10 @@ def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
 
 
 def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_map: Callable[[Index], Index]) -> Box:
+    for index in indices:
+        root, reused = index.root, 2 * point_count(index.root.shape) <= point_count(val.shape)
+        if isinstance(root, Computed) and root.heavy and not root.reads and reused and not low.on_gpu:
+            low.realise(root)  # a table made with logarithms (relative positions): once, not for each row and in each walk
     if not any(index.reads for index in indices):
         return View(x, index_map, tuple(val.shape), tuple(val.strides))
     if FEW * point_count(val.shape) > point_count(x.root.shape):

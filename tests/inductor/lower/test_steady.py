@@ -74,6 +74,38 @@ def test_tables_of_constants_and_weights(dtype: torch.dtype) -> None:
             model.place.add_(1).remainder_(20)  # type: ignore[operator, union-attr]
 
 
+class Bucketed(nn.Module):
+    """T5's bias: a weight looked up by the logarithm of a distance, for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(x.shape[-1])
+        far = (place[None] - place[:, None]).abs()
+        bucket = (torch.log(far.float() + 1) * 3).long().clamp(max=15)
+        return (x + self.table(bucket).permute(2, 0, 1)).softmax(-1)
+
+
+def test_a_table_of_logarithms_is_made_once() -> None:
+    torch.manual_seed(0)
+    model, x = Bucketed().eval(), torch.randn(2, 8, 40, 40)
+    compiled = magneto.compile(model)
+    (code,) = plans_of(compiled, x)
+    names = [instruction[0] for instruction in code.instructions]
+    assert code.kept_bytes >= 40 * 40 * 8  # the buckets
+    assert "KERNEL" in names[: names.index("KEPT")]
+    (early,) = [text for text in magneto.inspect(compiled).kernels if "mg_log_f32(" in text]
+    assert early.count("mg_log_f32(") == 1 and "exp" not in early[early.index("{") :]
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x))
+            model.table.weight.mul_(2)
+    got, want = (torch.autograd.grad(fn(x).square().sum(), model.table.weight)[0] for fn in (compiled, model))
+    torch.testing.assert_close(got, want)
+
+
 def test_gradients_are_eagers() -> None:
     torch.manual_seed(0)
     model, x = Windowed(), torch.randn(60, 3, 36)

@@ -227,7 +227,7 @@ def test_one_size_after_the_other(program: Many, tmp_path: Path, monkeypatch: py
     made = []
     for process in range(2):
         magneto.reset()
-        ours = magneto.compile(program)
+        ours = magneto.compile(program, dynamic=False)  # each size for itself
         for x in xs:
             for _ in range(2):  # the fourth size and those behind it are compiled at their second call
                 for got, want in zip(ours([x]), program([x]), strict=True):
@@ -277,7 +277,7 @@ def test_what_kernels_pass_fits_the_unit_that_they_name(tmp_path: Path, monkeypa
         if process:
             shutil.copytree(tmp_path / str(process - 1), config.cache_dir)
         before = dict(counters())
-        ours = magneto.compile(norms)
+        ours = magneto.compile(norms, dynamic=False)
         for x in (x for x in xs if x.shape[0] in sizes):
             torch.testing.assert_close(ours([x]), norms([x]), rtol=2e-5, atol=2e-5)
         made, numbers = (counters().get(name, 0) - before.get(name, 0) for name in ("kernels_compiled", "kernels_by_numbers"))

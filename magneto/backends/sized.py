@@ -32,15 +32,18 @@ Compile = Callable[[fx.GraphModule, Sequence[Any]], Compiled]
 
 
 OF_FAMILIES = 1024  # instances that are a plan alone
+OFTEN = 64  # calls, until a size of a family has kernels made for it,
+STAY = 4  # as so many sizes may
 
 
 @dataclass(slots=True)
 class Instance:
-    """What answers calls of one size. `used`: since the last one was dropped."""
+    """What answers calls of one size. `used`: since the last one was dropped. `calls`: that found it."""
 
     run: Compiled
     compiled: bool  # not of a family
     used: bool = True
+    calls: int = 0
 
 
 def varying_sizes(gm: fx.GraphModule) -> tuple[tuple[int, int, int], ...]:
@@ -63,6 +66,7 @@ class Sized:
         self._values = meta["resizer"].at
         self._compile, self._slow = compile, slow
         self._told = False
+        self.stayed = 0
         self._lock = threading.RLock()
         first = {symbol: (index, dim) for index, dim, symbol in reversed(varying_sizes(gm))}
         read = "".join(f"i[{index}].shape[{dim}], " for _, (index, dim) in sorted(first.items()))
@@ -73,9 +77,12 @@ def run(*i):
     if found is None:
         return miss(i)
     found.used = True
+    found.calls += 1
+    if found.calls == {OFTEN}:
+        stays(i)
     return found.run(*i)
 """
-        made = compile_source(f"sizes of {self.name}", text, {"get": self.known.get, "miss": self.miss})
+        made = compile_source(f"sizes of {self.name}", text, {"get": self.known.get, "miss": self.miss, "stays": self.stays})
         self.run: Compiled = made["run"]
         self.key: Callable[[Sequence[Any]], Key] = made["key"]
 
@@ -106,21 +113,38 @@ def run(*i):
             if once or not ((more and not self.known) or self._allowed()):  # the first family is what such a graph is captured for
                 counter("sizes_in_eager")
                 return None
-            values = self._values(key)
-            if values is None:  # the program raises, or we cannot tell
+            added = more and self.families is not None and self._values(key) is not None and self.families.add(key, inputs)
+            if added and self.families is not None and (found := self.families.at(key, inputs)) is not None:
+                return Instance(found, False)
+            if (made := self._compiled(key, inputs)) is None:
                 self._tell(f"what it computes at the sizes {key} is not known")
                 return Instance(self.eager, False)
-            if (
-                more
-                and self.families is not None
-                and self.families.add(key, inputs)
-                and (found := self.families.at(key, inputs)) is not None
-            ):
-                return Instance(found, False)
-            gm = specialised(self.gm, values)
-            gm.meta["magneto"]["name"] = "_".join(map(str, (self.name, *key)))
-            counter("sizes_compiled")
-            return Instance(self._compile(gm, inputs), True)
+            return made
+
+    def stays(self, inputs: Sequence[Any]) -> None:
+        """A size that comes often is compiled for itself: kernels that know their sizes are faster, and weights are packed."""
+        key = self.key(inputs)
+        with self._lock:
+            found = self.known.get(key)
+            if found is None or found.compiled or found.run is self.eager or self.stayed >= STAY:
+                return
+            if not self.budget.allows():
+                found.calls = 0
+                return
+            self.stayed += 1
+            with timer("compile"), no_collection(), varying(True):
+                if (made := self._compiled(key, inputs)) is not None:
+                    self._make_room(True)
+                    self.known[key] = made
+
+    def _compiled(self, key: Key, inputs: Sequence[Any]) -> Instance | None:
+        values = self._values(key)
+        if values is None:  # the program raises, or we cannot tell
+            return None
+        gm = specialised(self.gm, values)
+        gm.meta["magneto"]["name"] = "_".join(map(str, (self.name, *key)))
+        counter("sizes_compiled")
+        return Instance(self._compile(gm, inputs), True)
 
     def _allowed(self) -> bool:
         if self.budget.allows():

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import magneto
+from magneto.backends.sized import OFTEN, STAY
 from magneto.base.events import counters, recording
 from magneto.base.flags import config
 from magneto.graph.resize import Resizer
@@ -124,6 +125,21 @@ def test_a_new_size_of_a_family_asks_no_rules(monkeypatch: pytest.MonkeyPatch) -
         for n in (21, 26, 9, 5):  # 24 and 29 leave 4 behind, 12 and 8 are too few
             same_at(masked, compiled, torch.randn(n, 4))
         assert len(asked) > known
+
+
+def test_a_size_that_stays_is_compiled_for_itself() -> None:
+    block = Block().eval()
+    compiled = magneto.optimize("inductor", dynamic=True)(block)
+    with torch.no_grad():
+        for n in (10, 11, 13):
+            same_at(block, compiled, torch.randn(2, n, 32))
+        before = counted("sizes_compiled")
+        for n in (13, 14, 15, 16, 17, 18):
+            x = torch.randn(2, n, 32)
+            for _ in range(OFTEN + 3):
+                compiled(x)
+            same_at(block, compiled, x)
+    assert counted("sizes_compiled") - before == STAY and counted("graphs_in_eager") == 0
 
 
 def test_sizes_at_which_the_program_fails() -> None:

@@ -7,10 +7,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.source import Held, Source, may_die
-from magneto.graph.resize import Form
+
+if TYPE_CHECKING:  # rows are read without torch
+    from magneto.graph.resize import Form
 
 
 class Kind(Enum):

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import gcd
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from magneto.inductor.runtime.plan_code import PlanCode, show_plan
 
 Compiled = Callable[..., Sequence[Any]]
 
+DRAWN: Any = torch.ops.aten.native_dropout.default
+AT_ONCE = 16  # bytes that a thread of the library's dropout reads at once
 ARENAS_KEPT = 1 << 30  # bytes that all plans together keep between calls; beyond it the oldest plans give theirs back
 
 
@@ -55,7 +58,7 @@ def plainly(graph: fx.Graph, name: str, written: Mapping[int, int]) -> Callable[
     """Given the outputs that are to be written into inputs: the graph operation by operation."""
 
     def writing(done: frozenset[int]) -> Compiled:
-        made = cache(lambda: without_grad(as_function(graph, name)))
+        made = cache(lambda: without_grad(as_function(_drawing(graph), name)))
 
         def run(*inputs: Any) -> Sequence[Any]:
             found = list(made()(*inputs))
@@ -67,6 +70,30 @@ def plainly(graph: fx.Graph, name: str, written: Mapping[int, int]) -> Callable[
         return run
 
     return writing
+
+
+def _drawing(graph: fx.Graph) -> fx.Graph:
+    """The graph with dropouts that draw as for memory of their own, where the graph has become another one whose views begin elsewhere."""
+    if not any(_draws_afresh(node) for node in graph.nodes):
+        return graph
+    made = fx.Graph(graph.owning_module)
+    env: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        env[node] = made.node_copy(node, env.__getitem__)
+        if _draws_afresh(node):
+            env[node].target = _dropout_of_its_own
+    return made
+
+
+def _draws_afresh(node: fx.Node) -> bool:
+    """The trace gives `train` by place where eager's argument begins at a multiple of what a thread reads at once (aot_autograd/special.py)."""
+    return node.target is DRAWN and len(node.args) == 3
+
+
+def _dropout_of_its_own(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.data_ptr() % gcd(x.numel() * x.itemsize, AT_ONCE):
+        x = x.clone()
+    return DRAWN(x, p, train)  # type: ignore[no-any-return]
 
 
 def foreign_device(graph: fx.Graph) -> str | None:

@@ -27,6 +27,7 @@ from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.philox import advance_of, limit_of, threads_of, vector_of, word_of
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.lower.dropout import DROPOUT
+from magneto.inductor.recall import plainly
 from magneto.prims import prims
 from magneto.prims.decompose import decompose
 from tests.aot_autograd.capture import capture
@@ -243,6 +244,7 @@ def written(x: torch.Tensor) -> torch.Tensor:
 PLACES: dict[str, Any] = {
     "written in part": written_in_part,
     "written through a view": written_through_a_view,
+    "a part of what was written twice": lambda x: (y := x * 2, y[1:].relu_(), draw(y[1:].relu_()), draw(y[4:8]), draw(x[:8].clone()))[2:],
     "a copy of an input": lambda x: draw(x.clone()) + draw(torch.empty_like(x).copy_(x)),
     "a copy of a part": lambda x: (draw(x[1:9].clone()), draw((x * 2)[2:10].clone())),
     "a copy of what was written in part": lambda x: draw(torch.empty_like(part := (x * 2)[1:9]).copy_(written(part))),
@@ -262,15 +264,20 @@ def test_the_library_draws_for_memory_that_begins_as_in_eager(name: str, shift: 
     functional = trace(gm, [x.clone()]).graph  # where an input begins may differ from call to call
     graph = decompose(functional)
     program = lower_graph(graph, on_gpu=True)
-    runs = [lambda: PLACES[name](x), lambda: as_function(functional)(x), lambda: run_program(program, x)]
+    runs = [
+        lambda: PLACES[name](x),
+        lambda: as_function(functional)(x),
+        lambda: plainly(graph, "g", {})(frozenset())(x),
+        lambda: run_program(program, x),
+    ]
     found = []
     for run in runs:
         with Begins() as begins:
             run()
         found.append(begins.seen)
-    assert found[0] and found[1] == found[0]
+    assert found[0] and found[1] == found[2] == found[0]
     if shift == 0 or not draws.aligned(graph):
-        assert found[2] == found[0]
+        assert found[3] == found[0]
     assert draws.aligned(graph) == (0,) * ("view of an input" in name)
     if shift == 0:
         assert all(draws._is_ours(n) == n.args[0].meta["val"].is_contiguous() for n in graph.nodes if n.target is draws.DRAWN)

@@ -27,7 +27,9 @@ def check(fn: Callable[[], None]) -> Callable[[], None]:
     return fn
 
 
-def run_both(make: Callable[[], Callable[..., list[torch.Tensor]]], given: list[torch.Tensor], calls: int = 7, refused: str | None = None) -> list[str]:
+def run_both(
+    make: Callable[[], Callable[..., list[torch.Tensor]]], given: list[torch.Tensor], calls: int = 7, refused: str | None = None
+) -> list[str]:
     """Bits and generator after each call, of a function whose other operations are exact; the text of the kernels. `refused`: why the graph runs in eager."""
     found: list[list[torch.Tensor]] = [[], []]
     for ours, kept in enumerate(found):

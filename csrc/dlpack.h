@@ -44,11 +44,22 @@ typedef struct mg_dlpack_header {
     struct mg_dlpack_header *prev_api; /* an older API, or NULL */
 } mg_dlpack_header;
 
+/* A tensor with an owner. */
+typedef struct mg_dlmanaged {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void *context;
+    void (*deleter)(struct mg_dlmanaged *self);
+    uint64_t flags;
+    mg_dltensor tensor;
+} mg_dlmanaged;
+
 typedef struct {
     mg_dlpack_header header;
     void *managed_tensor_allocator;
     void *managed_tensor_from_py_object_no_sync;
-    void *managed_tensor_to_py_object_no_sync;
+    int (*to_py_object)(mg_dlmanaged *tensor, void **out); /* takes the tensor; 0, or -1 with a Python exception set; may be NULL */
     int (*view_of)(void *py_object, mg_dltensor *out); /* 0, or -1 with a Python exception set; may be NULL */
     int (*current_work_stream)(int32_t device_type, int32_t device_id, void **out);
 } mg_dlpack_api;

@@ -45,6 +45,7 @@ int mg_callable_init(PyObject *module);
 __attribute__((weak)) int mg_guards_init(PyObject *module);
 __attribute__((weak)) int mg_plan_init(PyObject *module);
 int mg_pages_init(PyObject *module);
+__attribute__((weak)) int mg_blocks_init(PyObject *module);
 __attribute__((weak)) int mg_launch_init(PyObject *module);
 
 #endif

@@ -15,7 +15,7 @@ PyInit__C(void)
 {
     init_function inits[] = {mg_guards_init, mg_plan_init,   mg_resume_init,   mg_state_init,     mg_frame_init,
                              mg_entry_init,  mg_region_init, mg_activate_init, mg_eval_frame_init, mg_callable_init,
-                             mg_pages_init,  mg_launch_init};
+                             mg_pages_init,  mg_launch_init,   mg_blocks_init};
     PyObject *module = PyModule_Create(&module_def);
     if (module == NULL) {
         return NULL;

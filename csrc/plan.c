@@ -4,7 +4,8 @@
  * instructions define. The program is data made by `magneto/inductor/codegen/plan.py`:
  *
  *   ("CONST",  dst, object)                          once, when the plan is built
- *   ("ALLOC",  dst, callable, args, kwargs, keep)    callable(*args, **kwargs) with constant arguments
+ *   ("ALLOC",  dst, callable, args, kwargs, keep)    callable(*args, **kwargs) with constant arguments; a tensor of the CPU that is large lies in memory of
+ *                                                    earlier ones from the second call on, unless it is kept (blocks.c)
  *   ("VIEW",   dst, src, callable, args, keep)       callable(src, *args)
  *   ("KERNEL", address, registers, release_gil)      int f(void *const *data): pointers of the registers' tensors; the result
  *                                                    is 0, or has bits 1 (index out of range), 2 (integer division by zero), 4 (invalid.py)
@@ -190,12 +191,39 @@ plan_pointer(Workspace *ws, int reg, void **out)
     return 0;
 }
 
+/* What the tensor of an ALLOC is like, to make further ones on blocks. */
+static void
+learn_block(PlanInstr *in, PyObject *tensor)
+{
+    mg_dltensor view;
+    in->slot = BLOCK_NEVER;
+    if (dlpack == NULL || dlpack->to_py_object == NULL) return;
+    if (dlpack->view_of(tensor, &view) < 0) {
+        PyErr_Clear();
+        return;
+    }
+    int64_t bytes = view.device.device_type == MG_DL_CPU && view.ndim > 0 && view.strides != NULL ? mg_block_extent(&view) : 0;
+    if (bytes < MG_BLOCK_WORTH || (in->layout = PyMem_Malloc((2 * (size_t)view.ndim + 1) * sizeof(int64_t))) == NULL) return;
+    in->n = view.ndim;
+    in->src = (int)MG_DTYPE_KEY(view.dtype);
+    memcpy(in->layout, view.shape, (size_t)in->n * sizeof(int64_t));
+    memcpy(in->layout + in->n, view.strides, (size_t)in->n * sizeof(int64_t));
+    in->layout[2 * in->n] = bytes;
+    in->slot = BLOCK_TAKE;
+}
+
 static int
-run_alloc(const PlanInstr *in, Workspace *ws)
+run_alloc(PlanInstr *in, Workspace *ws)
 {
     if (in->flag && ws->regs[in->dst] != NULL) return 0;
-    PyObject *value = PyObject_Call(in->callable, in->args, in->kwargs);
-    if (value == NULL) return -1;
+    PyObject *value = NULL;
+    if (in->slot == BLOCK_TAKE) {
+        mg_dldtype type = {(uint8_t)in->src, (uint8_t)(in->src >> 8), (uint16_t)(in->src >> 16)};
+        mg_dltensor like = {.device = {MG_DL_CPU, 0}, .ndim = in->n, .dtype = type, .shape = in->layout, .strides = in->layout + in->n};
+        value = mg_block_tensor(dlpack, &like, in->layout[2 * in->n]);
+    }
+    if (value == NULL && (value = PyObject_Call(in->callable, in->args, in->kwargs)) == NULL) return -1;
+    if (in->slot == BLOCK_ASK) learn_block(in, value);
     plan_set(ws, in->dst, value);
     return 0;
 }
@@ -433,7 +461,7 @@ run_keep(const PlanInstr *in, Workspace *ws, void **pointers)
 static int
 plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
 {
-    for (const PlanInstr *in = plan->code, *end = in + plan->n_code; in < end; in++) {
+    for (PlanInstr *in = plan->code, *end = in + plan->n_code; in < end; in++) {
         int failed = 0;
         switch (in->op) {
         case OP_TABLE:
@@ -552,11 +580,11 @@ plan_consume(PyObject *self, PyObject *list)
 static PyObject *
 plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"instructions", "n_registers", "n_inputs", "output_registers", "no_grad", NULL};
+    static char *names[] = {"instructions", "n_registers", "n_inputs", "output_registers", "no_grad", "recycle", NULL};
     PyObject *instructions, *outputs;
-    int n_registers, n_inputs, no_grad = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!|p", names, &PyTuple_Type, &instructions, &n_registers, &n_inputs,
-                                     &PyTuple_Type, &outputs, &no_grad)) return NULL;
+    int n_registers, n_inputs, no_grad = 1, recycle = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!|pp", names, &PyTuple_Type, &instructions, &n_registers, &n_inputs,
+                                     &PyTuple_Type, &outputs, &no_grad, &recycle)) return NULL;
     if (n_inputs < 0 || n_registers < n_inputs) {
         PyErr_SetString(PyExc_ValueError, "a plan has at least as many registers as inputs");
         return NULL;
@@ -568,6 +596,7 @@ plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     plan->n_registers = n_registers;
     plan->n_inputs = n_inputs;
     plan->no_grad = no_grad;
+    plan->recycle = recycle;
     plan->source = Py_NewRef(instructions);
     plan->constants = PyList_New(0);
     plan->code = PyMem_Calloc((size_t)PyTuple_GET_SIZE(instructions) + 1, sizeof(PlanInstr));
@@ -679,7 +708,7 @@ static PyGetSetDef plan_getset[] = {
 static PyTypeObject Plan_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "magneto._C.Plan",
-    .tp_doc = "Plan(instructions, n_registers, n_inputs, output_registers, no_grad=True): plan(*inputs) -> tuple",
+    .tp_doc = "Plan(instructions, n_registers, n_inputs, output_registers, no_grad=True, recycle=True): plan(*inputs) -> tuple",
     .tp_basicsize = sizeof(PlanObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(PlanObject, vectorcall),

@@ -3,6 +3,7 @@
 #define MAGNETO_PLAN_H
 
 #include "magneto.h"
+#include "blocks.h"
 #include "digest.h"
 #include "dlpack.h"
 #include "pages.h"
@@ -13,12 +14,12 @@ typedef int (*PlanTable)(void *const *data, const int64_t *work);
 
 typedef struct {
     PlanOp op;
-    int dst, src;
-    int n;             /* number of registers */
+    int dst, src;      /* ALLOC: `src` is the tensor's type, as MG_DTYPE_KEY */
+    int n;             /* number of registers; ALLOC: of dimensions */
     int flag;          /* keep, or release_gil */
-    int slot;          /* kept VIEW: index into the workspace's remembered sources */
+    int slot;          /* kept VIEW: index into the workspace's remembered sources; ALLOC: see BLOCK_* */
     int *regs;         /* owned */
-    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides; TABLE: work; KEEP: bytes */
+    int64_t *layout;   /* owned; LAYOUT: n sizes, then n strides; TABLE: work; KEEP: bytes; ALLOC on a block: n sizes, n strides, bytes */
     PlanKernel kernel;
     PyObject *callable, *args, *kwargs; /* owned; kwargs is a dict (ALLOC) or a tuple of names (CALL) */
 } PlanInstr;
@@ -50,7 +51,7 @@ typedef struct {
     vectorcallfunc vectorcall;
     PlanInstr *code;
     Py_ssize_t n_code;
-    int n_registers, n_inputs, n_outputs, n_views, max_regs, no_grad;
+    int n_registers, n_inputs, n_outputs, n_views, max_regs, no_grad, recycle;
     int *outputs;
     int *view_regs;       /* per kept view of an input or temporary: its register */
     int *first_view;      /* per input: its first kept view, or -1 */
@@ -68,6 +69,7 @@ typedef struct {
 
 enum { REG_TEMP = 0, REG_INPUT = 1, REG_CONST = 2, REG_KEPT = 3 };
 enum { VIEW_NEW = 0, VIEW_KEPT = 1, VIEW_ONCE = 2 }; /* PlanInstr.flag of a VIEW */
+enum { BLOCK_NEVER = 0, BLOCK_ASK = 1, BLOCK_TAKE = 2 }; /* PlanInstr.slot of an ALLOC: is its memory a recycled block? */
 
 /* plan.c. The address of the first element of a tensor: 0, or -1 with an exception. torch's table of DLPack functions, or NULL (no exception is left). */
 int mg_plan_data(PyObject *tensor, void **out);

@@ -99,6 +99,7 @@ parse_alloc(PlanObject *plan, PyObject *t, PlanInstr *in)
     PyObject *callable, *args, *kwargs;
     if (!PyArg_ParseTuple(t, "siOO!O!p", &op, &in->dst, &callable, &PyTuple_Type, &args, &PyDict_Type, &kwargs, &in->flag)) return -1;
     in->op = OP_ALLOC;
+    in->slot = plan->recycle && !in->flag ? BLOCK_ASK : BLOCK_NEVER;
     in->callable = Py_NewRef(callable);
     in->args = Py_NewRef(args);
     in->kwargs = Py_NewRef(kwargs);

@@ -22,8 +22,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def reset() -> None:
-    """Forget all compiled regions, counters and warnings said; optimised callables compile again at their next call."""
+    """Forget all compiled regions, counters and warnings said, and give back memory kept for results; optimised callables compile again at their next call."""
     _C.clear()
+    _C.release_blocks()
     events.reset()
     forget_warnings()
 

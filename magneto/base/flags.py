@@ -72,6 +72,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("fusion", bool, True, "fuse loops", True),
     Flag("max_fusion", int, 64, "buffers computed by one fused kernel", True, low=1),
     Flag("buffer_reuse", bool, True, "reuse the memory of buffers that are no longer read", True),
+    Flag("recycle_results", bool, True, "on the CPU, memory of results of 8 MiB or more serves later ones; they cannot be resized to more"),
     Flag("channels_last", bool, True, "lay convolutional networks out channels-last where it pays", True),
     Flag("cuda_graphs", bool, True, "record what a graph launches on a GPU and replay it, where that is safe"),
     Flag("max_autotune", bool, False, "on a GPU, measure kernels of ours for products and convolutions against the library", True),

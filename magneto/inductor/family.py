@@ -22,6 +22,7 @@ import torch
 
 from magneto import _C
 from magneto.base.events import counter, emit
+from magneto.base.flags import config
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.fit import SPARE, Fit, Polynomial, bits
 from magneto.inductor.recall import BuildFailed, built
@@ -111,7 +112,7 @@ class Family:
             return None
         instructions, rest = self.make(*sizes)
         code = self.code
-        plan = _C.Plan(instructions, code.n_registers, code.n_inputs, code.outputs)
+        plan = _C.Plan(instructions, code.n_registers, code.n_inputs, code.outputs, recycle=config.recycle_results)
         self.arenas.serve(plan)
         counter("plans_of_families")
         emit("artifact", artifact="plan", graph=name, family=self.domain, sizes=sizes, arena_bytes=code.arena_bytes)

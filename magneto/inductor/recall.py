@@ -16,6 +16,7 @@ from magneto import _C
 from magneto.aot_autograd.call import as_function, without_grad
 from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit, timer
+from magneto.base.flags import config
 from magneto.base.logs import dump
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.replay import Replay
@@ -120,7 +121,7 @@ def loaded(finished: Finished, name: str) -> _C.Plan:
     with timer("build"):
         addresses = built(kernels)
     code = finished.code.with_addresses(addresses)
-    made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs)
+    made = _C.Plan(code.instructions, code.n_registers, code.n_inputs, code.outputs, recycle=config.recycle_results)
     _remember(made, code)
     _report(name, finished, kernels, code)
     return made

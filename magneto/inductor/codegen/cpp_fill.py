@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from magneto.inductor.codegen.cpp_emit import Scope, indent, plain_loads
 from magneto.inductor.codegen.cpp_lookup import next_row
 from magneto.inductor.codegen.cpp_nest import TILE, stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
+from magneto.inductor.codegen.cpp_turns import looked_at, near, turns
 from magneto.inductor.codegen.cpp_types import HALVES, memory_type
 from magneto.inductor.loops.ir import Load, Value, loads
 from magneto.inductor.schedule.kernel import Member
@@ -181,16 +183,16 @@ class Fill:
     def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
         """The innermost loop itself."""
         pieces = bool(self.streamed or self.widened or self.narrowed)
-        tiled = self.writer.nest.tiled
-        block = TILE if tiled else (CONVERTED_BLOCK if pieces else SUM_BLOCK) if self.folds else PIECE
-        blocked = (size > block or bool(self.writer.nest.any)) and not tiled and not self.across and (bool(self.folds) or pieces)
+        tiled, turning = self.writer.nest.tiled, size > 1 and turns(scope.lines)
+        block = TILE if tiled else (CONVERTED_BLOCK if pieces or turning else SUM_BLOCK) if self.folds else PIECE
+        cut = bool(self.folds) or pieces or turning
+        blocked = (size > block or bool(self.writer.nest.any)) and not tiled and not self.across and cut
         first, last = ("b", "e") if blocked else (start, stop)
-        if self.across or not self.folds:
-            checks = " reduction(|:status)" if scope.checks else ""
-            pragma = [f"#pragma omp simd{checks}"] if size > 1 else []
-            lines = [*pragma, f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
-        else:
-            lines = self._folding(name, first, last, size, scope, start.isdigit())
+        lines = self._plain(name, first, last, size, scope, start.isdigit())
+        if turning:
+            short = self._plain(name, first, last, size, replace(scope, lines=near(scope.lines)), start.isdigit())
+            look = ["i32 far = 0;", *_simd(name, first, last, looked_at(scope.lines), " reduction(|:far)")]
+            lines = [*look, "if (far) {", *indent(lines), "} else {", *indent(short), "}"]
         if pieces:
             lines = [
                 *([] if blocked else [f"const i64 b = {start};"]),
@@ -199,7 +201,14 @@ class Fill:
         if blocked:
             head = [f"const i64 e = mg_min(b + {block}, {stop});"]
             return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]
-        return ["{", *indent(lines), "}"] if not self.across and (self.folds or pieces) else lines
+        return ["{", *indent(lines), "}"] if turning or (not self.across and (self.folds or pieces)) else lines
+
+    def _plain(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool) -> list[str]:
+        """The loop, not cut into pieces."""
+        if not self.across and self.folds:
+            return self._folding(name, first, last, size, scope, whole)
+        simd = _simd(name, first, last, scope.lines, " reduction(|:status)" if scope.checks else "")
+        return simd if size > 1 else simd[1:]
 
     def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
         """The loop between the declarations of the pieces and the statements that convert and write them."""
@@ -306,6 +315,10 @@ class Fill:
             tail = [*pragma, f"for (i64 {name} = {rest}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
             lines += [f"if (g < {last}) {{", *indent(tail), "}"] if self.writer.nest.any else tail
         return lines + [fold.join() for fold in self.folds]
+
+
+def _simd(name: str, first: str, last: str, body: Sequence[str], clauses: str) -> list[str]:
+    return [f"#pragma omp simd{clauses}", f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(body), "}"]
 
 
 def _renamed(line: str, names: dict[str, str]) -> str:

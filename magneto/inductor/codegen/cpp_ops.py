@@ -115,12 +115,15 @@ def _add(a: list[str], t: torch.dtype) -> str:
     return f"({a[0]} | {a[1]})" if t is torch.bool else _cast(f"{a[0]} + {a[1]}", t)
 
 
+TURNS = ("sin", "cos", "tan")
+"""Functions with a form for arguments that are not far from 0 (cpp_turns)."""
+
 OPS: dict[str, Emit] = {
     "neg": _neg,
     "abs": _abs,
     "sign": _sign,
-    **{name: _own(name) for name in ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "asin", "acos")},
-    **{name: _through_double(name) for name in ("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma")},
+    **{name: _own(name) for name in ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "asin", "acos", *TURNS)},
+    **{name: _through_double(name) for name in ("atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma")},
     "sqrt": _builtin("sqrt"),
     "rsqrt": lambda a, t: f"{_one(t)} / {_builtin('sqrt')(a, t)}",
     "reciprocal": lambda a, t: f"{_one(t)} / {a[0]}",

@@ -1,8 +1,9 @@
 """What stands before the kernels of a translation unit: types, prototypes, and the meaning of operations that C lacks. No headers.
 
 Transcendental functions on float: exponentials, logarithms, powers, tanh, erf, asin and acos are written out (errors about 1 unit in the last
-place, 1.4 in expm1, close to eager's; gcc vectorises them in place). The others are computed in double by glibc's vector functions and rounded once,
-which is within 0.51 units: the float versions of libmvec err by up to 4 units, eager by 1 at most. Without libmvec the same text calls the scalar functions.
+place, 1.4 in expm1, close to eager's; gcc vectorises them in place), and so are sin, cos and tan for loops that have looked at their arguments (cpp_turns).
+The others are computed in double by glibc's vector functions and rounded once, which is within 0.51 units: the float versions of libmvec err by up to 4 units,
+eager by 1 at most. Without libmvec the same text calls the scalar functions.
 """
 
 from __future__ import annotations
@@ -335,6 +336,22 @@ MG_INLINE f32 mg_acos_f32(f32 x) {
     f32 l = __builtin_fmaf(-s, s, z) / (s + 1e-30f), r = (a < 0.5f ? x : s) * z * p;
     f32 small = 0x1.921fb6p+0f - (x - (-0x1.777a5cp-25f - r)), large = 2.0f * s + __builtin_fmaf(2.0f, r, l);
     return a < 0.5f ? small : x > 0.0f ? large : 0x1.921fb6p+1f - (2.0f * s - (-0x1.777a5cp-24f - __builtin_fmaf(2.0f, r, l)));
+}
+/* Anywhere: in double. Up to 2^17 (cpp_turns.NEAR): pi / 2 in three parts, of which the first leaves an exact rest r + l; errors of 1.15 units. -0, NaN as they are. */
+#define MG_ANGLE(f) MG_INLINE f32 mg_##f##_f32(f32 x) { return (f32)f((f64)x); }
+MG_ANGLE(sin) MG_ANGLE(cos) MG_ANGLE(tan)
+#define MG_NEAR_CORE(x) \\
+    f32 a = __builtin_fabsf(x), t = __builtin_fmaf(a, 0x1.45f306p-1f, 12582912.0f), q = t - 12582912.0f; i32 n = mg_f32_bits(t); \\
+    f32 h = __builtin_fmaf(q, -0x1.921fb4p+0f, a), w = q * 0x1.4442d0p-24f, r = h - w, s = r * r, p = -0x1.993962p-13f, c = 0x1.99f90ap-16f; \\
+    f32 l = __builtin_fmaf(q, -0x1.846988p-48f, ((h - r) - w) - __builtin_fmaf(q, 0x1.4442d0p-24f, -w)); \\
+    p = __builtin_fmaf(p, s, 0x1.11071cp-7f); p = __builtin_fmaf(p, s, -0x1.555544p-3f); p = __builtin_fmaf(r * s, p, l); \\
+    c = __builtin_fmaf(c, s, -0x1.6c0c6cp-10f); c = __builtin_fmaf(c, s, 0x1.55554ap-5f); c = __builtin_fmaf(c, s, -0.5f); c = __builtin_fmaf(c, s, -(r * l)); \\
+    i32 sign = (i32)0x80000000, odd = n & 1; /* sin r = r + p, cos r = 1 + c */
+MG_INLINE f32 mg_near_sin(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? 1.0f + c : r + p; return mg_bits_f32(mg_f32_bits(y) ^ ((n << 30 ^ mg_f32_bits(x)) & sign)); }
+MG_INLINE f32 mg_near_cos(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? r + p : 1.0f + c; return mg_bits_f32(mg_f32_bits(y) ^ ((n + 1) << 30 & sign)); }
+MG_INLINE f32 mg_near_tan(f32 x) { /* divided in double */
+    MG_NEAR_CORE(x) f32 g = odd ? 1.0f : r, k = odd ? c : p, d = odd ? r : 1.0f, e = odd ? p : c, y = (f32)(((f64)g + (f64)k) / ((f64)d + (f64)e));
+    return mg_bits_f32(mg_f32_bits(y) ^ ((n << 31 ^ mg_f32_bits(x)) & sign));
 }
 MG_INLINE f32 mg_pow_f32(f32 x, f32 y) { /* the logarithm and its product in double */
     f32 a = __builtin_fabsf(x), w = a < 0x1p-126f ? a * 0x1p+23f : a; i32 u = mg_f32_bits(w) - 0x3f3504f3;

@@ -37,11 +37,13 @@ BASE_FLAGS = (
     "-fwrapv",
     "-fno-strict-aliasing",
     "-fno-builtin-pow",
+    "-fno-builtin-sin",
+    "-fno-builtin-cos",
     "-w",
     "-pipe",
 )
 """No -ffast-math: NaN, infinities, signed zeros and the order of additions are the program's. Products and sums are contracted only where the
-kernel text says so (mg_fma), because contraction changes x*x - y*y and the like."""
+kernel text says so (mg_fma), because contraction changes x*x - y*y and the like. Of sin and cos of one number gcc would make one scalar function."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from math import prod
 from magneto.base.varying import any_size
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values, weight
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
+from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel, Member
-from magneto.symbolic import ZERO, Add, Expr, Sym
+from magneto.symbolic import ZERO, Add, Expr, Sym, add, mul
 
 PARALLEL = 16384  # elements: below, starting threads costs more than it gains
 CHUNK = 8192  # elements of one thread's portion of a long vector loop
@@ -119,8 +120,40 @@ class Nest:
 
 
 def nest_of(kernel: FusedKernel) -> Nest:
-    """The loops of a kernel."""
-    kernel = _canonical(_merged(_ordered(kernel)))
+    """The loops of a kernel. Dimensions that indices divide are several where a vector loop of some length is left."""
+    ordered = any_size() or any(m.kind in ("argmax", "argmin") for m in kernel.members)
+    if not ordered and (apart := cut_dims(kernel)) is not kernel:
+        nest = _nest(normal_form(apart))
+        if nest.vector is not None and nest.vector.size >= LONG and nest.short is None:
+            return nest
+    return _nest(normal_form(kernel))
+
+
+def cut_dims(kernel: FusedKernel, shortest: int = 2) -> FusedKernel:
+    """The kernel with every dimension that indices divide by a number as several. `shortest`: elements of a piece.
+
+    A bias' gradient of an attention is a sum over (batch, sequence) of one row of 2,304 channels, whose memory is that of three tensors by (heads, 64): every index divides the row's symbol by 64. Cut into
+    pieces the row is contiguous memory along 64 channels, and nothing is divided."""
+    divisors = divided(kernel_indices(kernel))
+    mapping: dict[Expr, Expr] = {}
+
+    def pieces(dim: Dim) -> list[Dim]:
+        steps = chain(dim.size, {d for d in divisors.get(dim.sym, ()) if d >= shortest})
+        if len(steps) < 2:
+            return [dim]
+        made = [Dim(fresh_symbol(n), n) for n in (large // small for large, small in zip((dim.size, *steps), steps, strict=False))]
+        mapping[dim.sym] = add(0, 0, *(mul(d.sym, step) for d, step in zip(made, steps, strict=True)))
+        return made
+
+    rows, cols = (tuple(piece for dim in dims for piece in pieces(dim)) for dims in (kernel.rows, kernel.cols))
+    if not mapping:
+        return kernel
+    memo: dict[Value, Value] = {}
+    return replace(kernel, rows=rows, cols=cols, members=tuple(m.mapped(mapping, memo) for m in kernel.members))
+
+
+def _nest(kernel: FusedKernel) -> Nest:
+    """The loops of a kernel in its normal form."""
     total = prod(d.size for d in (*kernel.rows, *kernel.cols))
     parallel = total >= PARALLEL or any_size()
     if not any(m.is_reduction for m in kernel.members):

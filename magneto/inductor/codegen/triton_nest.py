@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from magneto.inductor.codegen.cpp_nest import contiguous_row, normal_form, other_contiguous
-from magneto.inductor.codegen.triton_dims import cut_dims
+from magneto.inductor.codegen.cpp_nest import contiguous_row, cut_dims, normal_form, other_contiguous
 from magneto.inductor.loops.ir import Indirect, reach
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
@@ -37,6 +36,7 @@ NARROW_ROW = 16
 LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
 SHORT_ROW = 64  # elements: along shorter rows of a pointwise kernel there is no block
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
+SHORTEST = 16  # elements of a piece of a dimension that indices divide: blocks along shorter ones are slower than dividing
 SPAN_ROW = 128  # elements side by side that a block of spans has
 SPAN_HELD = 2048  # elements of looked up rows that are under way in one, twice as many where spans are long
 LOOKED_UP = 4096  # elements of looked up rows for each warp: the fewer warps, the more of their loads are under way
@@ -109,7 +109,7 @@ def blocks_of(kernel: FusedKernel) -> Blocks:
         return _pointwise(normal_form(kernel))
     if (spans := [found[1] for m in kernel.members if (found := span_of(m.body)) is not None]) and len(kernel.cols) == 1:
         return _spans(kernel, symbols_of(*(value for span in spans for value in span)))
-    kernel = normal_form(cut_dims(kernel))
+    kernel = normal_form(cut_dims(kernel, SHORTEST))
     return _walked_rows(kernel) if any(m.kind == COLUMN for m in kernel.members) else _reduction(kernel)
 
 

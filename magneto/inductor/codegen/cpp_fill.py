@@ -136,7 +136,7 @@ class Fill:
     def _convert_whole(self, points: Sequence[Value]) -> None:
         """Chooses the memory, read or written one element after the other, that is converted in whole pieces: float16, and results in bfloat16."""
         writer, nest = self.writer, self.writer.nest
-        if self.across or nest.tiled or nest.inner[-1].size < CONVERT_FROM:
+        if nest.tiled or nest.inner[-1].size < CONVERT_FROM:
             return
         bodies = [*points, *(m.body for m in (*self.stores, *self.keeps)), *(f.member.body for f in (*self.folds, *self.downs))]
         for load in dict.fromkeys(load for body in bodies for load in plain_loads(body)):
@@ -201,7 +201,7 @@ class Fill:
         if blocked:
             head = [f"const i64 e = mg_min(b + {block}, {stop});"]
             return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]
-        return ["{", *indent(lines), "}"] if turning or (not self.across and (self.folds or pieces)) else lines
+        return ["{", *indent(lines), "}"] if turning or pieces or (self.folds and not self.across) else lines
 
     def _plain(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool) -> list[str]:
         """The loop, not cut into pieces."""

@@ -68,8 +68,13 @@ def _sign(a: list[str], t: torch.dtype) -> str:
     return a[0] if t is torch.bool else f"({compute_type(t)})(({a[0]} > 0) - ({a[0]} < 0))"
 
 
-def _extreme(symbol: str, name: str) -> Emit:
-    return lambda a, t: f"mg_{name}_{_suffix(t)}({a[0]}, {a[1]})" if is_float(t) else f"({a[0]} {symbol} {a[1]} ? {a[0]} : {a[1]})"
+def _extreme(symbol: str, name: str, by_number: str) -> Emit:
+    def emit(a: list[str], t: torch.dtype) -> str:
+        if not is_float(t):
+            return f"({a[0]} {symbol} {a[1]} ? {a[0]} : {a[1]})"
+        return f"mg_{by_number if a[1].strip('(-')[:1].isdigit() else name}_{_suffix(t)}({a[0]}, {a[1]})"
+
+    return emit
 
 
 def _float_or_int(name: str, integer: str) -> Emit:
@@ -144,8 +149,8 @@ OPS: dict[str, Emit] = {
     "fmod": _float_or_int("fmod", "mg_imods"),
     "pow": _pow,
     "atan2": _through_double2("atan2"),
-    "maximum": _extreme(">", "maximum"),
-    "minimum": _extreme("<", "minimum"),
+    "maximum": _extreme(">", "maximum", "at_least"),
+    "minimum": _extreme("<", "minimum", "at_most"),
     "bitwise_and": _infix("&"),
     "bitwise_or": _infix("|"),
     "bitwise_xor": _infix("^"),

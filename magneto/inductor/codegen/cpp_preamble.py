@@ -40,6 +40,19 @@ MG_INLINE i32 mg_f32_bits(f32 f) { i32 u; __builtin_memcpy(&u, &f, 4); return u;
 """
 
 _HALVES = """\
+/* Floats become int64 as by the machine's conversion of one number, which AVX2 has no vectors of: halves of 32 bits through the mantissas of doubles. */
+#if defined(__x86_64__) && !defined(__AVX512DQ__)
+MG_INLINE i64 mg_f64_bits(f64 f) { i64 u; __builtin_memcpy(&u, &f, 8); return u; }
+MG_INLINE i64 mg_f32_i64(f32 x) {
+    f64 d = (f64)x, h = __builtin_trunc(d * 0x1p-32), l = __builtin_trunc(d - h * 0x1p+32), one = 0x1.8p+52;
+    i64 n = (mg_f64_bits(h + one) << 32) + mg_f64_bits(l + one) - 0x4338000000000000; /* of h nothing is left but its 32 bits */
+    return __builtin_fabs(d) < 0x1p+63 ? n : -9223372036854775807LL - 1;
+}
+MG_INLINE i64 mg_f16_i64(f32 x) { i32 n = MG_INTEGER((i32)x); return n == -2147483647 - 1 ? -9223372036854775807LL - 1 : (i64)n; } /* infinite, or NaN */
+#else
+#define mg_f32_i64(x) MG_INTEGER((i64)(x))
+#define mg_f16_i64(x) MG_INTEGER((i64)(x))
+#endif
 /* bfloat16 is the upper half of a float; rounding is to nearest even, NaN becomes the canonical one. Halves are made in the upper bits of 32, so that
    gcc does not mix vectors of 16 and 32 bits. */
 MG_INLINE f32 mg_load_bf16(u16 b) { return mg_bits_f32((i32)((u32)b << 16)); }
@@ -156,6 +169,8 @@ _FLOATS = """\
 #define MG_FLOAT_FUNCTIONS(T, S) \\
 MG_INLINE T mg_maximum_##S(T a, T b) { return (a > b) | (a != a) ? a : b; } \\
 MG_INLINE T mg_minimum_##S(T a, T b) { return (a < b) | (a != a) ? a : b; } \\
+MG_INLINE T mg_at_least_##S(T a, T c) { return c ? a < c ? c : a : c >= a ? c : a; } /* the same where c is a known number: one instruction, or two */ \\
+MG_INLINE T mg_at_most_##S(T a, T c) { return c ? a > c ? c : a : c <= a ? c : a; } \\
 MG_INLINE T mg_fmod_##S(T a, T b) { return (T)fmod((f64)a, (f64)b); } \\
 MG_INLINE T mg_remainder_##S(T a, T b) { T r = mg_fmod_##S(a, b); return (r != 0) & ((b < 0) != (r < 0)) ? r + b : r; } \\
 MG_INLINE T mg_floordiv_##S(T a, T b) { \\
@@ -171,7 +186,7 @@ MG_FLOAT_FUNCTIONS(f32, f32) MG_FLOAT_FUNCTIONS(f64, f64)
 MG_INLINE f32 mg_div_scale(f32 s) { f32 a = __builtin_fabsf(s); return a > 0x1p+100f ? 0x1p-64f : a < 0x1p-100f ? 0x1p+64f : 1.0f; }
 MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
     f32 u = t * k, q = u * r, z = __builtin_fmaf(__builtin_fmaf(-q, s, u), r, q);
-    return z == z ? __builtin_copysignf(z, q) : q; /* NaN where q is infinite, and right as it is */
+    return __builtin_islessgreater(z, q) ? z : q; /* NaN where q is infinite, and right as it is; zeros keep their sign */
 }
 #define MG_EXP_CORE(c, one) \
     f32 t = __builtin_fmaf(c, 0x1.715476p+0f, one), k = t - one; /* k = round(c / ln 2), also in the low bits of t; one: 3 * 2^22 */ \

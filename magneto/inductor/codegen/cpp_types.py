@@ -76,6 +76,8 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"(u8)(i64)({text})"
     if target in (torch.uint8, torch.int8, torch.int16) and is_float(source):  # from 2^31 on the last eight bits of a float are zeros
         return f"({COMPUTE[target]})(i32)({text})"
+    if target is torch.int64 and COMPUTE[source] == "f32":
+        return f"mg_{'f16' if source is torch.float16 else 'f32'}_i64({text})"
     if is_float(source) and not is_float(target):
         return f"MG_INTEGER(({compute_type(target)})({text}))"
     return f"({compute_type(target)})({text})"

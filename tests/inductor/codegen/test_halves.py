@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 
@@ -157,3 +158,41 @@ def test_maxima_behind_rounding_are_vectors() -> None:
     said = subprocess.run(command, input=preamble(0) + kernel, capture_output=True, text=True, check=True).stderr
     begin = preamble(0).count("\n")
     assert any(int(line) > begin for line in re.findall(r":(\d+):\d+: optimized: loop vectorized", said)), said
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_numbers_become_int64_as_the_machine_does_it(dtype: torch.dtype) -> None:
+    """In vectors, of which AVX2 has none for this: every exponent, both signs, what no int64 holds."""
+    x = torch.cat(
+        [torch.randn(200) * 2.0**e for e in range(-3, 70)]
+        + [torch.tensor((math.inf, -math.inf, math.nan, -0.0, 2.0**63, -(2.0**63), 2.0**31))]
+    )
+    x = torch.cat([x, -x]).to(dtype)
+    fn = magneto.optimize("inductor", nopython=True)(lambda x: (x * 1).to(torch.int64))
+    assert torch.equal(fn(x), (x * 1).to(torch.int64))
+    assert f"mg_f{16 if dtype is torch.float16 else 32}_i64(" in "".join(magneto.inspect(fn).kernels)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_float16_across_rows_is_converted_in_pieces(dim: int) -> None:
+    x = torch.randn(70, 90, 300).half()
+    fn = magneto.optimize("inductor", nopython=True)(lambda x: (x.softmax(dim), x.amax(dim), (x * 2).sum(dim)))
+    for ours, eager in zip(fn(x), (x.softmax(dim), x.amax(dim), (x * 2).sum(dim)), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=2e-3, atol=1e-3)
+    assert "mg_widen_f16(" in "".join(magneto.inspect(fn).kernels) and "= mg_load_f16(" not in "".join(magneto.inspect(fn).kernels)
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, 2.0, -3.0, math.inf, math.nan])
+def test_extremes_with_numbers(number: float) -> None:
+    x = torch.tensor((math.nan, math.inf, -math.inf, 0.0, -0.0, 2.0, -3.0, 1e-40, 5.0)).repeat(9)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            torch.maximum(x, torch.full_like(x, number)),
+            torch.minimum(x, torch.full_like(x, number)),
+            x.clamp(number, 4.0),
+            F.hardswish(x),
+        )
+
+    for ours, eager in zip(magneto.optimize("inductor", nopython=True)(fn)(x), fn(x), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)

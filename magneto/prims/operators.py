@@ -40,7 +40,7 @@ LIBRARY_WHY: tuple[tuple[str, str], ...] = (
     (r"(linspace|logspace|range|\w+_window|fft_\w*freq|tril_indices|triu_indices|empty_permuted|block_diag)", "made once from constants: the library's rounding"),
     (r"(copysign|signbit)", "looks at the sign bit, which no primitive shows (of nan)"),
     (r"clone", "a copy for its memory; between two operations it disappears"),
-    (r"(conv_depthwise3d|dist|soft_margin_loss|binary_cross_entropy_with_logits|addr|round|diag_embed|diagonal_scatter)", "not decomposed yet"),
+    (r"(conv_depthwise3d|dist|soft_margin_loss|addr|round|diag_embed|diagonal_scatter)", "not decomposed yet"),
     (r"(gru|lstm|rnn|quantized)\w*", "recurrent cells: the library's kernels"),
     (r"(native_norm|renorm|norm|multi_margin_loss|multilabel_\w+|nll_loss2d\w*|cross_entropy\w*|ctc_loss)", "several kernels in one: left to the library"),
 )  # fmt: skip

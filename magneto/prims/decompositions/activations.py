@@ -206,6 +206,36 @@ def _softplus_backward(grad: Value, x: Value, beta: Any, threshold: Any) -> Valu
     return (scaled > float(threshold)).where(grad, grad * power / (power + 1.0))
 
 
+@row("log_sigmoid_forward.default")
+def _log_sigmoid(b: Any, x: Value) -> Any:
+    """(result, what the gradient needs), which is empty elsewhere than on the CPU."""
+    return (_log_of_sigmoid(b, x), _below_one(b, x)) if x.device.type == "cpu" and _floats(x) else LIBRARY
+
+
+@elementwise(1)
+def _below_one(x: Value) -> Value:
+    return (-x.unary("abs")).unary("exp")
+
+
+def log_sigmoid(x: Value) -> Value:
+    """Of floats that are not rounded to half precision."""
+    return x.minimum(0.0) - (-x.unary("abs")).unary("exp").unary("log1p")
+
+
+_log_of_sigmoid = elementwise(1)(log_sigmoid)
+
+
+@row("log_sigmoid_backward.default")
+def _log_sigmoid_backward(b: Any, grad: Value, x: Value, buffer: Value) -> Any:
+    return _log_sigmoid_gradient(b, grad, x, buffer) if grad.shape == x.shape == buffer.shape and _floats(x) else LIBRARY
+
+
+@elementwise(3)
+def _log_sigmoid_gradient(grad: Value, x: Value, power: Value) -> Value:
+    share = power / (1.0 + power)
+    return grad * (x < 0.0).where(1.0 - share, share)
+
+
 @row("hardshrink")
 @elementwise(1)
 def _hardshrink(x: Value, bound: Any = 0.5) -> Value:

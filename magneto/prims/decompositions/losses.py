@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from magneto.graph.layout import broadcast_shapes
 from magneto.graph.promotion import FLOAT, category, compute_type
 from magneto.graph.rule_table import rule_table
+from magneto.prims.decompositions.activations import log_sigmoid
 from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, promoted
 from magneto.prims.value import Builder, Value
 
@@ -73,6 +75,29 @@ def _binary_cross_entropy(b: Builder, x: Value, target: Value, weight: Value | N
     if weight is not None:
         elements = elements * weight.to(x.dtype).broadcast(x.shape)
     return _reduced(elements, reduction)
+
+
+@row("binary_cross_entropy_with_logits.default")
+def _binary_cross_entropy_with_logits(
+    b: Builder, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None, reduction: int = 1
+) -> Any:
+    """Operation by operation, each of which eager rounds."""
+    dtype = x.dtype
+    weights = [w for w in (weight, pos_weight) if w is not None]
+    if category(dtype) != FLOAT or any(v.dtype is not dtype for v in (target, *weights)) or x.shape != target.shape or x.numel() == 0:
+        return LIBRARY
+    if any(broadcast_shapes([w.shape, x.shape]) != x.shape for w in weights):
+        return LIBRARY
+
+    def rounded(value: Value) -> Value:
+        return value.to(dtype).to(compute_type(dtype))
+
+    x, target, *weights = common((x, target, *weights), compute_type(dtype))
+    log = rounded(log_sigmoid(x))
+    if pos_weight is not None:
+        log = rounded(log * rounded(rounded(rounded(weights[-1] - 1.0) * target) + 1.0))
+    elements = rounded(rounded(rounded(1.0 - target) * x) - log)
+    return _reduced(rounded(elements * weights[0]) if weight is not None else elements, reduction).to(dtype)
 
 
 def _gradient(formula: Any) -> Any:

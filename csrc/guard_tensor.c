@@ -474,6 +474,64 @@ set_tensor_words(PyObject *module, PyObject *args)
     return PyArg_ParseTuple(args, "iii", &first_word, &storage_word, &data_word) ? Py_NewRef(Py_None) : NULL;
 }
 
+int
+mg_tensor_place(PyObject *tensor, uint64_t place[2])
+{
+    const uint64_t *impl = first_word < 0 || !mg_is_tensor(tensor) ? NULL : impl_of(tensor);
+    if (impl == NULL || impl[storage_word] == 0) return 0;
+    place[0] = ((const uint64_t *)impl[storage_word])[data_word];
+    place[1] = impl[first_word + 11];
+    return place[0] != 0;
+}
+
+/* users(storages, tensors): how many users each of the storages has (their addresses, int64), then references to each tensor's object and users of each tensor; all as uint32.
+ * Torch's objects begin with a pointer and their number of users: whoever calls this has compared it with what torch tells. */
+static PyObject *
+users(PyObject *module, PyObject *args)
+{
+    const char *storages;
+    Py_ssize_t bytes;
+    PyObject *tensors;
+    if (!PyArg_ParseTuple(args, "y#O!", &storages, &bytes, &PyList_Type, &tensors)) return NULL;
+    Py_ssize_t n = bytes / 8, m = PyList_GET_SIZE(tensors);
+    PyObject *found = PyBytes_FromStringAndSize(NULL, 4 * (n + 2 * m));
+    char *out = found == NULL ? NULL : PyBytes_AS_STRING(found);
+    for (Py_ssize_t k = 0; out != NULL && k < n; k++) {
+        const char *at;
+        memcpy(&at, storages + 8 * k, 8);
+        memcpy(out + 4 * k, at + 8, 4);
+    }
+    for (Py_ssize_t k = 0; out != NULL && k < m; k++) {
+        PyObject *tensor = PyList_GET_ITEM(tensors, k);
+        if (impl_word < 0 || !mg_is_tensor(tensor)) {
+            Py_DECREF(found);
+            return PyErr_Format(PyExc_TypeError, "tensors are not known");
+        }
+        memcpy(out + 4 * (n + k), &(uint32_t){(uint32_t)Py_REFCNT(tensor)}, 4);
+        memcpy(out + 4 * (n + m + k), (const char *)impl_of(tensor) + 8, 4);
+    }
+    return found;
+}
+
+/* has_hooks(values, positions, word): may any of the tensors at `positions` (int32) have hooks? Its object has them in two words from `word` on, which are empty otherwise. */
+static PyObject *
+has_hooks(PyObject *module, PyObject *args)
+{
+    PyObject *values;
+    const char *positions;
+    Py_ssize_t bytes;
+    int word;
+    if (!PyArg_ParseTuple(args, "O!y#i", &PyTuple_Type, &values, &positions, &bytes, &word)) return NULL;
+    for (Py_ssize_t k = 0; k < bytes / 4; k++) {
+        int32_t at;
+        memcpy(&at, positions + 4 * k, 4);
+        if (word < 0 || at < 0 || at >= PyTuple_GET_SIZE(values) || !mg_is_tensor(PyTuple_GET_ITEM(values, at))) Py_RETURN_TRUE;
+        PyObject *const *hooks = (PyObject *const *)PyTuple_GET_ITEM(values, at) + word;
+        if ((hooks[0] != NULL && hooks[0] != Py_None) || (hooks[1] != NULL && hooks[1] != Py_None)) Py_RETURN_TRUE;
+    }
+    Py_RETURN_FALSE;
+}
+
 /* Words of memory at an address: for calibration only. */
 static PyObject *
 read_words(PyObject *module, PyObject *args)
@@ -502,6 +560,8 @@ static PyMethodDef methods[] = {
     {"tensor_meta", tensor_meta, METH_O, "tensor_meta(t) -> (shape, strides, dtype key, (device type, index), data_ptr)"},
     {"probe", run_probe, METH_VARARGS, "probe(signature, address, argument) -> int"},
     {"set_tensor_words", set_tensor_words, METH_VARARGS, "set_tensor_words(first word of the metadata or -1, storage word, data word)"},
+    {"users", users, METH_VARARGS, "users(storages, tensors): how many each has, as uint32."},
+    {"has_hooks", has_hooks, METH_VARARGS, "has_hooks(values, positions, word): may any of the tensors have hooks?"},
     {"read_words", read_words, METH_VARARGS, "read_words(address, n) -> tuple of 64-bit words"},
     {NULL},
 };

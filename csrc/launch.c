@@ -168,24 +168,32 @@ bind_driver(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* moved(inputs, positions, addresses): the first of the inputs at `positions` (int32) that does not lie at its address (int64), or -1. */
+/* moved(inputs, positions, addresses, known): the first of the inputs at `positions` (int32) that does not lie at its address (int64), or -1. In `known` (16 bytes each, zeros at first) is noted where those lay
+ * that did: who lies there again, and is of the same type, needs no closer look. */
 static PyObject *
 moved(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *inputs;
     const char *positions, *addresses;
     Py_ssize_t many, bytes;
-    if (!PyArg_ParseTuple(args, "Oy#y#", &inputs, &positions, &many, &addresses, &bytes)) return NULL;
+    PyObject *known = NULL;
+    if (!PyArg_ParseTuple(args, "Oy#y#|Y", &inputs, &positions, &many, &addresses, &bytes, &known)) return NULL;
+    char *seen = mg_tensor_place != NULL && known != NULL && PyByteArray_GET_SIZE(known) >= 16 * (many / 4) ? PyByteArray_AS_STRING(known) : NULL;
     if (!PyTuple_Check(inputs) && !PyList_Check(inputs)) return PyErr_Format(PyExc_TypeError, "inputs are a tuple or a list");
     for (Py_ssize_t k = 0; k < many / 4 && k < bytes / 8; k++) {
         int32_t at;
         int64_t address;
+        uint64_t place[2];
         void *data;
         memcpy(&at, positions + 4 * k, 4);
-        memcpy(&address, addresses + 8 * k, 8);
         if (at < 0 || at >= PySequence_Fast_GET_SIZE(inputs)) return PyErr_Format(PyExc_IndexError, "there is no input %d", (int)at);
-        if (mg_plan_data(PySequence_Fast_GET_ITEM(inputs, at), &data) < 0) return NULL;
+        PyObject *input = PySequence_Fast_GET_ITEM(inputs, at);
+        int placed = seen != NULL && mg_tensor_place(input, place);
+        if (placed && memcmp(seen + 16 * k, place, 16) == 0) continue;
+        memcpy(&address, addresses + 8 * k, 8);
+        if (mg_plan_data(input, &data) < 0) return NULL;
         if ((int64_t)(intptr_t)data != address) return PyLong_FromLong(at);
+        if (placed) memcpy(seen + 16 * k, place, 16);
     }
     return PyLong_FromLong(-1);
 }
@@ -240,7 +248,7 @@ addresses(PyObject *Py_UNUSED(module), PyObject *tensors)
 
 static PyMethodDef functions[] = {
     {"bind_driver", bind_driver, METH_VARARGS, "bind_driver(cuLaunchKernel, cuStreamIsCapturing): their addresses."},
-    {"moved", moved, METH_VARARGS, "moved(inputs, positions, addresses): the first input that lies elsewhere, or -1."},
+    {"moved", moved, METH_VARARGS, "moved(inputs, positions, addresses, known=None): the first input that lies elsewhere, or -1."},
     {"pack", pack, METH_VARARGS, "pack(tensors, address, places): copy dense tensors of the CPU to an address."},
     {"unpack", unpack, METH_VARARGS, "unpack(tensors, address, places): copy their numbers from there."},
     {"addresses", addresses, METH_O, "addresses(tensors): where they begin, as int64."},

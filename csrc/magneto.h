@@ -33,6 +33,9 @@ typedef struct {
 __attribute__((weak)) int mg_guard_check(PyObject *program, const mg_frame_view *view, PyObject **out);
 __attribute__((weak)) int mg_guard_n_exports(PyObject *program);
 
+/* guard_tensor.c. Where a tensor lies: its memory, and from where on there, in elements. 0: it cannot be read. */
+__attribute__((weak)) int mg_tensor_place(PyObject *tensor, uint64_t place[2]);
+
 /* The init functions; guards and plan are weak for the same reason. */
 int mg_resume_init(PyObject *module);
 int mg_state_init(PyObject *module);

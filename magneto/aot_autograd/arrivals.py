@@ -7,6 +7,7 @@ that were recorded do not tell the two apart.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 from torch.utils.hooks import RemovableHandle
+
+from magneto import _C
 
 if TYPE_CHECKING:
     from magneto.aot_autograd.mode import FunctionalMode
@@ -120,13 +123,32 @@ def _came(order: list[int], index: int, gradient: torch.Tensor) -> None:
     order.append(index)
 
 
+@functools.cache
+def _hooks_word() -> int:
+    """The first of two words in which a tensor's object has its hooks, -1: they are not found."""
+    first: Any = {}
+    second: Any = {}
+    with torch.enable_grad(), torch.inference_mode(False):
+        bare, hooked, late = (torch.zeros(1, device="cpu", requires_grad=True) for _ in range(3))
+        hooked._backward_hooks, late._post_accumulate_grad_hooks = first, second  # type: ignore[attr-defined]
+    n, empty = torch.Tensor.__basicsize__ // 8, {0, id(None)}
+    none, some, other = (_C.read_words(id(x), n) for x in (bare, hooked, late))
+    found = [
+        k
+        for k in range(2, n - 1)
+        if (some[k], other[k + 1]) == (id(first), id(second)) and {*none[k : k + 2], some[k + 1], other[k]} <= empty
+    ]
+    return found[0] if len(found) == 1 else -1
+
+
 def in_order(run: Callable[..., Any], order: Sequence[int]) -> Callable[..., Any]:
     """`run`, for which hooks on its inputs are called in this order. Leaves whose gradients come out of one node get them in no particular order;
     behind nodes of their own, in the order in which these were made, latest first."""
     hooked = eval(f"lambda v: {' or '.join(f'v[{i}]._backward_hooks or v[{i}]._post_accumulate_grad_hooks' for i in order)}")
+    places, word = array("i", order).tobytes(), _hooks_word()
 
     def ordered(*inputs: Any) -> Any:
-        if not hooked(inputs):
+        if not _C.has_hooks(inputs, places, word) or not hooked(inputs):
             return run(*inputs)
         passed = list(inputs)
         for i in reversed(order):

@@ -32,9 +32,11 @@ Compiled = Callable[..., Any]
 Choice = tuple[frozenset[int], frozenset[int]]  # which tangents are missing, which inputs' gradients nobody asks for
 
 BACKWARDS = 8  # for so many choices of results with gradients a backward is compiled; further ones are called operation by operation
+_saved_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: True)
 _executes: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
 _has_memory: Callable[[torch.Tensor], bool] = torch._C._has_storage
 _NOTHING: frozenset[int] = frozenset()
+_EVERYTHING: Choice = (_NOTHING, _NOTHING)
 _WRITTEN = "one of the variables needed for gradient computation has been modified by an inplace operation"
 _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
@@ -83,13 +85,20 @@ class TrainingPlan:
     leftovers: dict[frozenset[int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
+    keep_all: Compiled = field(init=False)
+    joined: Compiled = field(init=False)
+    checked: tuple[int, ...] = field(init=False)  # places among the values kept of those that somebody else may write
 
     def __post_init__(self) -> None:
-        """The selection made in every call, as flat code: what to keep from (inputs + outputs)."""
+        """The selections made in every call, as flat code: what autograd keeps of (inputs + outputs), without extras and with them, and what was kept of (what autograd has kept, extras)."""
         n = len(self.cut.gradients)
         places = {"input": 0, "result": n, "extra": n + self.n_results}
-        kept = "".join(f"v[{places[k.kind] + k.index}], " for k in self.cut.kept)
-        self.keep = eval(f"lambda v: ({kept})")
+        kept = [f"v[{places[k.kind] + k.index}], " for k in self.cut.kept]
+        self.checked = tuple(i for i, k in enumerate(self.cut.kept) if k.kind != "extra")
+        self.keep = eval(f"lambda v: ({''.join(kept[i] for i in self.checked)})")
+        self.keep_all = eval(f"lambda v: ({''.join(kept)})")
+        found = (f"e[{k.index}], " if k.kind == "extra" else f"v[{self.checked.index(i)}], " for i, k in enumerate(self.cut.kept))
+        self.joined = eval(f"lambda v, e: ({''.join(found)})")
 
     def hide(self, direct: frozenset[int]) -> None:
         """The results `direct` are inputs that the compiled forward has written itself; they are no outputs of the autograd function."""
@@ -99,7 +108,8 @@ class TrainingPlan:
 
     def choice(self, ctx: Any, gradients: Sequence[Any]) -> Choice:
         missing = [k for k, index in enumerate(self.differentiable) if gradients[index] is None]
-        return frozenset(missing), frozenset(self.unwanted(ctx))
+        unwanted = self.unwanted(ctx)
+        return (frozenset(missing), frozenset(unwanted)) if missing or unwanted else _EVERYTHING
 
     def unwanted(self, ctx: Any) -> list[int]:
         """The inputs whose gradients this run of autograd's engine asks nobody for (`autograd.grad`, `backward(inputs=...)`)."""
@@ -237,7 +247,10 @@ class CompiledGraph(torch.autograd.Function):
             plan.views = tuple(i for i, value in enumerate(shown) if isinstance(value, torch.Tensor) and value._is_view())
         if plan.views:  # autograd forbids writing a view that a custom function returns; each result is in memory of its own
             out = tuple(value.data if i in plan.views else value for i, value in enumerate(out))
-        ctx.save_for_backward(*plan.keep(inputs + out))
+        if _saved_hooks(True) is None:  # what the graph makes for its backward is nobody's to write: autograd need not look after it
+            ctx.to_save, ctx.extras = plan.keep(inputs + out), out[plan.n_results :]
+        else:
+            ctx.to_save, ctx.extras = plan.keep_all(inputs + out), None
         ctx.plan = plan
         ctx.again = None
         ctx.written = _NOTHING
@@ -246,7 +259,7 @@ class CompiledGraph(torch.autograd.Function):
         results = out[: plan.n_results] if plan.shown is None else plan.shown(out)
         if plan.silent:
             ctx.mark_non_differentiable(*[results[i] for i in plan.silent])
-        ctx.set_materialize_grads(False)
+        ctx.materialize_grads = False
         return results
 
     @staticmethod
@@ -257,7 +270,7 @@ class CompiledGraph(torch.autograd.Function):
             found = _C.call_inactive(functools.partial(_replay, ctx, plan, gradients))
             if not _keeps_graph() and all(gradients[i] is not None for i in plan.differentiable):
                 ctx.maybe_clear_saved_tensors()
-                ctx.inputs = None
+                ctx.inputs = ctx.extras = None
             return (None, *found)
         choice = plan.choice(ctx, gradients)
         backward = plan.backward_for(choice)
@@ -273,7 +286,7 @@ class CompiledGraph(torch.autograd.Function):
             if choice[0]:
                 _leave(ctx, plan, choice[0])
             ctx.maybe_clear_saved_tensors()
-            ctx.inputs = None
+            ctx.inputs = ctx.extras = None
         if backward.passes_tangents:
             tangents = [laid_out(gradients[index], meta, any_layout) for index, meta in backward.tangents]
             values += tangents
@@ -301,7 +314,7 @@ def _leave(ctx: Any, plan: TrainingPlan, missing: frozenset[int]) -> None:
         before = {}
         if places:
             try:
-                saved = ctx.saved_tensors
+                saved = _kept(ctx, plan)
             except RuntimeError:  # written since
                 ctx.allowed = {k: found for k, found in ctx.allowed.items() if not found}
             else:  # not the results themselves, which hold this node
@@ -323,14 +336,20 @@ def _left(ctx: Any, plan: TrainingPlan, missing: frozenset[int], wanted: tuple[i
     return [left[i][0] for i in wanted]
 
 
+def _kept(ctx: Any, plan: TrainingPlan) -> Any:
+    """All values kept, of which autograd has checked and unpacked its own."""
+    saved = ctx.saved_tensors
+    return saved if ctx.extras is None else plan.joined(saved, ctx.extras)
+
+
 def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:
     """The tensors kept, of which those `wanted` must be as they were."""
     if plan.written and not ctx.written.isdisjoint(wanted):
         raise RuntimeError(_WRITTEN)
     try:
-        saved = ctx.saved_tensors
+        saved = _kept(ctx, plan)
     except RuntimeError as error:
-        rest = [i for i in range(len(plan.cut.kept)) if i not in wanted]
+        rest = [i for i in (range(len(plan.cut.kept)) if ctx.extras is None else plan.checked) if i not in wanted]
         if not rest or _WRITTEN not in str(error):
             raise
         saved = _unchecked(ctx, plan, rest)
@@ -339,20 +358,21 @@ def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:
 
 def _unchecked(ctx: Any, plan: TrainingPlan, rest: Sequence[int]) -> Any:
     """The tensors kept, whatever has been written of `rest`: a saved tensor with hooks is not checked by autograd."""
-    raw, kept = ctx._raw_saved_tensors, plan.cut.kept
+    kept = plan.cut.kept
+    raw = dict(zip(range(len(kept)) if ctx.extras is None else plan.checked, ctx._raw_saved_tensors, strict=True))
     results: dict[int, int] = {}
     restored = []
     for i in rest:
         if kept[i].kind == "result":
             results[kept[i].index] = i
         elif not hasattr(raw[i], "unpack"):  # torch 2.11 does not say which one has been written
-            _let_go(ctx, plan, i)
+            _let_go(ctx, plan, i, raw[i])
         else:
             try:
                 raw[i].unpack()
             except RuntimeError as error:
                 try:
-                    _let_go(ctx, plan, i)
+                    _let_go(ctx, plan, i, raw[i])
                 except RuntimeError:  # a leaf when it was kept, with a history since: it takes no hooks
                     tensor = raw[i].data
                     restored.append((tensor, tensor._version))
@@ -360,13 +380,13 @@ def _unchecked(ctx: Any, plan: TrainingPlan, rest: Sequence[int]) -> Any:
     try:
         while True:
             try:
-                return ctx.saved_tensors
+                return _kept(ctx, plan)
             except RuntimeError as error:  # only the message tells which result it is
                 named = re.search(r"output (\d+) of CompiledGraph", str(error))
                 found = results.pop(int(named[1]), None) if named is not None else None
                 if found is None:
                     raise
-                _let_go(ctx, plan, found)
+                _let_go(ctx, plan, found, raw[found])
     finally:
         for tensor, version in restored:
             _set_version(tensor, version)
@@ -376,8 +396,8 @@ def _set_version(tensor: torch.Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
-def _let_go(ctx: Any, plan: TrainingPlan, i: int) -> None:
-    ctx._raw_saved_tensors[i].register_hooks(_same, _same)
+def _let_go(ctx: Any, plan: TrainingPlan, i: int, raw: Any) -> None:
+    raw.register_hooks(_same, _same)
     plan.written = True
     ctx.written = ctx.written | {i}
 

@@ -30,6 +30,64 @@ def test_the_first_input_that_moved_is_found() -> None:
         _C.moved(inputs[:3], *lie)
 
 
+def test_what_lay_where_it_lies_is_known() -> None:
+    """And is looked at all the same: its memory may be another's, or it begins elsewhere in it."""
+    from magneto.dynamo.guards.tensors import tensor_api
+
+    tensor_api()
+    a, b = torch.randn(4), torch.randn(6)[1:5]
+    other, emptied = torch.randn(4), torch.zeros(4)
+    emptied.untyped_storage().resize_(0)
+    known = bytearray(32)
+    lie = array("i", [0, 1]).tobytes(), addresses([a, b]), known
+    assert _C.moved((a, b), *lie) == -1 and (any(known) or not tensor_api().keys)
+    assert _C.moved((a, b), *lie) == -1
+    assert _C.moved((a, b.detach()), *lie) == -1
+    assert _C.moved((other, b), *lie) == 0 and _C.moved((a, torch.as_strided(b, (4,), (1,), 0)), *lie) == 1
+    assert _C.moved((emptied, b), *lie) == 0 and _C.moved((a, b), *lie) == -1
+    here, a.data = a.data, other
+    assert _C.moved((a, b), *lie) == 0
+    a.set_(here.untyped_storage())
+    assert _C.moved((a, b), *lie) == -1
+    b.set_(b.untyped_storage(), 2, (4,))
+    assert _C.moved([a, b], *lie) == 1
+
+
+def test_users_are_counted_as_torch_counts_them() -> None:
+    from magneto.dynamo.guards.tensors import tensor_api
+    from magneto.inductor.runtime.cuda_graphs import _by_torch, _counting
+
+    assert tensor_api().keys and _counting() is _C.users
+    tensors = [torch.randn(3, requires_grad=True) for _ in range(4)]
+    storages = array("q", [t.untyped_storage()._cdata for t in tensors]).tobytes()
+    before = array("I", _C.users(storages, tensors))
+    held = [tensors[0].detach(), tensors[1], tensors[2] * 2, tensors[3] * tensors[3], tensors[3].view(3, 1)]
+    now = array("I", _C.users(storages, tensors))
+    torches = array("I", _by_torch(storages, tensors))
+    assert now[:4] == torches[:4] and now[8:] == torches[8:]
+    more = [a - b for a, b in zip(now, before, strict=True)]
+    assert more[:4] == [1, 0, 0, 1] and more[4:6] == [0, 1] and more[8:10] == [0, 0] and more[11] >= 2
+    held.clear()
+    assert array("I", _C.users(storages, tensors)) == before and _C.users(b"", []) == b""
+    with pytest.raises(TypeError):
+        _C.users(b"", [3])
+
+
+def test_hooks_are_seen() -> None:
+    from magneto.aot_autograd.arrivals import _hooks_word
+    from magneto.dynamo.guards.tensors import tensor_api
+
+    word, all_three = _hooks_word(), array("i", range(3)).tobytes()
+    assert tensor_api().keys and word > 0
+    values = torch.randn(2), torch.nn.Parameter(torch.randn(2)), torch.randn(2, requires_grad=True)
+    assert not _C.has_hooks(values, all_three, word) and _C.has_hooks(values, all_three, -1)
+    for k, hook in (1, values[1].register_hook), (2, values[2].register_post_accumulate_grad_hook):
+        hook(print)
+        chosen = (*values[:k], values[k])
+        assert _C.has_hooks(chosen, array("i", [0, k]).tobytes(), word) and not _C.has_hooks(chosen, all_three[:4], word)
+    assert _C.has_hooks((3, *values), all_three, word) and _C.has_hooks((), all_three, word)
+
+
 def test_values_are_packed() -> None:
     values = (torch.tensor(2.5, dtype=torch.float64), torch.tensor([1, 2, 3], dtype=torch.int16), torch.tensor(True))
     memory = torch.zeros(40, dtype=torch.uint8)

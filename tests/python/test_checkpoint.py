@@ -235,8 +235,5 @@ def _kept_by(result):
     fn = result.grad_fn
     while "CompiledGraph" not in type(fn).__name__:
         fn = fn.next_functions[0][0]
-    return sum(
-        {
-            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in fn.saved_tensors if not t.is_leaf or not t.requires_grad
-        }.values()
-    )
+    own = [t for t in (*fn.saved_tensors, *fn.extras) if not t.is_leaf or not t.requires_grad]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in own}.values())

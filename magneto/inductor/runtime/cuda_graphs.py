@@ -45,6 +45,7 @@ _alive: weakref.WeakSet[Recording] = weakref.WeakSet()
 _recording = threading.Lock()
 _data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__  # type: ignore[attr-defined]  # as `detach`, without an operation
 _lent: Counter[int] = Counter()  # where tensors begin that live recordings lend
+Counting = Callable[[bytes, list[torch.Tensor]], bytes]
 _users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 _uses: Callable[[torch.Tensor], int] | None = getattr(torch.Tensor, "_use_count", None)
 
@@ -61,38 +62,37 @@ class Parts:
 
 @dataclass(eq=False)
 class Recording:
-    """`lie`: inputs that are read where they lie, as int32, and their addresses, as int64; `copied`: inputs that are copied to `buffers`; `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `shown`: they are handed out
-    as they are and not as other tensors on their memory; `lent`: storages whose users are counted, and `lenders`, whose output each is. `counts`: what `users` says when nobody else has what is lent.
+    """`lie`: inputs that are read where they lie, as int32, their addresses, as int64, and what `_C.moved` notes; `copied`: inputs that are copied to `buffers`; `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `shows`: those too, if they are handed out
+    as they are and not as other tensors on their memory; `lent`: storages whose users are counted, as int64, and `lenders`, whose output each is. `counts`: what `users` says when nobody else has what is lent.
     `taken`: what the tail of the run reads. `trial`: replays that are left until more is lent (0: no end)."""
 
     graph: Any
     stream: int
-    lie: tuple[bytes, bytes] = (b"", b"")
+    lie: tuple[bytes, bytes, bytearray] = (b"", b"", bytearray())
     copied: list[int] = field(default_factory=list)
     buffers: list[torch.Tensor] = field(default_factory=list)
     outputs: list[Callable[[Sequence[Any]], Any]] = field(default_factory=list)
     tail: list[torch.Tensor] = field(default_factory=list)
-    shown: bool = False
-    lent: list[int] = field(default_factory=list)
+    shows: list[torch.Tensor] = field(default_factory=list)
+    lent: bytes = b""
     lenders: list[int] = field(default_factory=list)
-    counts: list[list[int]] = field(default_factory=list)
+    counted: Counting = field(default_factory=lambda: _counting())
+    counts: bytes = b""
     held: list[tuple[torch.Tensor, Any, int]] = field(default_factory=list)  # output, its storage if it is lent, its number
     taken: tuple[torch.Tensor, ...] = ()
     trial: int = 0
 
-    def users(self) -> list[list[int]]:
+    def users(self) -> bytes:
         """Of the storages lent, and of the tensors that are handed out as they are."""
-        storages = list(map(_users, self.lent))  # type: ignore[arg-type]
-        return [storages, *_references(self.tail)] if self.shown else [storages]
+        return self.counted(self.lent, self.shows)
 
     def alive(self) -> list[int]:
         """The outputs lent that somebody has."""
         found = self.users()
         if found == self.counts:
             return []
-        of_tail = self.lenders[len(self.lent) - len(self.tail) :]
-        counted = zip((self.lenders, of_tail, of_tail), found, self.counts, strict=False)
-        return [k for outputs, now, then in counted for k, a, b in zip(outputs, now, then, strict=True) if a > b]
+        of_tail = self.lenders[len(self.lenders) - len(self.tail) :]
+        return [k for k, a, b in zip(self.lenders + 2 * of_tail, array("I", found), array("I", self.counts), strict=False) if a > b]
 
 
 class Graphed:
@@ -134,32 +134,28 @@ class Graphed:
         return self._called(values)
 
     def _called(self, inputs: Inputs) -> Sequence[Any]:
-        found = self.recording
-        if found is not None and self.lock.acquire(False):
+        r = self.recording
+        if r is not None and self.lock.acquire(False):
             try:
-                if self._fits(found, inputs):
-                    if self.debt:
-                        self.debt -= 1
-                    if found.trial:
-                        self._tried(found)
-                    return self._replay(found, inputs)
+                if _C.moved(inputs, *r.lie) < 0 and record.stream(self.index) == r.stream and not record.capturing():
+                    if not r.lent or r.counted(r.lent, r.shows) == r.counts or not r.alive():
+                        if self.debt:
+                            self.debt -= 1
+                        if r.trial:
+                            self._tried(r)
+                        return self._replay(r, inputs)
             finally:
                 self.lock.release()
         return self._plainly(inputs)
 
     # ---- replaying -------------------------------------------------------------------------------------------------------
 
-    def _fits(self, r: Recording, inputs: Inputs) -> bool:
-        if _C.moved(inputs, *r.lie) >= 0 or (r.lent and r.alive()):
-            return False
-        return record.stream(self.index) == r.stream and not record.capturing()
-
     def _replay(self, r: Recording, inputs: Inputs) -> Sequence[Any]:
         if r.copied:
             _copy(r.buffers, [_data(inputs[i]) for i in r.copied])
         r.graph.replay()
         values = inputs if self.parts is None else (*inputs, *self.parts.tail(*inputs, *r.taken))
-        found = (*[output(values) for output in r.outputs], *(r.tail if r.shown else map(_data, r.tail)))
+        found = (*[output(values) for output in r.outputs], *(r.shows or map(_data, r.tail)))
         if type(inputs) is list:
             inputs.clear()
         return found
@@ -203,7 +199,7 @@ class Graphed:
             return self._launched(inputs)
         counter("cuda_graphs")
         if made.tail and not self.of_backward and _uses is not None:
-            made.shown = _nobody_has(made.tail)
+            made.shows = made.tail if _nobody_has(made.tail) else []
         made.counts = made.users()
         with self.lock:
             self.recording = made
@@ -273,7 +269,7 @@ class Graphed:
         for i in copied:
             given[i] = torch.empty_strided(inputs[i].shape, inputs[i].stride(), dtype=inputs[i].dtype, device=inputs[i].device)
         made.copied, made.buffers = copied, [given[i] for i in copied]
-        made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes()
+        made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes(), bytearray(16 * len(lie))
         run = self.run if self.parts is None else self.parts.head
         made.graph, outs = record.recorded(run, given, self.index, self.first)
         record.release(run)
@@ -289,7 +285,7 @@ class Graphed:
         if moved > self.room:
             self._off(f"{moved} bytes would be copied in each call")
             return None
-        made.lent = [storage._cdata for _, storage, _ in made.held if storage is not None]
+        made.lent = array("q", [storage._cdata for _, storage, _ in made.held if storage is not None]).tobytes()
         lent = {k: out for out, storage, k in made.held if storage is not None}
         made.lenders = list(lent)
         first = max((k + 1 for k in range(len(made.outputs)) if k not in lent), default=0)
@@ -349,11 +345,27 @@ def _nobody_has(tail: list[torch.Tensor]) -> bool:
     probe = torch.empty(1, device="cpu")
     held, listed = (probe, None, 0), [probe]
     del probe
-    return bool(held) and _references(tail) == [counts * len(tail) for counts in _references(listed)]
+    one = array("I", _by_torch(b"", listed))
+    return bool(held) and list(array("I", _by_torch(b"", tail))) == [count for count in one for _ in tail]
 
 
-def _references(tensors: list[torch.Tensor]) -> list[list[int]]:
-    return [list(map(getrefcount, tensors)), list(map(_uses, tensors))]  # type: ignore[arg-type]
+def _by_torch(storages: bytes, tensors: list[torch.Tensor]) -> bytes:
+    """How many users storages have, references to tensors, and users of these."""
+    counts = map(_users, array("q", storages)), map(getrefcount, tensors), map(_uses, tensors)  # type: ignore[arg-type]
+    return array("I", [count for some in counts for count in some]).tobytes()
+
+
+def _counting() -> Counting:
+    """Natively, if that tells what torch does of tensors with some users and many."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        tensors = [torch.zeros(1, device="cpu", requires_grad=True) for _ in range(3)]
+        held = [tensors[1].detach(), *(tensors[2] * tensors[2] for _ in range(4)), tensors[0].untyped_storage()]
+    storages = array("q", [x.untyped_storage()._cdata for x in tensors]).tobytes()
+    try:
+        native, known = (array("I", counted(storages, tensors)) for counted in (_C.users, _by_torch))
+    except TypeError:
+        return _by_torch
+    return _C.users if held and native[:3] == known[:3] and native[6:] == known[6:] and len({*known[6:]}) > 1 else _by_torch
 
 
 def _large(x: torch.Tensor) -> bool:

@@ -231,7 +231,7 @@ def test_what_a_forward_lends_is_read_where_it_lies(deck: Deck) -> None:
     large = [buffer for buffer in backward.buffers if buffer.numel() > 20]
     assert large == []  # what the results become may be copied
     assert [tape.replays for tape in deck.tapes] == [7, 7]
-    assert forward.shown and not backward.shown
+    assert forward.shows and not backward.shows
 
 
 @pytest.mark.parametrize("large", [80, 81])
@@ -437,7 +437,7 @@ def test_what_others_have_of_a_forward_stays_as_it_is(keep: str, deck: Deck) -> 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t) if keep == "hooks" else contextlib.nullcontext():
         out = run(x)
     if keep != "hooks":
-        saved = out.grad_fn.saved_tensors  # type: ignore[union-attr]
+        saved = (*out.grad_fn.saved_tensors, *out.grad_fn.extras)  # type: ignore[union-attr]
         kept += saved if keep == "asked" else [t.detach() for t in saved]
         del saved
     out.sum().backward()

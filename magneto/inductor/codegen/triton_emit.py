@@ -13,7 +13,7 @@ import torch
 
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, op_text
-from magneto.inductor.codegen.triton_types import BYTES, compute_type, literal, number
+from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.inductor.loops.philox import limit_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
@@ -131,6 +131,11 @@ class Emitter:
         if self.halves and (short := self._short(value)) is not None:
             name = self.emit(short[1], under)
             return f"lib.{short[0]}_of_half({name.text})", name.axes
+        if self.halves and value.name == "convert_element_type" and value.dtype is torch.bfloat16:
+            wide = self._seen(value.args[0])
+            if isinstance(wide, Op) and not self.found((wide, under)) and (short := self._short(wide)) is not None and short[0] == "gelu":
+                name = self.emit(short[1], under)
+                return convert(f"lib.gelu_of_bfloat16({name.text})", wide.dtype, value.dtype), name.axes
         consts = [isinstance(a, Const) for a in value.args]
         kind = value.args[0].dtype if value.args else value.dtype
         bare = (

@@ -100,14 +100,25 @@ def one_plus_erf_of_half(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gelu_of_half(x):  # type: ignore[no-untyped-def]
-    """x * (1 + erf(x / sqrt(2))) / 2, of x < 0 as x * erfc(-x / sqrt(2)) / 2: the same polynomial, of |x|."""
+    """x * (1 + erf(x / sqrt(2))) / 2 as x / 2 + |x| * (1 - erfc(|x| / sqrt(2))) / 2: of erfc the logarithm is nearly a polynomial. Right to 7e-6 of the result, and to |x| * 2**-26."""
+    t = tl.minimum(tl.abs(x), 14.0)
+    p = tl.fma(t, 2.1979609300615266e-05, -0.000651370792184025)
+    p = tl.fma(p, t, 0.007617576513439417)
+    p = tl.fma(p, t, -0.052582304924726486)
+    p = tl.fma(p, t, -0.4594353139400482)
+    p = tl.fma(p, t, -1.1510117053985596)
+    return tl.fma(-tl.abs(x), exp2_of_half(tl.fma(p, t, -1.0)) - 0.5, x * 0.5)
+
+
+@triton.jit
+def gelu_of_bfloat16(x):  # type: ignore[no-untyped-def]
+    """The same for what is rounded to bfloat16 at once, a term less. Right to 3.2e-4 of the result, a sixth of half a unit."""
     t = tl.abs(x)
-    p = tl.fma(t, -0.0005204487124755052, 0.007397464476525785)
-    p = tl.fma(p, t, -0.052561166190541915)
-    p = tl.fma(p, t, -0.4592547118663789)
-    p = tl.fma(p, t, -1.151091377175463)
-    half = exp2_of_half(tl.fma(p, t, -1.0))
-    return x * tl.where(x < 0, half, 1.0 - half)
+    p = tl.fma(t, -0.00016286488971672952, 0.004335502628237009)
+    p = tl.fma(p, t, -0.04343242570757866)
+    p = tl.fma(p, t, -0.4700632393360138)
+    p = tl.fma(p, t, -1.1470983028411865)
+    return tl.fma(-t, exp2_of_half(tl.fma(p, t, -1.0)) - 0.5, x * 0.5)
 
 
 @triton.jit

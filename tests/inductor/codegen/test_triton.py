@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,9 +305,34 @@ def _almost_gelu(g: Graph) -> Any:
 
 def test_gelu_of_halves_is_short() -> None:
     (kernel,) = kernels(CASES["gelu of torch.bfloat16"][0])
-    assert "lib.one_plus_erf_of_half(" in kernel.body and kernel.body.count("lib.gelu_of_half(") == 1 and "lib.erf" not in kernel.body
+    assert "lib.one_plus_erf_of_half(" in kernel.body and kernel.body.count("lib.gelu_of_bfloat16(") == 1 and "lib.erf" not in kernel.body
+    (kernel,) = kernels(CASES["gelu of torch.float16"][0])
+    assert kernel.body.count("lib.gelu_of_half(") == 1 and "gelu_of_bfloat16" not in kernel.body
     (kernel,) = kernels(lambda g: g.output(_almost_gelu(g)))
-    assert "gelu_of_half" not in kernel.body and kernel.body.count("lib.one_plus_erf_of_half(") == 1
+    assert "lib.gelu_of" not in kernel.body and kernel.body.count("lib.one_plus_erf_of_half(") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gelu_of_every_half(dtype: torch.dtype) -> None:
+    """At most twice the error that eager's own formula is allowed: half a unit, and what 1 + erf costs. The power of two is the device's, wrong by two units or not."""
+    tree = ast.parse((ROOT / "magneto/inductor/codegen/triton_library.py").read_text())
+    name = "gelu_of_bfloat16" if dtype is torch.bfloat16 else "gelu_of_half"
+    (function,) = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == name]
+    function.decorator_list.clear()
+    wide, dense = torch.float64, torch.cat([torch.linspace(-14, 14, 200_001), torch.logspace(-38, 2, 4001), -torch.logspace(-38, 2, 4001)])
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).float()
+    tl = SimpleNamespace(abs=torch.abs, minimum=lambda a, b: torch.where(a < b, a, b), fma=lambda a, b, c: (a.to(wide) * b + c).float())
+    unit, least = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    for off, x in itertools.product((-(2.0**-22), 0.0, 2.0**-22), (every, dense)):
+        namespace: dict[str, Any] = {"tl": tl, "exp2_of_half": lambda v, off=off: (torch.exp2(v.to(wide)) * (1 + off * (v != -1))).float()}
+        exec(compile(ast.Module([function], []), name, "exec"), namespace)
+        ours = namespace[name](x).to(dtype)
+        exact = -x.to(wide) * -0.5 * torch.special.erfc(-x.to(wide) * 0.5**0.5)
+        half = torch.maximum(torch.exp2(exact.abs().log2().floor()) * unit / 2, torch.tensor(least / 2, dtype=wide))
+        plain = exact.isfinite() & (exact.abs() <= torch.finfo(dtype).max)
+        assert ((ours.to(wide) - exact).abs() <= 2 * (half + x.abs() * 2.0**-25))[plain].all()
+        assert torch.equal(ours.isnan(), exact.isnan()) and torch.equal(ours[~plain].to(wide).nan_to_num(), exact[~plain].to(dtype).to(wide).nan_to_num())
+        assert torch.equal(ours[x == 0].signbit(), x[x == 0].signbit())
 
 
 TEXTS_OF_PRODUCTS = {

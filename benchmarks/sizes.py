@@ -2,7 +2,8 @@
 
     python -m benchmarks.sizes [--only decode] [--without torch.compile] [--out DIR]
 
-decode: 100 tokens of a small GPT-2, the cache grows by one in each call. lengths: its prompts of 51 lengths. batches: an MLP on 60 batch sizes. images: a convolutional network on 20 batch sizes.
+decode: 100 tokens of a small GPT-2, the cache grows by one in each call. lengths: its prompts of 51 lengths. batches: an MLP on 60 batch sizes. images: a convolutional network on 20 batch sizes. training: the small GPT-2
+on batches padded to 40 lengths, gradients included.
 A round is all of a program's calls; the first one pays for what is compiled. Processor time with child processes; the ways take turns, round by round. Results are compared with eager's.
 """
 
@@ -74,7 +75,24 @@ def images() -> tuple[Callable[..., Any], Round]:
     return model, lambda fn: [fn(x) for x in inputs]
 
 
-PROGRAMS = {"decode": decode, "lengths": lengths, "batches": batches, "images": images}
+def training() -> tuple[Callable[..., Any], Round]:
+    model = gpt2()
+    sizes = random.Random(0).sample(range(16, 128), 40)
+    batches = [torch.randint(0, 1000, (4, n), generator=torch.Generator().manual_seed(n)) for n in sizes]
+
+    def run(fn: Callable[..., Any]) -> list[torch.Tensor]:
+        found = []
+        for ids in batches:
+            model.zero_grad()
+            with torch.enable_grad():
+                fn(ids).backward()
+            found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        return found
+
+    return lambda ids: model(input_ids=ids, labels=ids, use_cache=False).loss, run
+
+
+PROGRAMS = {"decode": decode, "lengths": lengths, "batches": batches, "images": images, "training": training}
 
 
 def optimised(way: str, fn: Callable[..., Any]) -> Callable[..., Any]:

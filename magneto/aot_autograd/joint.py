@@ -194,7 +194,7 @@ def _not_a_leaf(mode: FunctionalMode, tracing: Tracing, index: int, leaf: torch.
         tensor = leaf.clone(memory_format=torch.preserve_format)
     if tensor.stride() != leaf.stride():
         with mode, torch.enable_grad():
-            tensor = _Identity.apply(leaf)  # type: ignore[no-untyped-call]
+            tensor = Identity.apply(leaf)  # type: ignore[no-untyped-call]
     root = mode.storages.add_root(tensor, view.meta, view.node, index)
     tracing.roots[index] = root
     tracing.versions[index] = tensor._version
@@ -202,7 +202,7 @@ def _not_a_leaf(mode: FunctionalMode, tracing: Tracing, index: int, leaf: torch.
     return tensor
 
 
-class _Identity(torch.autograd.Function):
+class Identity(torch.autograd.Function):
     """Another memory with the same geometry; gradients pass."""
 
     @staticmethod

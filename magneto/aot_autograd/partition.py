@@ -20,6 +20,7 @@ from magneto.aot_autograd.recompute import computed_again, dear, read_apart
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
+from magneto.base.varying import any_size, chosen
 from magneto.graph.append import append_call
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import stays
@@ -57,7 +58,7 @@ def partition(joint: JointGraph) -> Partition:
     roots = checked_by_autograd(joint)
     itself = {node for node in wanted if node.meta["stage"] == "forward"}  # gradients that are a value of the forward
     read, cost = sorted(read_by_backward(wanted) | itself), _cost(joint, roots)
-    kept_nodes = min_cut(read, cost, _recomputable)
+    kept_nodes = _chosen(joint.graph, lambda: min_cut(read, cost, _recomputable))
     again = lambda node: _recomputable(node) and not _checkpointed(node)  # noqa: E731
     if free := dear(joint.graph.nodes, kept_nodes, again, _is_late):
         if read_apart(joint.graph, free, kept_nodes, again, _is_late):
@@ -91,6 +92,19 @@ def partition(joint: JointGraph) -> Partition:
     backward = _backward_graph(joint, kept_nodes, wanted)
     gradients = tuple(_gradient(node, wanted, joint.tangents) for node in joint.gradients)
     return Partition(forward, backward, tuple(kept), len(extras), gradients, joint.origins)
+
+
+def _chosen(graph: fx.Graph, cut: Callable[[], list[fx.Node]]) -> list[fx.Node]:
+    """What `cut` gives; for all samples of a family what it gives for the first one."""
+    if not any_size():
+        return cut()
+    places = {node: k for k, node in enumerate(graph.nodes)}
+    form = [(node.target, [places[source] for source in node.all_input_nodes]) for node in places]
+    first, kept = chosen(lambda: (form, [places[node] for node in cut()]))
+    if first != form:
+        raise Refusal("what forward and backward compute depends on sizes")
+    nodes = list(places)
+    return [nodes[k] for k in kept]
 
 
 def _effects(joint: JointGraph) -> list[fx.Node]:

@@ -134,6 +134,11 @@ class Signature:
         return replace(self, mutations=mutations, apart=apart)
 
     @property
+    def direct(self) -> frozenset[int]:
+        """The results that the compiled graph has written into inputs."""
+        return frozenset(m.source.index for m in self.mutations if m.direct and isinstance(m.source, Result))
+
+    @property
     def trivial(self) -> bool:
         """Whether the compiled functional graph already is what the caller wants."""
         return (

@@ -20,8 +20,8 @@ from magneto import _C
 from magneto.aot_autograd.arrivals import in_order
 from magneto.aot_autograd.call import as_function, without_grad
 from magneto.aot_autograd.joint import JointGraph
-from magneto.aot_autograd.partition import Partition
-from magneto.aot_autograd.reached import left_over, reached
+from magneto.aot_autograd.partition import Gradient, Partition
+from magneto.aot_autograd.reached import Reached, left_over, reached
 from magneto.aot_autograd.replay import Replay, replay_of
 from magneto.aot_autograd.signature import Result
 from magneto.aot_autograd.tangents import given_up, laid_out
@@ -29,6 +29,7 @@ from magneto.base.errors import UserError
 from magneto.graph.meta import TensorMeta
 
 Compiled = Callable[..., Any]
+Ends = tuple[tuple[int, ...], tuple[Gradient, ...]]  # numbers of the values kept that a backward graph takes, and what it gives
 Choice = tuple[frozenset[int], frozenset[int]]  # which tangents are missing, which inputs' gradients nobody asks for
 
 BACKWARDS = 8  # for so many choices of results with gradients a backward is compiled; further ones are called operation by operation
@@ -57,7 +58,7 @@ class Backward:
 @dataclass(slots=True)
 class TrainingPlan:
     """What the autograd function needs to know. `compile_backward` compiles a backward graph when it is first needed; `backwards` are those that have been, by the
-    tangents that are missing."""
+    tangents that are missing. `family`: has backwards for all sizes; there `part` gives a backward graph for these."""
 
     name: str
     forward: Compiled
@@ -82,6 +83,8 @@ class TrainingPlan:
     backwards: dict[Choice, Backward] = field(default_factory=dict)
     shown: Compiled | None = None  # what autograd is given of the results, when some are inputs that the kernels have written
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
+    family: Callable[[Choice], tuple[Compiled, Ends] | None] | None = None
+    part: Callable[[Choice], Reached] | None = None
     leftovers: dict[frozenset[int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
@@ -131,7 +134,7 @@ class TrainingPlan:
         """The backward for gradients that are many at once (vmap, `is_grads_batched`), which only PyTorch's operations take."""
 
         def called() -> Compiled:
-            part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, self.cut.origins, *choice)
+            part = self.reach(choice)
             function = as_function(part.graph, self.name, any_layout=True, own=False)
             return lambda values: function(*values)
 
@@ -146,22 +149,36 @@ class TrainingPlan:
             self.leftovers[rest] = {k: found for k, found in places.items() if found is not None}
         return self.leftovers[rest]
 
+    def reach(self, choice: Choice) -> Reached:
+        """The backward graph for one choice."""
+        if self.part is not None:
+            return self.part(choice)
+        return reach(self.cut, choice)
+
     def _built(self, choice: Choice) -> Backward:
-        part = reached(self.cut.backward, len(self.cut.kept), self.cut.gradients, self.cut.origins, *choice)
-        if len(self.backwards) < BACKWARDS:
-            compiled = self.compile_backward(part.graph)
+        found = None if self.family is None else self.family(choice)
+        if found is not None:
+            compiled, (kept, gradients) = found
         else:
-            compiled = without_grad(as_function(part.graph, self.name))
+            part = self.reach(choice)
+            kept, gradients = part.kept, part.gradients
+            few = len(self.backwards) < BACKWARDS
+            compiled = self.compile_backward(part.graph) if few else without_grad(as_function(part.graph, self.name))
         there = [k for k in range(len(self.differentiable)) if k not in choice[0]]
-        given = (None if g is None else f"t[{there.index(g[1])}]" if isinstance(g, tuple) else f"f[{g}]" for g in part.gradients)
+        given = (None if g is None else f"t[{there.index(g[1])}]" if isinstance(g, tuple) else f"f[{g}]" for g in gradients)
         return Backward(
             getattr(compiled, "consume", None) or (lambda values: compiled(*values)),
-            part.kept,
+            kept,
             tuple((self.differentiable[k], self.tangent_metas[k]) for k in there),
-            any(isinstance(g, tuple) for g in part.gradients),
+            any(isinstance(g, tuple) for g in gradients),
             eval(f"lambda f, t: (None, {''.join(f'{g}, ' for g in given)})"),
             getattr(compiled, "any_layout", False),
         )
+
+
+def reach(cut: Partition, choice: Choice) -> Reached:
+    """The part of a backward graph that runs for one choice."""
+    return reached(cut.backward, len(cut.kept), cut.gradients, cut.origins, *choice)
 
 
 def plan_training(

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import fx
 
-from magneto.aot_autograd.call import without_autocast
+from magneto import _C
+from magneto.aot_autograd.call import as_function, under_autocast, without_autocast, without_grad
+from magneto.aot_autograd.joint import Identity
 from magneto.aot_autograd.mode import hollow
+from magneto.aot_autograd.partition import Partition
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Signature
+from magneto.aot_autograd.training import BACKWARDS, Choice, Ends, TrainingPlan, reach, training_function
 from magneto.aot_autograd.wrap import wrap
+from magneto.base.collection import no_collection
 from magneto.base.errors import MagnetoError
 from magneto.base.events import counter, emit, timer
 from magneto.base.flags import config
 from magneto.base.heard import taken
 from magneto.base.logs import LOOPS, log
+from magneto.base.varying import Choices, sampling, varying
 from magneto.graph.meta import TensorMeta
 from magneto.graph.specialise import specialised
 
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 Compiled = Callable[..., Any]
 Key = tuple[int, ...]
 Values = Mapping[fx.Node, Any]
+T = TypeVar("T")
 
 MOST = 12  # families of one graph
 REFUSALS = 2  # attempts that end without a family, until there are no more
@@ -43,47 +54,64 @@ REFUSALS = 2  # attempts that end without a family, until there are no more
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What is made of a graph at some sizes, besides its plan. `doubted`: calls may find NaN where the plan relies on there being none (inductor/runtime/invalid.py)."""
+    """What is made of a graph at some sizes, besides its plan. `doubted`: calls may find NaN where the plan relies on there being none (inductor/runtime/invalid.py). `training`: of the forward of a training."""
 
     signature: Signature
     constants: tuple[torch.Tensor, ...]
     autocast: tuple[str, ...]
     doubted: bool
+    training: TrainingPlan | None = None
+
+
+class Cut(Protocol):
+    """Where the graph of a training is cut."""
+
+    @property
+    def cut(self) -> Partition: ...
+
+    def backward(self, choice: Choice, name: str) -> tuple[Finished, Ends]:
+        """A sample of the backward for one choice of gradients."""
+
+    def alone(self, graph: fx.Graph, name: str) -> Compiled:
+        """A backward compiled for its sizes."""
 
 
 class Sampler(Protocol):
     """The compiler, as data."""
 
-    def sample(self, gm: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> tuple[Finished, Rest]:
+    def sample(self, gm: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> tuple[Finished, Rest, Cut | None]:
         """What it makes of a graph for inputs that may be hollow. `given`: inputs like them of a call. Raises whatever speaks against it."""
+
+    def cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Cut:
+        """The last part of a sample alone."""
 
     def exactly(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         """The functional graph compiled without doubts."""
 
 
 class Families:
-    """Of one graph, of an inference on the CPU."""
+    """Of one graph on the CPU. `allows`: whether there is time to compile for single sizes."""
 
-    def __init__(self, gm: fx.GraphModule, name: str, sampler: Sampler, eager: Compiled) -> None:
-        self.gm, self.name, self.sampler, self.eager = gm, name, sampler, eager
+    def __init__(self, gm: fx.GraphModule, name: str, sampler: Sampler, eager: Compiled, allows: Callable[[], bool]) -> None:
+        self.gm, self.name, self.sampler, self.eager, self.allows = gm, name, sampler, eager, allows
         self.resizer: Any = gm.meta["magneto"]["resizer"]
         self.values: Callable[[Key], Values | None] = self.resizer.at
         self.varies = {index for index, _, _ in gm.meta["magneto"]["varying"]}
-        self.made: list[tuple[Family, Evidence]] = []
+        self.made: list[tuple[Family, Evidence, Backwards | None]] = []
         self.refused = 0
 
     def may_grow(self, key: Key) -> bool:
         """May there be one more, for sizes that none takes?"""
-        return self.refused < REFUSALS and len(self.made) < MOST and not any(family.holds(key) for family, _ in self.made)
+        return self.refused < REFUSALS and len(self.made) < MOST and not any(family.holds(key) for family, *_ in self.made)
 
     def at(self, key: Key, inputs: Sequence[Any]) -> Compiled | None:
         """The callable for these sizes."""
-        for family, evidence in self.made:
+        for family, evidence, backwards in self.made:
             if not family.holds(key):
                 continue
             if config.verify or not self.resizer.trusts(key):
                 values = self.values(key)
-                if values is None or not evidence.holds(key, values):
+                if values is None or not evidence.holds(key, values) or not (backwards is None or backwards.agree(key, inputs)):
                     counter("sizes_of_no_family")
                     return None
             found = family.at(key, self.name)
@@ -91,17 +119,20 @@ class Families:
                 return None
             counter("sizes_of_families")
             plan, rest = found
-            return self._callable(plan, rest, key, inputs)
+            return self._callable(plan, rest, key, inputs, backwards)
         return None
 
-    def _callable(self, plan: Compiled, rest: Rest, key: Key, inputs: Sequence[Any]) -> Compiled:
+    def _callable(self, plan: Compiled, rest: Rest, key: Key, inputs: Sequence[Any], backwards: Backwards | None) -> Compiled:
         if rest.doubted:
             from magneto.inductor.runtime.invalid import answering
 
-            plan = answering(plan, lambda: self.sampler.exactly(*self._example(key, inputs)[1:]))
-        return wrap(without_autocast(plan, rest.autocast), rest.signature, rest.constants, self.eager, self.name)
+            plan = answering(plan, lambda: self.sampler.exactly(*self.example(key, inputs)[1:]))
+        plan = without_autocast(plan, rest.autocast)
+        if rest.training is not None and backwards is not None:
+            plan = training_function(backwards.joined(rest, plan, key, inputs))
+        return wrap(plan, rest.signature, rest.constants, self.eager, self.name)
 
-    def _example(self, key: Key, inputs: Sequence[Any]) -> tuple[Values, fx.GraphModule, list[Any]]:
+    def example(self, key: Key, inputs: Sequence[Any]) -> tuple[Values, fx.GraphModule, list[Any]]:
         """What the nodes are at some sizes, the graph for them, and inputs; those that vary are hollow."""
         values = self.values(key)
         if values is None:
@@ -110,8 +141,19 @@ class Families:
         return (
             values,
             specialised(self.gm, values),
-            [_hollow(meta) if k in self.varies else x for k, (meta, x) in enumerate(zip(metas, inputs, strict=True))],
+            [
+                _hollow(meta.with_(is_leaf=x.is_leaf)) if k in self.varies else x
+                for k, (meta, x) in enumerate(zip(metas, inputs, strict=True))
+            ],
         )
+
+    def narrow(self, of: Backwards, to: Family) -> None:
+        """What flows back has a smaller domain: other sizes may have another family."""
+        for place, (family, evidence, backwards) in enumerate(self.made):
+            if backwards is of:
+                both = zip(family.domain, to.domain, strict=True)
+                domain = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in both)
+                self.made[place] = replace(family, domain=domain), evidence, backwards
 
     def add(self, key: Key, inputs: Sequence[Any]) -> bool:
         """Make the family round these sizes, if there is one."""
@@ -124,31 +166,35 @@ class Families:
             log(LOOPS, lambda: f"{self.name} has no family at {key}: {found}")
             return False
         self.made.append(found)
-        family, evidence = found
+        family, evidence, _ = found
         self.resizer.trust(lambda sizes: evidence.trusted(sizes) if family.holds(sizes) else None)
-        emit("artifact", artifact="family", graph=self.name, domain=found[0].domain)
+        emit("artifact", artifact="family", graph=self.name, domain=family.domain)
         return True
 
-    def _unified(self, key: Key, inputs: Sequence[Any]) -> tuple[Family, Evidence] | str:
-        from magneto.base.varying import sampling
+    def _unified(self, key: Key, inputs: Sequence[Any]) -> tuple[Family, Evidence, Backwards | None] | str:
         from magneto.inductor.family import Family, probes
 
         samples: list[Any] = []
         nodes: dict[Key, Values] = {}
+        cuts: dict[Key, Cut] = {}
+        choices: Choices | None = None
         found: Family | str = ""
         for narrow in (False, True)[: 2 if len(key) < 3 else 1]:  # with many sizes samples and attempts are many
             for sizes in probes(key, narrow):
                 if sizes in nodes:
                     continue
                 try:
-                    values, gm, example = self._example(sizes, inputs)
-                    with sampling():
-                        sample = self.sampler.sample(gm, example, inputs)
+                    values, gm, example = self.example(sizes, inputs)
+                    with sampling(choices) as made:
+                        *sample, cut = self.sampler.sample(gm, example, inputs)
                 except Exception as error:
                     if sizes == key:
                         return error.reason if isinstance(error, MagnetoError) else f"{type(error).__name__}: {error}"
                     continue
+                choices = choices or made
                 nodes[sizes] = values
+                if cut is not None:
+                    cuts[sizes] = cut
                 samples.append((sizes, *sample))
             found = Family.of(samples)
             if not isinstance(found, str):
@@ -156,9 +202,112 @@ class Families:
         if isinstance(found, str):
             return found
         try:
-            return found, Evidence(self.gm, {sizes: values for sizes, values in nodes.items() if found.holds(sizes)})
+            evidence = Evidence(self.gm, {sizes: values for sizes, values in nodes.items() if found.holds(sizes)})
+            backwards = (
+                Backwards(self, {sizes: cut for sizes, cut in cuts.items() if found.holds(sizes)}, choices, inputs) if cuts else None
+            )
+            return found, evidence, backwards
         except Refusal as refusal:
             return refusal.reason
+
+
+class Backwards:
+    """Of a family of forwards: for each choice of gradients a family of backwards from the same samples, where there is one. `choices`: of the forward's first sample."""
+
+    def __init__(self, owner: Families, cuts: dict[Key, Cut], choices: Choices | None, inputs: Sequence[Any]) -> None:
+        self.owner, self.cuts, self.choices = owner, cuts, choices
+        self.metas = list(map(_meta_of, inputs))  # not they themselves: that would be memory
+        self.name = f"{owner.name}_backward"
+        self.made: dict[Choice, Family | None] = {}
+        self.lock = threading.RLock()
+
+    def joined(self, rest: Rest, forward: Compiled, key: Key, inputs: Sequence[Any]) -> TrainingPlan:
+        """The plan of a training for some sizes."""
+        owner, first = self.owner, next(iter(self.cuts.values()))
+        metas = [_meta_of(x) if k in owner.varies else meta for k, (meta, x) in enumerate(zip(self.metas, inputs, strict=True))]
+
+        def cut() -> Cut:
+            return under_autocast(self.cut_at, rest.autocast)(key, [_hollow(x) if isinstance(x, TensorMeta) else x for x in metas])
+
+        assert rest.training is not None
+        plan = replace(
+            rest.training,
+            forward=forward,
+            compile_backward=self._alone,
+            cut=first.cut,
+            captured=under_autocast(owner.eager, rest.autocast),
+            holds=owner.gm.meta["magneto"].get("backward_holds"),
+            family=lambda choice: self._at(key, choice),
+            part=lambda choice: reach(_elsewhere(cut).cut, choice),
+            backwards={},
+            leftovers={},
+        )
+        plan.hide(rest.signature.direct)
+        return plan
+
+    def cut_at(self, key: Key, inputs: Sequence[Any]) -> Cut:
+        """Forward and backward for some sizes. Refusal where they are not those of the family."""
+        with timer("backend"), no_collection(), taken([]), sampling(self.choices), torch.enable_grad():
+            return self.owner.sampler.cut(*self.owner.example(key, inputs)[1:])
+
+    def agree(self, key: Key, inputs: Sequence[Any]) -> bool:
+        """Whether they are: asked where numbers coincide."""
+        try:
+            self.cut_at(key, inputs)
+        except Exception:
+            return False
+        return True
+
+    def _at(self, key: Key, choice: Choice) -> tuple[Compiled, Ends] | None:
+        """The backward for some sizes, of a family."""
+        with self.lock:
+            if choice not in self.made:
+                with timer("compile"), timer("backend"), no_collection(), varying(True), taken([]):
+                    family = self.made[choice] = self._unified(choice) if len(self.made) < BACKWARDS else None
+                if family is not None:
+                    self.owner.narrow(self, family)
+            family = self.made[choice]
+        return None if family is None else family.at(key, self.name)
+
+    def _unified(self, choice: Choice) -> Family | None:
+        from magneto.inductor.family import Family
+
+        samples: list[Any] = []
+        choices: Choices | None = None
+        found: Family | str = "none of its samples"
+        for sizes, cut in self.cuts.items():
+            try:
+                with sampling(choices) as made:
+                    samples.append((sizes, *cut.backward(choice, self.name)))
+                choices = choices or made
+            except Exception as error:
+                found = f"{type(error).__name__}: {error}"
+                if choices is None:
+                    break
+        if choices is not None:
+            found = Family.of(samples)
+        if isinstance(found, str):
+            counter("families_refused")
+            emit("artifact", artifact="family", graph=self.name, refused=found)
+            return None
+        emit("artifact", artifact="family", graph=self.name, domain=found.domain)
+        return found
+
+    def _alone(self, graph: fx.Graph) -> Compiled:
+        """A backward of no family."""
+        if not self.owner.allows():
+            counter("sizes_in_eager")
+            return without_grad(as_function(graph, self.name))
+        counter("sizes_compiled")
+        with timer("compile"), timer("backend"), no_collection(), varying(True), taken([]):
+            return next(iter(self.cuts.values())).alone(graph, self.name)
+
+
+def _elsewhere(fn: Callable[[], T]) -> T:
+    """`fn()` in a thread of its own: what is traced inside of a backward would be taken for a part of it."""
+    run = partial(copy_context().run, fn)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: _C.call_inactive(run)).result()
 
 
 def facts_of(nodes: Sequence[fx.Node], values: Values) -> list[Any]:
@@ -259,6 +408,13 @@ def _expression(fit: Any, column: tuple[Any, ...]) -> str | None:
     return fit.real(column, False) if all(type(value) is float for value in column) else None
 
 
+def _meta_of(x: Any) -> Any:
+    return TensorMeta.of(x) if isinstance(x, torch.Tensor) else x
+
+
 def _hollow(meta: TensorMeta) -> torch.Tensor:
     made = hollow(meta)
-    return made.requires_grad_() if meta.requires_grad else made
+    if not meta.requires_grad:
+        return made
+    with torch.enable_grad():
+        return made.requires_grad_() if meta.is_leaf else Identity.apply(made.requires_grad_())  # type: ignore[no-any-return, no-untyped-call]

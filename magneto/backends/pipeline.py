@@ -30,12 +30,12 @@ from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.recompute import recompute
 from magneto.aot_autograd.refusal import Refusal
-from magneto.aot_autograd.signature import Result, Signature, written_results
+from magneto.aot_autograd.signature import Signature, written_results
 from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
-from magneto.aot_autograd.training import plan_training, training_function
+from magneto.aot_autograd.training import Choice, Ends, TrainingPlan, plan_training, reach, training_function
 from magneto.aot_autograd.wrap import wrap
 from magneto.backends.fallback import name_of, recover, recover_backward
-from magneto.backends.families import Rest
+from magneto.backends.families import Cut, Rest
 from magneto.backends.sized import sized, varying_sizes
 from magneto.base.collection import no_collection
 from magneto.base.events import timer
@@ -268,47 +268,54 @@ def wrap_compiled(unit: Unit) -> Unit:
     return replace(unit, compiled=wrap(unit.compiled, aten.signature, aten.constants, atomic(unit.gm), unit.name))
 
 
-def join_halves(unit: Unit, backward_passes: tuple[Pass, ...]) -> Unit:
+def join_halves(unit: Unit, half: tuple[Pass, ...]) -> Unit:
     """One autograd function round the compiled forward and a backward that is compiled when it is first called."""
     assert unit.compiled is not None and unit.joint is not None
     if unit.cut is None:
         return unit
     name = f"{unit.name}_backward"
-    if unit.joint.checked is not None:  # its operations are primitives already
-        backward_passes = tuple(one for one in backward_passes if one.name != "decompose")
-
+    passes = backward_passes(unit.joint, half)
     sizes = sizes_vary()
 
     def build_backward(graph: fx.Graph) -> Compiled:
         with timer("backend"), no_collection(), varying(sizes), taken([]):
-            return compile_half(graph, name, backward_passes, unit.graphs)
+            return compile_half(graph, name, passes, unit.graphs)
 
     meta = unit.gm.meta.get("magneto", {})
     holds = meta.get("backward_holds")
     inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     captured = under_autocast(atomic(unit.gm), unit.autocast)
     plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, captured, True, holds, inputs)
-    plan.hide(frozenset(m.source.index for m in unit.traced.signature.mutations if m.direct and isinstance(m.source, Result)))
+    plan.hide(unit.traced.signature.direct)
     return replace(unit, compiled=training_function(plan))
+
+
+def backward_passes(joint: JointGraph, half: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    """Where the operations are primitives already, they are not decomposed again."""
+    return half if joint.checked is None else tuple(one for one in half if one.name != "decompose")
 
 
 def compile_half(
     graph: fx.Graph, name: str, passes: tuple[Pass, ...], graphs: bool = False, state: frozenset[int] | None = None
 ) -> Compiled:
     """A backward graph compiled, or with `state` (see state_of) an inference's; called operation by operation when the compiler does not take it."""
+    try:
+        unit = run_passes(passes, _half(graph, name, state, graphs), verify=verify_unit, show=show_unit, label=name)
+    except Exception as error:
+        recover_backward(name, error)
+        return without_grad(as_function(graph, name))
+    assert unit.compiled is not None
+    return unit.compiled
+
+
+def _half(graph: fx.Graph, name: str, state: frozenset[int] | None, graphs: bool = False) -> Unit:
     n = sum(1 for node in graph.nodes if node.op == "placeholder")
     outputs = graph.output_node().args[0]
     assert isinstance(outputs, tuple)
     half = AtenGraph(graph, Signature(n, 0, len(outputs), ()), (), name)
     unit = Unit(fx.GraphModule({}, fx.Graph()), (), name, False, aten=half, training=state is None, graphs=graphs)
     unit.gm.meta["magneto"] = {"state_inputs": state or ()}
-    try:
-        unit = run_passes(passes, unit, verify=verify_unit, show=show_unit, label=name)
-    except Exception as error:
-        recover_backward(name, error)
-        return without_grad(as_function(graph, name))
-    assert unit.compiled is not None
-    return unit.compiled
+    return unit
 
 
 COMPILE_HALF: tuple[Pass, ...] = (
@@ -364,8 +371,9 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
                 return _in_inference_mode(gm, example_inputs, half)
             if varying_sizes(gm):
                 compile = partial(compile_captured, half=half)
-                families = half is COMPILE_HALF and not needs_grad(gm, example_inputs)
-                return sized(gm, example_inputs, compile, half is COMPILE_HALF, Sampling() if families else None)
+                grad = needs_grad(gm, example_inputs)
+                sampler = None if half is not COMPILE_HALF or (grad and not torch.is_grad_enabled()) else Training() if grad else Sampling()
+                return sized(gm, example_inputs, compile, half is COMPILE_HALF, sampler)
             if torch.is_inference_mode_enabled():
                 gm = _without(
                     gm, [n for n in gm.graph.nodes if n.target in _GRAD_SWITCHES and not n.users]
@@ -383,24 +391,39 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
 class Sampling:
     """The passes of an inference, up to what is built."""
 
-    def sample(self, gm: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> tuple[Finished, Rest]:
+    def sample(self, gm: fx.GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> tuple[Finished, Rest, Cut | None]:
         """See `Sampler`."""
-        from magneto.inductor.compile import finish
-        from magneto.inductor.recall import foreign_device
         from magneto.inductor.runtime.invalid import may_run_twice
 
-        autocast = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
-        unit = trace_captured(Unit(gm, tuple(inputs), name_of(gm), torch.is_grad_enabled(), autocast))
-        graph, written = unit.traced.graph, written_results(unit.traced.signature, given)
-        if foreign_device(graph) is not None:
-            raise Refusal("a graph for a GPU")
-        doubted = not written and may_run_twice(graph)
-        unit = replace(unit, doubted=graph if doubted else None)
-        for step in COMPILE_HALF[1:-1]:
-            unit = step.fn(unit)
-        finished = finish(unit.traced.graph, unit.name, written)
+        unit = self.traced(gm, inputs)
+        graph, written = unit.traced.graph, _written(replace(unit, inputs=tuple(given)))
+        doubted = not (written or unit.training) and may_run_twice(graph)
+        finished = _as_data(replace(unit, doubted=graph if doubted else None), written, COMPILE_HALF)
         signature = unit.traced.signature.written_directly(finished.written) if finished.written else unit.traced.signature
-        return finished, Rest(signature, unit.traced.constants, autocast, doubted)
+        plan, cut = self.halves(unit, given)
+        return finished, Rest(signature, unit.traced.constants, unit.autocast, doubted, plan), cut
+
+    first: tuple[Pass, ...] = (Pass("trace", trace_captured),)
+
+    def traced(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Unit:
+        """The functional graph, of a training the forward's."""
+        from magneto.inductor.recall import foreign_device
+
+        autocast = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+        unit = Unit(gm, tuple(inputs), name_of(gm), torch.is_grad_enabled(), autocast)
+        for step in self.first:
+            unit = step.fn(unit)
+        if foreign_device(unit.traced.graph) is not None:
+            raise Refusal("a graph for a GPU")
+        return unit
+
+    def halves(self, unit: Unit, given: Sequence[Any]) -> tuple[TrainingPlan | None, Cut | None]:
+        """How forward and backward hang together, and where they are cut."""
+        return None, None
+
+    def cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Cut:
+        """See `Sampler`."""
+        raise NotImplementedError
 
     def exactly(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         """See `Sampler`."""
@@ -408,6 +431,63 @@ class Sampling:
         with timer("backend"), no_collection(), taken([]):
             graph = trace(gm, inputs, torch.is_grad_enabled(), name).graph
             return compile_half(graph, name, COMPILE_HALF[1:], False, frozenset())
+
+
+class Training(Sampling):
+    """The same of a training: its forward, and, choice by choice, what flows back."""
+
+    first = training(COMPILE_HALF)[: -len(COMPILE_HALF) - 2]
+
+    def halves(self, unit: Unit, given: Sequence[Any]) -> tuple[TrainingPlan | None, Cut | None]:
+        joint, cut = unit.joint, unit.cut
+        assert joint is not None
+        if cut is None:
+            return None, None
+        inputs = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.requires_grad]
+        bare = replace(cut, forward=_NONE, backward=_NONE)
+        return plan_training(joint, bare, _later, _later, _later, True, None, inputs), _Halves.of(joint, cut)
+
+    def cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Cut:
+        """See `Sampler`."""
+        unit = self.traced(gm, inputs)
+        assert unit.joint is not None and unit.cut is not None
+        return _Halves.of(unit.joint, unit.cut)
+
+
+_NONE = fx.Graph()
+
+
+def _later(*_: Any) -> Any:
+    """In the place of what samples do not have."""
+    raise AssertionError
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """See `Cut`. `passes`: of backwards."""
+
+    cut: Partition
+    passes: tuple[Pass, ...]
+
+    @staticmethod
+    def of(joint: JointGraph, cut: Partition) -> _Halves:
+        return _Halves(replace(cut, forward=_NONE), backward_passes(joint, COMPILE_HALF))
+
+    def backward(self, choice: Choice, name: str) -> tuple[Finished, Ends]:
+        part = reach(self.cut, choice)
+        return _as_data(_half(part.graph, name, None), {}, self.passes), (part.kept, part.gradients)
+
+    def alone(self, graph: fx.Graph, name: str) -> Compiled:
+        return compile_half(graph, name, self.passes)
+
+
+def _as_data(unit: Unit, written: dict[int, int], passes: tuple[Pass, ...]) -> Finished:
+    """The graph as compiled, up to what is built."""
+    from magneto.inductor.compile import finish
+
+    for step in passes[1:-1]:
+        unit = step.fn(unit)
+    return finish(unit.traced.graph, unit.name, written, frozenset(), unit.training)
 
 
 _INFERENCE = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)

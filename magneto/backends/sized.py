@@ -62,7 +62,7 @@ class Sized:
         self.known: dict[Key, Instance] = {}
         self.seen: Counter[Key] = Counter()
         self.budget: Any = meta.get("budget") or Budget()
-        self.families = None if sampler is None else Families(gm, self.name, sampler, self.eager)
+        self.families = None if sampler is None else Families(gm, self.name, sampler, self.eager, self.budget.allows)
         self._values = meta["resizer"].at
         self._compile, self._slow = compile, slow
         self._told = False

@@ -43,11 +43,12 @@ def finished_of(fn: Any, inputs: tuple[Any, ...]) -> tuple[Finished, list[Any]]:
 
 
 def samples_of(case: Case, sizes: list[tuple[int, ...]]) -> list[tuple[tuple[int, ...], Finished, Any]]:
-    found = []
+    found, choices = [], None
     for one in sizes:
         fn, *inputs = case(*one)
-        with sampling():
+        with sampling(choices) as made:
             found.append((one, finished_of(fn, tuple(inputs))[0], {"sizes": one, "sum": sum(one)}))
+        choices = choices or made
     return found
 
 

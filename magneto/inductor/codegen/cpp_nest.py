@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from magneto.base.varying import any_size
+from magneto.base.varying import any_size, chosen
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values, weight
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
@@ -192,7 +192,7 @@ def _downwards(kernel: FusedKernel) -> Nest | None:
     whole = [m for m in kernel.members if m.full]
     if (
         len(kernel.rows) != 1
-        or (prod(d.size for d in kernel.cols) < DOWN_FROM and not any_size())
+        or chosen(lambda: prod(d.size for d in kernel.cols) < DOWN_FROM)
         or kernel.rows[0].size * WIDTH * len(folds) > DOWN_BYTES
     ):
         return None

@@ -9,13 +9,16 @@ buffers stay out of the arena: what a plan holds between its steps, and while ot
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from magneto.base.flags import config
+from magneto.base.varying import chosen
 from magneto.inductor.convolve import POINTWISE, POINTWISE_ADD, TRANSPOSED
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import is_dense, same_layout
@@ -67,7 +70,7 @@ def plan_memory(
             alone.clear()
         for name in _allocated(step):
             size = int(plan.buffers[name].nbytes)  # type: ignore[arg-type]
-            single = (name in leaving and name not in lent) or (apart and size >= large)
+            single = (name in leaving and name not in lent) or (apart and chosen(functools.partial(operator.ge, size, large)))
             if name in plan.kept or (single and (not apart or name in plan.into)):
                 continue
             source = _taken_over(plan, step, name, position, last, alone, in_place, leaving, True) if config.buffer_reuse else None

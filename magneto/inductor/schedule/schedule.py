@@ -15,6 +15,7 @@ from math import prod
 
 from magneto.base.flags import config
 from magneto.base.logs import LOOPS, log, logging
+from magneto.base.varying import chosen
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Program, ViewOf, reads
 from magneto.inductor.schedule.dependence import predecessors
 from magneto.inductor.schedule.fuse import No, Yes, may_fuse
@@ -151,7 +152,7 @@ class _Fusion:
         here = {*self.members[other], *self.members[unit]}
         spared = [name for name in early.writes if name in late.reads and name not in self.pinned and self.readers[name] <= here]
         spared += [name for name in late.reads if name in self.called and self.readers[name] <= here]  # dies with the earlier one
-        return grown >= LARGE and grown > sum(map(self._bytes, spared))
+        return chosen(lambda: grown >= LARGE and grown > sum(map(self._bytes, spared)))
 
     def _bytes(self, name: str) -> int:
         return int(self.buffers[name].nbytes) if name in self.buffers else 0  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from magneto.base.varying import any_size
 from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
 from magneto.prims.decompositions.rows import LIBRARY
@@ -250,7 +251,7 @@ def _batch_norm_functional(
         return LIBRARY
     result, mean, invstd, variance = _training(b, x, weight, bias, eps)
     kept = _statistics_type(x, weight, running_mean)
-    unbiased = variance * (count / (count - 1))
+    unbiased = variance / (count - 1) * count if any_size() else variance * (count / (count - 1))  # the quotient tells no count
     updated = [
         (old.to(mean.dtype) * (1.0 - momentum) + new * momentum).to(old.dtype)
         for old, new in ((running_mean, mean), (running_var, unbiased))

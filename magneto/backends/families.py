@@ -12,6 +12,7 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,6 +50,7 @@ Values = Mapping[fx.Node, Any]
 T = TypeVar("T")
 
 MOST = 12  # families of one graph
+ATTEMPTS = (False, True), (False, False), (True, False)  # in a smaller domain? with few samples?
 REFUSALS = 2  # attempts that end without a family, until there are no more
 
 
@@ -147,8 +149,12 @@ class Families:
             ],
         )
 
-    def narrow(self, of: Backwards, to: Family) -> None:
-        """What flows back has a smaller domain: other sizes may have another family."""
+    def narrow(self, of: Backwards, to: Family | None) -> None:
+        """What flows back has a smaller domain: other sizes may have another family. Or it has none: then neither has the forward."""
+        if to is None:
+            self.refused += 1
+            self.made = [one for one in self.made if one[2] is not of]
+            return
         for place, (family, evidence, backwards) in enumerate(self.made):
             if backwards is of:
                 both = zip(family.domain, to.domain, strict=True)
@@ -178,9 +184,10 @@ class Families:
         nodes: dict[Key, Values] = {}
         cuts: dict[Key, Cut] = {}
         choices: Choices | None = None
-        found: Family | str = ""
-        for narrow in (False, True)[: 2 if len(key) < 3 else 1]:  # with many sizes samples and attempts are many
-            for sizes in probes(key, narrow):
+        reason = ""
+        for narrow, few in ATTEMPTS[: 3 if len(key) < 3 else 2]:  # with many sizes samples and attempts are many
+            wanted = probes(key, narrow, few)
+            for sizes in wanted:
                 if sizes in nodes:
                     continue
                 try:
@@ -196,26 +203,37 @@ class Families:
                 if cut is not None:
                     cuts[sizes] = cut
                 samples.append((sizes, *sample))
-            found = Family.of(samples)
-            if not isinstance(found, str):
-                break
-        if isinstance(found, str):
-            return found
-        try:
-            evidence = Evidence(self.gm, {sizes: values for sizes, values in nodes.items() if found.holds(sizes)})
-            backwards = (
-                Backwards(self, {sizes: cut for sizes, cut in cuts.items() if found.holds(sizes)}, choices, inputs) if cuts else None
-            )
-            return found, evidence, backwards
-        except Refusal as refusal:
-            return refusal.reason
+            if few and len(samples) < len(wanted):
+                continue
+            found = Family.of(samples, few)
+            if isinstance(found, str):
+                reason = found
+                continue
+            try:
+                evidence = Evidence(self.gm, {sizes: values for sizes, values in nodes.items() if found.holds(sizes)})
+            except Refusal as refusal:
+                reason = refusal.reason
+                continue
+            inside = {sizes: cut for sizes, cut in cuts.items() if found.holds(sizes)}
+            rest = [sizes for sizes in probes(key, narrow) if few and sizes not in nodes]
+            return found, evidence, Backwards(self, inside, rest, choices, inputs, samples[0][2].autocast) if cuts else None
+        return reason
 
 
 class Backwards:
-    """Of a family of forwards: for each choice of gradients a family of backwards from the same samples, where there is one. `choices`: of the forward's first sample."""
+    """Of a family of forwards: for each choice of gradients a family of backwards from the same samples, where there is one. `rest`: sizes for more samples, if need be; `choices`: of the forward's first one."""
 
-    def __init__(self, owner: Families, cuts: dict[Key, Cut], choices: Choices | None, inputs: Sequence[Any]) -> None:
-        self.owner, self.cuts, self.choices = owner, cuts, choices
+    def __init__(
+        self,
+        owner: Families,
+        cuts: dict[Key, Cut],
+        rest: list[Key],
+        choices: Choices | None,
+        inputs: Sequence[Any],
+        autocast: tuple[str, ...],
+    ) -> None:
+        self.owner, self.cuts, self.rest, self.choices = owner, cuts, rest, choices
+        self.cut_at = under_autocast(self._cut_at, autocast)
         self.metas = list(map(_meta_of, inputs))  # not they themselves: that would be memory
         self.name = f"{owner.name}_backward"
         self.made: dict[Choice, Family | None] = {}
@@ -227,7 +245,7 @@ class Backwards:
         metas = [_meta_of(x) if k in owner.varies else meta for k, (meta, x) in enumerate(zip(self.metas, inputs, strict=True))]
 
         def cut() -> Cut:
-            return under_autocast(self.cut_at, rest.autocast)(key, [_hollow(x) if isinstance(x, TensorMeta) else x for x in metas])
+            return self.cut_at(key, list(map(_stand_in, metas)))  # type: ignore[no-any-return]
 
         assert rest.training is not None
         plan = replace(
@@ -245,7 +263,7 @@ class Backwards:
         plan.hide(rest.signature.direct)
         return plan
 
-    def cut_at(self, key: Key, inputs: Sequence[Any]) -> Cut:
+    def _cut_at(self, key: Key, inputs: Sequence[Any]) -> Cut:
         """Forward and backward for some sizes. Refusal where they are not those of the family."""
         with timer("backend"), no_collection(), taken([]), sampling(self.choices), torch.enable_grad():
             return self.owner.sampler.cut(*self.owner.example(key, inputs)[1:])
@@ -264,34 +282,40 @@ class Backwards:
             if choice not in self.made:
                 with timer("compile"), timer("backend"), no_collection(), varying(True), taken([]):
                     family = self.made[choice] = self._unified(choice) if len(self.made) < BACKWARDS else None
-                if family is not None:
+                if family is not None or not any(self.made.values()):
                     self.owner.narrow(self, family)
             family = self.made[choice]
         return None if family is None else family.at(key, self.name)
 
     def _unified(self, choice: Choice) -> Family | None:
-        from magneto.inductor.family import Family
-
-        samples: list[Any] = []
-        choices: Choices | None = None
-        found: Family | str = "none of its samples"
-        for sizes, cut in self.cuts.items():
-            try:
-                with sampling(choices) as made:
-                    samples.append((sizes, *cut.backward(choice, self.name)))
-                choices = choices or made
-            except Exception as error:
-                found = f"{type(error).__name__}: {error}"
-                if choices is None:
-                    break
-        if choices is not None:
-            found = Family.of(samples)
+        found = self._family(choice)
+        if isinstance(found, str) and self.rest:
+            while self.rest:
+                sizes = self.rest.pop()
+                with suppress(Exception):
+                    self.cuts[sizes] = _elsewhere(partial(self.cut_at, sizes, list(map(_stand_in, self.metas))))
+            found = self._family(choice)
         if isinstance(found, str):
             counter("families_refused")
             emit("artifact", artifact="family", graph=self.name, refused=found)
             return None
         emit("artifact", artifact="family", graph=self.name, domain=found.domain)
         return found
+
+    def _family(self, choice: Choice) -> Family | str:
+        from magneto.inductor.family import Family
+
+        samples: list[Any] = []
+        choices: Choices | None = None
+        for sizes, cut in self.cuts.items():
+            try:
+                with sampling(choices) as made:
+                    samples.append((sizes, *cut.backward(choice, self.name)))
+                choices = choices or made
+            except Exception as error:
+                if choices is None:
+                    return f"{type(error).__name__}: {error}"
+        return Family.of(samples, bool(self.rest))
 
     def _alone(self, graph: fx.Graph) -> Compiled:
         """A backward of no family."""
@@ -410,6 +434,10 @@ def _expression(fit: Any, column: tuple[Any, ...]) -> str | None:
 
 def _meta_of(x: Any) -> Any:
     return TensorMeta.of(x) if isinstance(x, torch.Tensor) else x
+
+
+def _stand_in(x: Any) -> Any:
+    return _hollow(x) if isinstance(x, TensorMeta) else x
 
 
 def _hollow(meta: TensorMeta) -> torch.Tensor:

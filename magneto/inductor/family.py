@@ -84,14 +84,16 @@ class Family:
     arenas: _Arenas
 
     @staticmethod
-    def of(samples: Sequence[Sample]) -> Family | str:
-        """The family of the first sample, and of the largest domain between others that is one; why there is none."""
+    def of(samples: Sequence[Sample], whole: bool = False) -> Family | str:
+        """The family of the first sample, and of the largest domain between others that is one; why there is none. `whole`: of all samples, or none."""
         why = {sizes: differ(samples[0], sample) for sample in samples for sizes in sample[:1]}
         reason = next((f"at {sizes}: {text}" for sizes, text in why.items() if text), "there are too few samples")
         for domain in _domains(list(why))[:ATTEMPTS]:
             kept = [sample for sample in samples if _inside(sample[0], domain)]
             if any(why[sizes] for sizes, _, _ in kept):
                 continue
+            if whole and len(kept) < len(samples):
+                break
             if not _mixed([sizes for sizes, _, _ in kept], domain):
                 reason = f"between {domain} all samples have the same divisors"
                 continue
@@ -119,15 +121,15 @@ class Family:
         return plan, rest
 
 
-def probes(sizes: Sizes, narrow: bool = False) -> list[Sizes]:
+def probes(sizes: Sizes, narrow: bool = False, few: bool = False) -> list[Sizes]:
     """Sizes at which to take samples for a family of these: themselves, both ends of a domain, and between these prime numbers, even ones, and multiples of 8. Reductions are written in another way from each of ENDS on; where a
-    graph's structure changes in between, `narrow` gives a smaller domain."""
+    graph's structure changes in between, `narrow` gives a smaller domain. `few`: those that will do where all are of one family."""
     lows = [max(2, 3 * n // 4) if narrow else max(end for end in ENDS if end <= n) for n in sizes]
     highs = [5 * n // 4 + 2 if narrow else min((end for end in ENDS if end > n), default=4 * n) - 1 for n in sizes]
     found = [sizes, tuple(lows), tuple(highs)]
     if len(sizes) > 1:
         found += [tuple((lows, highs)[(k + turn) % 2][k] for k in range(len(sizes))) for turn in range(2)]
-    for step in range(1, STEPS + 1):  # further apart the larger they are; each size in another order
+    for step in FEW if few else range(1, STEPS + 1):  # further apart the larger they are; each size in another order
         where = [(step * (2 * k + 1)) % (STEPS + 1) / (STEPS + 1) for k in range(len(sizes))]
         found.append(tuple(_between(low, high, at, step + k) for k, (low, high, at) in enumerate(zip(lows, highs, where, strict=True))))
     return list(dict.fromkeys(found))
@@ -135,6 +137,7 @@ def probes(sizes: Sizes, narrow: bool = False) -> list[Sizes]:
 
 ENDS = (2, 32, 256, 2048, 16384, 131072, 1 << 20)
 STEPS = 6
+FEW = (2, 3, 5)  # of the first size a prime number, one times 8 and one times 2
 
 
 def _between(low: int, high: int, at: float, turn: int) -> int:

@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import magneto
+from magneto.backends.families import Backwards
+from magneto.backends.pipeline import Training
 from magneto.base.events import counters, recording
 from magneto.base.flags import config
+from magneto.dynamo.region.sizes import Budget
+from magneto.inductor.family import probes
 
 COUNTS = ("families", "sizes_of_families", "sizes_compiled", "sizes_in_eager", "families_refused", "sizes_of_no_family", "graphs_in_eager")
 
@@ -178,3 +182,36 @@ def test_autocast() -> None:
     for n in (41, 53, 64):
         same(net, cast, compiled, make(3, n), 5e-2)
     assert since.sizes_compiled == since.sizes_in_eager == 0
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_backward_without_a_family(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is traced for its sizes in the middle of a backward, and compiled or called operation by operation; further sizes have no family."""
+    net, plain, make = language()
+    compiled = magneto.optimize("inductor", dynamic=True)(plain)
+    monkeypatch.setattr(Budget, "allows", lambda self: allowed)
+    monkeypatch.setattr(Backwards, "_family", lambda self, choice: "none today")
+    since = Since()
+    batch = make(3, 40)
+    torch.manual_seed(0)
+    loss = compiled(*batch)
+    assert since.sizes_of_families == since.families == 1
+    loss.backward()
+    found = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    plain(*batch).backward()
+    torch.testing.assert_close(found, [p.grad for p in net.parameters() if p.grad is not None], rtol=1e-4, atol=1e-5)
+    assert (since.families_refused, since.sizes_compiled, since.sizes_in_eager) == (1, allowed, not allowed)
+    same(net, plain, compiled, make(3, 41))
+    assert since.sizes_of_families == (2 if allowed else 1)  # one attempt more
+
+
+def test_fewer_samples_do_where_all_are_of_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    sample = Training.sample
+    monkeypatch.setattr(Training, "sample", lambda self, *args: (taken.append(1), sample(self, *args))[1])
+    net, plain, make = language()
+    compiled = magneto.optimize("inductor", dynamic=True)(plain)
+    same(net, plain, compiled, make(3, 40))
+    same(net, plain, compiled, make(3, 41))
+    assert len(taken) == len(probes((3, 40), few=True)) == 8 and len(probes((3, 40))) == 11

@@ -57,7 +57,9 @@ class Writer:
     def statements(self) -> list[str]:
         """The body of the function."""
         self._name_all()
-        self.emitter.along = next((axis.walk for axis in self.blocks.axes[-1:] if axis.block >= 4), None)
+        if self.blocks.axes and (last := self.blocks.axes[-1]).block >= 4:
+            self.emitter.along, self.emitter.block = last.walk, last.block
+            self.emitter.walked = last.block if self._starts(last) else last.size
         if self.blocks.stages:
             self._walk_rows()
         elif self.blocks.looped:
@@ -81,6 +83,10 @@ class Writer:
         """The axis that loops walk."""
         return ("x",) if self.blocks.stages else ("r",) if self.blocks.looped else ()
 
+    def _starts(self, axis: Axis) -> bool:
+        """Is there more of the axis than a block?"""
+        return axis.name != "r" or axis.name in self._loops()
+
     # ---- axes ------------------------------------------------------------------------------------------------------------
 
     def _name_all(self) -> None:
@@ -101,16 +107,16 @@ class Writer:
         name, size = axis.name, f"{axis.name.upper()}BLOCK"
         position = ", ".join(":" if a.name == name else "None" for a in self.blocks.axes)
         position = f"[{position}]" if len(self.blocks.axes) > 1 else ""
-        start = group = ""
+        start, group = "", "tl.full([], 0, tl.int32)"
         if name in self._loops():
-            start, group = "offset + ", "offset // 4 + "
-        elif name != "r":
+            start, group = "offset + ", "offset // {0}"
+        elif self._starts(axis):
             program = [a.name for a in self.blocks.shared_out].index(name) + (self.blocks.tall and bool(self.blocks.outer))
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
-            start, group = f"{start}{size} + ", f"{start}({size} // 4) + "
+            start, group = f"{start}{size} + ", f"{start}({size} // {{0}})"
         lines = [f"{name} = {start}tl.arange(0, {size}){position}"]
-        if self.emitter.grouped and axis is self.blocks.axes[-1]:
-            lines.append(f"{name}group = {group}tl.arange(0, {size} // 4){position}")
+        for n in sorted(self.emitter.grouped) if axis is self.blocks.axes[-1] else ():
+            lines += [f"{name}from{n} = {group.format(n)}", f"{name}of{n} = tl.arange(0, {size} // {n}){position}"]
         if axis.masked:
             lines.append(f"{name}mask = {name} < {axis.size}")
         return [*lines, *self._parts(name, axis.dims)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import frexp, ldexp
 
 import torch
 
@@ -58,7 +59,8 @@ class Emitter:
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
         self.scopes: list[Scope] = [Scope()]
         self.along: Expr | None = None  # what walks the last axis, where a block holds whole groups of four of it
-        self.grouped = False  # the index of such groups is read
+        self.block = self.walked = 0  # elements of a block there; of what such blocks begin at a multiple of
+        self.grouped: set[int] = set()  # groups of so many elements are counted there
         self.used: set[Sym] = set()
         self.count = 0
 
@@ -144,6 +146,8 @@ class Emitter:
         names = [self.emit(a, under) if not (bare and c) else None for a, c in zip(value.args, consts, strict=True)]
         texts = [n.text if n is not None else f"({number(a.value, a.dtype)})" for n, a in zip(names, value.args, strict=True)]  # type: ignore[attr-defined]
         axes = frozenset(a for n in names if n is not None for a in n.axes)
+        if value.name == "div" and (inverse := _inverse(value.args[1])) is not None:
+            return f"{texts[0]} * {inverse!r}", axes
         return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves), axes
 
     def _short(self, value: Op) -> tuple[str, Value] | None:
@@ -182,20 +186,22 @@ class Emitter:
 
     def _uniform(self, value: Op, under: Name | None, limit: int = 0) -> tuple[str, frozenset[str]]:
         """A random number, or whether it is one that the `limit` least words give. Neighbours whose numbers one call of Philox gives are computed together, where they lie along the last axis."""
-        seed, offset, place, threads, vector = value.args
-        assert isinstance(threads, Const) and isinstance(vector, Const)
+        seed, offset, place, *grid = value.args
+        threads, vector = (int(n.value) for n in grid if isinstance(n, Const))  # type: ignore[arg-type]
         state = f"{self.emit(seed, under).text}, {self.emit(offset, under).text}"
         if not isinstance(place, IndexValue):
-            return f"lib.uniform({state}, tl.full([], 0, tl.int32), {threads.value}, {vector.value}, {limit})", NOTHING
-        rest = place.expr - self.along if self.along is not None else None
-        if rest is not None and vector.value >= 4 and not rest.free & self.along.free and mod(rest, 4) == IntConst(0):  # type: ignore[operator,union-attr]
-            self.grouped = True
-            base, last = self.index(floordiv(rest, 4), under), self.axes[-1]
-            turns = place.expr.hi is None or place.expr.hi >= threads.value * vector.value  # type: ignore[operator]
-            group = f"{last}group" if rest == IntConst(0) else f"{base.text} + {last}group"
-            return f"lib.uniforms({state}, {group}, {threads.value if turns else 0}, {vector.value // 4}, {limit})", base.axes | {last}  # type: ignore[operator]
+            return f"lib.uniform({state}, tl.full([], 0, tl.int32), {threads}, {vector}, {limit})", NOTHING
+        rest, each, row = place.expr - self.along if self.along is not None else None, min(vector, self.block), self.walked
+        if rest is not None and vector >= 4 and not rest.free & self.along.free and mod(rest, 4) == IntConst(0):  # type: ignore[union-attr]
+            each = each if mod(rest, each) == IntConst(0) else 4
+            self.grouped.add(each)
+            first, last = self.index(floordiv(rest, each), under), self.axes[-1]
+            turns = place.expr.hi is None or place.expr.hi >= threads * vector
+            whole = turns and each == vector and threads * vector % row == 0 and mod(rest, row) == IntConst(0)
+            texts = f"{first.text} + {last}from{each}, {last}of{each}, {threads if turns else 0}, {vector // 4}, {each // 4}"
+            return f"lib.uniforms({state}, {texts}, {whole}, {limit})", first.axes | {last}
         index = self.index(place.expr, under)
-        return f"lib.uniform({state}, {index.text}, {threads.value}, {vector.value}, {limit})", index.axes
+        return f"lib.uniform({state}, {index.text}, {threads}, {vector}, {limit})", index.axes
 
     def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
         condition = self.emit(value.cond, under)
@@ -288,6 +294,13 @@ class Emitter:
 
 def _is(value: Value, number: float) -> bool:
     return isinstance(value, Const) and isinstance(value.value, float | int) and abs(value.value - number) <= 1e-7 * number
+
+
+def _inverse(value: Value) -> float | None:
+    """What a product with is the quotient by a power of two, rounded alike."""
+    known = isinstance(value, Const) and isinstance(value.value, float) and value.dtype.is_floating_point
+    parts = frexp(value.value) if known else (0.0, 0)  # type: ignore[attr-defined]
+    return ldexp(2 * parts[0], 1 - parts[1]) if abs(parts[0]) == 0.5 and abs(parts[1]) < 14 else None
 
 
 def _narrow(index: Expr) -> bool:

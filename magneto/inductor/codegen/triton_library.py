@@ -203,20 +203,32 @@ def uniform(seed, offset, i, threads: tl.constexpr, vector: tl.constexpr, limit:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def uniforms(seed, offset, group, threads: tl.constexpr, calls: tl.constexpr, limit: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The numbers of groups of four elements along the last axis; `calls` groups belong to one turn of a thread. `threads` 0: there is one turn."""
-    if group.dtype == tl.int32:
-        group = group.to(tl.uint32)
-    turn = group // calls
-    if threads:
-        a, b, c, d = words(seed, offset, turn % threads, turn // threads * calls + group % calls)
+def uniforms(  # type: ignore[no-untyped-def]
+    seed, offset, first, at, threads: tl.constexpr, calls: tl.constexpr, each: tl.constexpr, whole: tl.constexpr, limit: tl.constexpr
+):
+    """The numbers of neighbours along the last axis: of `each` groups of four for each place `at` behind the `first` one. A turn of a thread is of `calls` groups. `threads` 0: there is one turn.
+    `whole`: what lies behind `first` are neighbouring threads in one turn; what all share is computed once then."""
+    if first.dtype == tl.int32:
+        first, at = first.to(tl.uint32), at.to(tl.uint32)
+    if whole:
+        sequence, before = first % threads + at, first // threads * calls
     else:
-        a, b, c, d = words(seed, offset, turn, group % calls)
+        turn = first + at
+        before = turn * 0
+        if each < calls:
+            turn, before = turn // calls, turn % calls
+        sequence = turn
+        if threads:
+            sequence, before = turn % threads, turn // threads * calls + before
+    a, b, c, d = words(seed, offset, sequence, before)
+    if each == 2:
+        e, f, g, h = words(seed, offset, sequence, before + 1)
+        a, b, c, d = tl.join(a, e), tl.join(b, f), tl.join(c, g), tl.join(d, h)
     found = tl.join(tl.join(a, c), tl.join(b, d))
-    if len(group.shape) == 1:
-        return between(tl.reshape(found, [group.shape[0] * 4]), limit)
+    if len(at.shape) == 1:
+        return between(tl.reshape(found, [at.shape[0] * each * 4]), limit)
     else:
-        return between(tl.reshape(found, [group.shape[0], group.shape[1] * 4]), limit)
+        return between(tl.reshape(found, [found.shape[0], at.shape[1] * each * 4]), limit)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from magneto.inductor.codegen.cpp_nest import contiguous_row, cut_dims, normal_form, other_contiguous
-from magneto.inductor.loops.ir import Indirect, reach
+from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
 from magneto.symbolic import Expr, Sym, add, mul
@@ -28,7 +28,9 @@ IN_REGISTERS = 96  # elements of all operands that a thread holds of such a bloc
 VECTOR = 16  # bytes
 HELD = 2 * VECTOR  # bytes of each operand that a thread of a pointwise kernel holds
 HELD_OF_ROW = 2 * VECTOR  # bytes of a row that a thread holds
-HELD_HALVES = 4 * VECTOR  # the same of elements of 16 bits
+HELD_HALVES = (
+    4 * VECTOR
+)  # the same of elements of 16 bits, of which one operand is read, or which arithmetic bounds since numbers are drawn
 READ_ONLY = 8 * VECTOR  # the same of a row of which nothing is written
 AHEAD = 1 << 16  # bytes that a program which walks rows reads ahead
 TILE = 32
@@ -172,7 +174,8 @@ def _warps(kernel: FusedKernel, elements: int) -> int:
     found = walked(kernel)
     alone = len(found) == 1 and not any(name in kernel.stored for name, _ in found)
     width = widest(kernel)
-    held = READ_ONLY if alone else HELD_HALVES if width == 2 and len(found) == 2 else HELD_OF_ROW
+    draws = any(isinstance(v, Op) and v.name == "uniform" for v in walk_values(*(m.body for m in kernel.members)))
+    held = READ_ONLY if alone else HELD_HALVES if width == 2 and (len(found) == 2 or draws) else HELD_OF_ROW
     return max(1, min(16, elements * width // (32 * held)))
 
 

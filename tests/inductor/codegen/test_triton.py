@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
 from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, few_programs, heads
+from tests.inductor.codegen.triton_draws import dropout
 from tests.inductor.lower.prim_graphs import Graph
 
 ROOT = Path(__file__).parents[3]
@@ -148,12 +150,24 @@ def test_text(name: str) -> None:
 def test_neighbours_are_drawn_together_in_one_kernel_with_what_follows() -> None:
     """One call of Philox gives four numbers, where rows are groups of four."""
     (kernel,) = kernels(CASES["drawn: residual and layer norm"][0])
-    assert (
-        "lib.uniforms(" in kernel.body
-        and f", {limit_of(0.699999988079071)})" in kernel.body
-        and "rgroup = tl.arange(0, RBLOCK // 4)" in kernel.body
-    )
+    assert f", (x * 24) + rfrom4, rof4, 256, 1, 1, False, {limit_of(0.699999988079071)})" in kernel.body
+    assert "rof4 = tl.arange(0, RBLOCK // 4)[None, :]" in kernel.body
     assert all("lib.uniform(" in k.body for k in kernels(CASES["drawn: rows that are no groups of four"][0]))
+
+
+def test_a_norm_that_draws_has_few_warps_and_counts_turns_from_the_row_on() -> None:
+    """What the threads of a row share of Philox is computed once for each; the mean over 4096 is no division."""
+    shape = (600, 4096)
+
+    def build(g: Graph, draws: bool) -> None:
+        x, y = (g.input(torch.empty(shape, dtype=torch.bfloat16)) for _ in range(2))
+        z = g.add(x, dropout(g, y, 132 * 2048, 0.1)[0] if draws else y)
+        v = g.var(g.convert_element_type(z, torch.float32), (1,), 0.0)
+        g.output(g.mul(z, g.convert_element_type(g.broadcast_in_dim(g.item(v, 0), shape, (0,)), torch.bfloat16)))
+
+    (kernel,), (other,) = kernels(partial(build, draws=True)), kernels(partial(build, draws=False))
+    assert (kernel.warps, other.warps) == (4, 8) and ", (x * 512) + rfrom8, rof8, 270336, 2, 2, True, " in kernel.body
+    assert "* 0.000244140625" in kernel.body
 
 
 @pytest.mark.parametrize("shape", [(16, 20_011), (160, 20_480)])

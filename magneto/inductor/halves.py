@@ -16,6 +16,7 @@ import torch
 from magneto import _C
 from magneto.base.errors import warn_once
 from magneto.base.logs import LOOPS, log
+from magneto.inductor.runtime import driver
 from magneto.inductor.runtime.record import capturing
 
 Compiled = Callable[..., Sequence[Any]]
@@ -87,8 +88,8 @@ class Halves:
 
 
 class Joined:
-    """All parts as one callable. The host's small values are copied to a place of ours at once (they lie in memory that its next call writes). What is sent of them goes over in one
-    copy, to the same memory in each call: it is read by what was launched before the next call writes it. `lasting`: results may lie in that memory, so that every call has its own.
+    """All parts as one callable. The host's small values are copied to a place of ours at once (they lie in memory that its next call writes). What is sent of them goes over at once,
+    as arguments of a launch (`driver.put`) where they are few, to the same memory in each call: it is read by what was launched before the next call writes it. `lasting`: results may lie in that memory, so that every call has its own.
     The host's results that are new numbers of inputs are written behind everything that may raise. `plain`: the whole graph operation by operation, for programs that capture a stream themselves: what
     the library draws is new in each replay then, and the generator is not to be read; and for inputs of which the library draws other numbers, because they begin elsewhere."""
 
@@ -112,6 +113,7 @@ class Joined:
         self.starts = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
         first = len(self.small) + len(drawn)
         self.over = self.starts[first]  # bytes that go over
+        self.carried = where.type == "cuda" and self.over <= driver.CARRIED  # as arguments of a launch
         positions = [*(k + len(drawn) for k in self.small), *(0 for _ in drawn), *(b.position + len(drawn) for b in halves.back)]
         triples = list(zip(positions, self.starts, sizes, strict=False))
         self.into_place = array("q", [n for triple in triples for n in triple]).tobytes()
@@ -148,19 +150,28 @@ class Joined:
             memory = self._memory()
             if not self.lasting:
                 self.memories = {**(self.memories if len(self.memories) < STREAMS else {}), stream: memory}
-        memory[0].copy_(staged[: self.over], non_blocking=True)  # the driver has read pageable memory when it returns
+        self._write(memory[0], staged, stream)
         if len(self.small) == len(self.sent):
             return memory[1]
         small = dict(zip(self.small, memory[1], strict=False))
         alone = [small[k] if k in small else self._alone(made[k], s.dense) for k, s in enumerate(self.sent)]
         return alone + memory[1][len(self.small) :]
 
+    def _write(self, memory: torch.Tensor, staged: torch.Tensor, stream: int) -> None:
+        if self.carried and not capturing():  # a replay of the program's own reads what lies there then
+            try:
+                return driver.put(memory.data_ptr(), staged.data_ptr(), self.over, self.where, stream)
+            except (OSError, RuntimeError) as error:
+                self.carried = False
+                log(LOOPS, f"numbers of the host are copied: {error}")
+        memory.copy_(staged[: self.over], non_blocking=True)  # the driver has read pageable memory when it returns
+
     def _alone(self, value: torch.Tensor, dense: bool) -> torch.Tensor:
         return (value if dense else value.contiguous()).to(self.where)
 
     def _staged(self) -> torch.Tensor:
         with torch.inference_mode(False):
-            return torch.empty(self.starts[-1], dtype=torch.uint8)
+            return torch.empty(max(self.starts[-1], driver.carried(self.over) if self.carried else 0), dtype=torch.uint8)
 
     def _memory(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Memory on the device, and the values in it."""

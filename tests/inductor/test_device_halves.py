@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from magneto.inductor.compile import _host_half
 from magneto.inductor.devices import split, untouched
 from magneto.inductor.halves import Back, Halves, Joined, Sent
 from magneto.inductor.lower.context import CannotLower
+from magneto.inductor.runtime import driver
 from magneto.prims import prims
 from tests.inductor.lower.prim_graphs import Graph
 
@@ -114,6 +117,44 @@ def test_small_values_are_sent_together(one_stream: None, lasting: bool) -> None
     values[0] = torch.tensor(-1.0, dtype=torch.float64)
     run()
     assert calls[1][0].item() == -1.0 and calls[0][0].item() == (2.5 if lasting else -1.0)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_few_values_are_arguments_of_a_launch(one_stream: None, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """The fake driver reads as many bytes as the kernel takes, and writes as many as there are threads; one that refuses it is not asked again."""
+    kind, launches, loaded = Sent((3,), (1,), torch.int64, True), [], []
+
+    def launch(function: Any, gx: int, gy: int, gz: int, threads: int, *rest: Any) -> int:
+        places = rest[-2]
+        (to,), size = (ctypes.c_uint64 * 1).from_address(places[0]), driver.carried(32)
+        words = ctypes.string_at(places[1], size)
+        launches.append((function, gx * gy * gz, threads, words[:24]))
+        ctypes.memmove(to, words, 8 * threads)
+        return 0
+
+    def load(binary: driver.Binary, device: torch.device) -> int:
+        loaded.append(binary)
+        if refused:
+            raise RuntimeError("no such target")
+        return 7
+
+    monkeypatch.setattr(driver, "library", lambda: SimpleNamespace(cuLaunchKernel=launch))
+    monkeypatch.setattr(driver, "load", load)
+    monkeypatch.setattr(driver, "_done", lambda function, device, *args: function(*args))
+    monkeypatch.setattr("magneto.inductor.halves.capturing", lambda: capturing[0])
+    driver._put.cache_clear()
+    values, capturing, calls = torch.tensor([1, -2, 3]), [False], []
+    run = Joined(lambda: [values], lambda *sent: calls.append(sent[0].tolist()) or (), Halves((kind,), (), ()), CPU, False)
+    run.carried = True
+    for _ in range(2):
+        run()
+        values += 1
+    capturing[0] = True  # a replay reads what lies in the host's memory then
+    run()
+    assert calls == [[1, -2, 3], [2, -1, 4], [3, 0, 5]]
+    assert len(loaded) == 1 and b"words[64]" in loaded[0].image and run.carried is not refused
+    assert [n[:3] for n in launches] == [(7, 1, 4)] * (0 if refused else 2)
+    driver._put.cache_clear()
 
 
 def test_numbers_of_the_host_are_written_behind_what_may_raise(one_stream: None) -> None:

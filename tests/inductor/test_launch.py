@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import subprocess
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +183,14 @@ def test_operands_that_the_copy_engine_cannot_read_are_copied(monkeypatch: pytes
     assert address % 16 == 0 and address != crooked.data_ptr() + 16 and launch[0] == 0
     assert values == read(crooked.data_ptr() + 16)  # 8 elements from the beginning on
     assert ctypes.c_uint64.from_address(launch[-1].places[0]).value == crooked.data_ptr()  # the pointer is the tensor's own
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
+@pytest.mark.parametrize("target", [75, 90])
+def test_the_kernel_that_carries_numbers_is_assembled(target: int, tmp_path: Path) -> None:
+    import triton
+
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    (tmp_path / "put.ptx").write_text(driver._PUT.format(driver.carried(40)))
+    done = subprocess.run([assembler, "-arch", f"sm_{target}", "put.ptx", "-o", "put.cubin"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

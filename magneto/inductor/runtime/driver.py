@@ -15,6 +15,7 @@ from magneto import _C
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel has without asking
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 UINT16, PROMOTED = 1, 2  # CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+CARRIED = 2048  # bytes that the arguments of a launch carry, at most
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not met the device yet
 
 
@@ -129,3 +130,43 @@ def parameters(addresses: Sequence[int], maps: Sequence[Map] = ()) -> Parameters
 def launch(function: int, binary: Binary, grid: tuple[int, int, int], device: torch.device, stream: int, given: Parameters) -> None:
     """Launch a function."""
     _done(library().cuLaunchKernel, device, function, *grid, binary.threads, 1, 1, binary.shared, stream, given.places, None)
+
+
+# ---- numbers of the host, as arguments of a launch -----------------------------------------------------------------------
+
+_PUT = """.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry put(.param .u64 to, .param .align 16 .b8 words[{0}])
+{{
+.reg .b32 %t; .reg .b64 %a, %i, %w;
+mov.u32 %t, %tid.x;
+mul.wide.u32 %i, %t, 8;
+mov.b64 %a, words;
+add.s64 %a, %a, %i;
+ld.param.b64 %w, [%a];
+ld.param.b64 %a, [to];
+cvta.to.global.u64 %a, %a;
+add.s64 %a, %a, %i;
+st.global.b64 [%a], %w;
+ret;
+}}
+"""
+
+
+def carried(size: int) -> int:
+    """How many bytes a launch takes where `size` are meant: a power of two, so that there are few such kernels."""
+    return max(64, 1 << (size - 1).bit_length())
+
+
+@cache
+def _put(device: torch.device, size: int) -> int:
+    return load(Binary(_PUT.format(size).encode(), "put", 0, 0), device)
+
+
+def put(to: int, source: int, size: int, device: torch.device, stream: int) -> None:
+    """Write numbers of the host to the device's memory, in the stream's order: the driver has read them (`carried(size)` bytes from `source` on) when this returns. A copy would change to the copy engine
+    and back, some ten microseconds behind a kernel and ahead of one. `size`: a multiple of 8. RuntimeError with the driver's words."""
+    address = ctypes.c_uint64(to)
+    places = (ctypes.c_void_p * 2)(ctypes.addressof(address), source)
+    _done(library().cuLaunchKernel, device, _put(device, carried(size)), 1, 1, 1, size // 8, 1, 1, 0, stream, places, None)

@@ -169,6 +169,8 @@ class Writer:
                 folds = [(m, self._fold(m)) for m in members if m.is_reduction]
                 for _, fold in folds:
                     fold.start()
+                if span is not None:  # what stands behind the loop is under way before it
+                    self._load_ahead([m for m in self.kernel.members if not m.full and not m.is_reduction])
                 head, last = self._walk(span)
                 self.emitter.scopes.append(Scope())
                 self.emitter.checks, self.emitter.passing = [], span is not None

@@ -277,5 +277,6 @@ def test_bags_by_offsets_are_walked_between_offsets(mode: int, monkeypatch: pyte
     assert (
         "device_assert" not in turn and turn.count("tl.load(") == 2 and turn.index("_next = tl.load(") < turn.index("evict_first")
     )  # indices of the next turn
+    assert "tl.load(" not in bags.body.split("offset += RBLOCK")[1]  # a mean waits for no more than a sum
     assert bags.grid == (200, 1) and bags.body.count("tl.store(") == 1 and dict(bags.constants)["XBLOCK"] == 128
     assert max(plan.buffers[name].nbytes for step in plan.steps if isinstance(step, FusedKernel) for name in step.writes) == 8 * 200 * 128

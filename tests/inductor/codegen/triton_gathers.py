@@ -138,6 +138,8 @@ def _by_offsets(g: Graph) -> Iterator[Any]:
         yield by_offsets(g, weight, index, offsets, samples, padding=3)
         yield by_offsets(g, weight, index, others, last=True)
         yield g.mul(g.exp(by_offsets(g, g.mul(weight, 0.5), index, others)), 2.0)
+        scale, bias = (g.broadcast_in_dim(g.input(torch.rand(n)), (5, width), (d,)) for d, n in enumerate((5, width)))
+        yield g.add(g.div(by_offsets(g, weight, index, offsets), scale), bias)
         yield g.add(by_offsets(g, weight, index, offsets), by_offsets(g, weight, index, others, samples))
     few = g.input(torch.randint(0, 50, (6,)).int())
     yield by_offsets(g, weight, few, g.input(torch.tensor([0, 2, 2, 5]).int()))

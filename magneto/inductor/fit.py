@@ -110,12 +110,13 @@ class Fit:
 REALS: tuple[tuple[Callable[[float], float], Callable[[int], float], str], ...] = (
     (lambda v: v, float, "float({})"),
     (lambda v: 1 / v, lambda n: 1.0 / n, "1.0 / ({})"),
+    (lambda v: 2 / v, lambda n: 2.0 / n, "2.0 / ({})"),  # of a mean of squares
     (lambda v: v * v, lambda n: math.sqrt(n), "sqrt({})"),
     (lambda v: 1 / (v * v), lambda n: 1.0 / math.sqrt(n), "1.0 / sqrt({})"),
     (lambda v: 1 / (v * v), lambda n: n**-0.5, "({}) ** -0.5"),
 )
 """How floats come from integers: the integer, the float, and its Python source."""
-CERTAIN = tuple(form for _, _, form in REALS[:3])  # rounded once: however it was computed, it is the same
+CERTAIN = tuple(form for _, _, form in REALS[:4])  # rounded once: however it was computed, it is the same
 
 
 def _rounded(value: float, single: bool) -> float:

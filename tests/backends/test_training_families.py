@@ -169,6 +169,17 @@ def test_what_is_computed_before_the_region() -> None:
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
+def test_losses_that_are_means() -> None:
+    net = nn.Linear(6, 3)
+    plain = lambda x: F.mse_loss(net(x), torch.ones(x.shape[0], 3)) + F.l1_loss(net(x).tanh(), x[:, :3])  # noqa: E731
+    compiled = magneto.optimize("inductor", dynamic=True)(plain)
+    same(net, plain, compiled, (torch.randn(40, 6),))
+    since = Since()
+    for n in (41, 48, 53, 255, 32):
+        same(net, plain, compiled, (torch.randn(n, 6),))
+    assert since.sizes_of_families == 5 and since.sizes_compiled == since.families_refused == 0
+
+
 def test_autocast() -> None:
     net, plain, make = language()
 

@@ -478,6 +478,7 @@ class Writer:
         self._turn()
         for number, current in enumerate(self._passes()):
             rows = [m for m in self.kernel.members if not m.full and m.name in self.kernel.stored and self.stages[m.name] == number]
+            body.extend(self._row_values(number, vector, results))
             for dims, stores, members, keeps in (
                 ((vector,), rows, [], []),
                 (self.nest.inner, current.stores, current.folds, current.keeps),
@@ -507,6 +508,25 @@ class Writer:
                         target = f"{self.pointers[fold.member.name]}[{index}]"
                         body.append(f"for (i64 j0 = lo; j0 < hi; j0++) {target} = {to_memory(text, fold.member.buffer.dtype)};")
         return body
+
+    def _row_values(self, number: int, vector: Dim, results: dict[str, tuple[str, torch.dtype]]) -> list[str]:
+        """Loops that compute costly row values once, which the walks of a stage read for every element."""
+        emitter, lines = self.emitter, []
+        for member in self.kernel.members:
+            if member.full or member.is_reduction or self.stages[member.name] != number or not self._is_heavy(member.name):
+                continue
+            outside, scope = dict(self.answers), emitter.push({vector.sym: "j0"})
+            self.answers.update({name: (text.format(lane="j0 - lo"), len(emitter.scopes) - 1) for name, (text, _) in results.items()})
+            emitter._depth_memo.clear()
+            array, value = emitter.fresh("v"), emitter.emit(member.body)
+            emitter.pop()
+            self.answers = outside
+            lines += [*emitter.scopes[-1].lines, f"{compute_type(member.body.dtype)} {array}[{self._block}];"]
+            emitter.scopes[-1].lines.clear()
+            lines += [f"#pragma omp simd{' reduction(|:status)' if scope.checks else ''}", "for (i64 j0 = lo; j0 < hi; j0++) {"]
+            lines += [*indent([*scope.lines, f"{array}[j0 - lo] = {value};"]), "}"]
+            results[member.name] = (f"{array}[{{lane}}]", member.body.dtype)
+        return lines
 
     def _row_blocks(self, loop: list[str], folds: list[Fold], block: str, size: int, step: int) -> list[str]:
         """The loop over cols in pieces of `step`, whose sums are in single precision and are added to the row's in double."""

@@ -6,7 +6,9 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import magneto
 from magneto.inductor.codegen.cpp import kernel_text
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.kernel import FusedKernel
@@ -126,3 +128,22 @@ def test_rows_of_a_matrix_are_walked_as_they_lie(dtype: torch.dtype, shape: tupl
     g.output(*found)
     assert ("for (i64 portion" in texts(g)) == (shape[1] < 3000)  # all of them together, in one kernel
     check_compiled(g, 2e-3 if dtype is torch.float16 else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 12, 700), (5, 70, 33), (2, 9, 4)])
+def test_costly_row_values_are_computed_once(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The logarithm under a log-softmax stands in a loop over the rows, not in one over all elements."""
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.log_softmax(1), F.normalize(x, dim=1), (x - x.float().mean(1, keepdim=True)) * x.float().var(1, keepdim=True).rsqrt()
+
+    call = magneto.optimize("inductor", nopython=True)(fn)
+    for ours, eager in zip(call(x), fn(x), strict=True):
+        torch.testing.assert_close(
+            ours, eager, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-2 if dtype is torch.bfloat16 else 1e-5
+        )
+    (text,) = [text for text in magneto.inspect(call).kernels if "mg_log_f32(" in text]
+    assert text.count("mg_log_f32(") == 1 and re.search(r"mg_log_f32\(.*\);\n\s*(v\d+)\[j0 - lo\] = ", text)

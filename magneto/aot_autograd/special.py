@@ -13,6 +13,7 @@ from torch import fx
 from magneto.aot_autograd.overloads import VIEW, aten, facts_of
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.storage import memory_order
+from magneto.graph.layout import format_strides, is_contiguous
 
 if TYPE_CHECKING:
     from magneto.aot_autograd.mode import FunctionalMode
@@ -63,9 +64,9 @@ def _bernoulli_(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: 
 
 
 def _random_like(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """rand_like and randn_like of a contiguous tensor are rand and randn: nothing of the tensor but its shape is needed. In other layouts the numbers depend on the layout."""
+    """rand_like and randn_like with a contiguous result are rand and randn: nothing of the tensor but its shape is needed. In other layouts the numbers depend on the layout."""
     source = args[0]
-    if kwargs.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format) or not source.is_contiguous():
+    if not is_contiguous(source.shape, format_strides(source.shape, source.stride(), kwargs.get("memory_format"))):
         raise Refusal("random numbers in a layout that is not contiguous")
     form = aten.rand.default if func is aten.rand_like.default else aten.randn.default
     options = {"dtype": kwargs.get("dtype") or source.dtype, "device": kwargs.get("device") or source.device}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,12 +76,24 @@ def _convolution(
         raise RuleError("convolution of different or integer dtypes")
     if bias is not None and (bias.dtype is not weight.dtype or bias.shape != (shape[1],)):
         raise RuleError("convolution bias")
-    return TensorMeta(shape, _answered_strides(value, weight, shape), value.dtype, value.device)
+    return TensorMeta(shape, _answered_strides(value, weight, shape, stride, dilation, groups), value.dtype, value.device)
 
 
-def _answered_strides(value: TensorMeta, weight: TensorMeta, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_onednn(value: TensorMeta, weight: TensorMeta, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
+    """ATen's choice of its own kernels on the CPU, which know no channels-last volumes: for float64, and for what it finds too small for oneDNN."""
+    if value.dtype is not torch.float32:
+        return value.dtype is torch.float64
+    batch, height, width = value.shape[0], weight.shape[-2], weight.shape[-1]
+    if height == width == 1 and batch < 16 and {*stride, *dilation} == {1} and torch.get_num_threads() == 1:
+        return True
+    return groups == batch == 1 and not (height > 3 and width > 3) and math.prod(value.shape[:4]) <= 20480
+
+
+def _answered_strides(
+    value: TensorMeta, weight: TensorMeta, shape: tuple[int, ...], stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> tuple[int, ...]:
     """Strides of what a kernel answers with this shape. One-dimensional ones see an image of height 1, its input made contiguous."""
-    if len(shape) == 5 and value.dtype is torch.float64:  # ATen's own kernels, which know no channels-last volumes
+    if len(shape) == 5 and value.device.type == "cpu" and _without_onednn(value, weight, stride, dilation, groups):
         return contiguous_strides(shape)
     if len(shape) != 3:
         return suggested_strides(shape, value.is_channels_last() or weight.is_channels_last())
@@ -94,10 +107,10 @@ def _answered_strides(value: TensorMeta, weight: TensorMeta, shape: tuple[int, .
 def _convolution_backward(
     grad: TensorMeta, value: TensorMeta, weight: TensorMeta, bias_sizes: Sequence[int] | None, *rest: Any
 ) -> tuple[TensorMeta | None, ...]:
-    mask = rest[-1]
+    choice, mask = (rest[0], rest[2], rest[5]), rest[-1]
 
     def like(meta: TensorMeta, wanted: bool) -> TensorMeta | None:
-        return TensorMeta(meta.shape, _answered_strides(value, weight, meta.shape), meta.dtype, meta.device) if wanted else None
+        return TensorMeta(meta.shape, _answered_strides(value, weight, meta.shape, *choice), meta.dtype, meta.device) if wanted else None
 
     bias_shape = (grad.shape[1],)
     bias = TensorMeta(bias_shape, contiguous_strides(bias_shape), grad.dtype, grad.device) if mask[2] else None

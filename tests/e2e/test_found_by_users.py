@@ -200,3 +200,12 @@ def test_constructors_of_existing_exceptions():
     error = Exception.__new__(Oops, "a", 3)
     magneto.optimize("eager")(Oops.__init__)(error, "a", 3)
     assert (error.args, error.code) == (("a",), 3)
+
+
+def test_lookup_in_a_single_number_and_wrong_devices(recwarn):
+    """`index_select` of a tensor without dimensions ran in eager; a wrong name of a device was called an error of magneto's own."""
+    f, place = magneto.optimize("inductor")(lambda x, i: x.index_select(0, i) * 2), torch.tensor([0])
+    assert f(torch.tensor(2.0), place) == 4 and f(torch.tensor(3.0), torch.tensor(0)) == 6
+    for device in ("nodevice", "float32"):
+        same(lambda x, name=device: x.to(name), magneto.optimize("eager")(lambda x, name=device: x.to(name)), torch.ones(2))
+    assert not recwarn.list

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import abc
 import numbers
+import threading
+import weakref
 from typing import Generic, TypeVar
 
 import pytest
@@ -1249,6 +1251,28 @@ def changing_class(x):
 @programs.add()
 def default_reprs_of_classes(x):
     return str(Plain), repr(int), str(type(x)), repr(type(None)), f"{Box.__name__}", x + 1
+
+
+class Thread(threading.local):
+    shared = 5
+
+    def __init__(self):
+        self.own = 7
+
+
+_local, _thread, _thing = threading.local(), Thread(), Number(3)
+_local.value, _proxy = 3, weakref.proxy(_thing)
+
+
+@programs.add(graphs=None)
+def attributes_of_thread_locals(x):
+    found = getattr(_local, "value", 0), hasattr(_local, "value"), hasattr(_local, "other"), _thread.own, _thread.shared
+    return x * _local.value, found, vars(_local), isinstance(_local, threading.local)
+
+
+@programs.add(graphs=None)
+def attributes_through_proxies(x):
+    return x * getattr(_proxy, "value", 0), hasattr(_proxy, "value"), isinstance(_proxy, Number), type(_proxy)
 
 
 @pytest.mark.parametrize("program", programs, ids=programs.ids())

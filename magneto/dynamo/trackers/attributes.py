@@ -7,6 +7,7 @@ import contextvars
 import enum
 import functools
 import re
+import threading
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
 _TUPLE_FIELD = type(collections.namedtuple("Probe", "field").field)  # type: ignore[attr-defined]  # noqa: PYI024
-_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+_ASK_ELSEWHERE = (*PROXIES, threading.local)  # what their attributes are is neither in the class nor in a dictionary of the object
 _BUILTIN_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -45,6 +47,8 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
         hook = find_in_type(m, type(v.obj), "__getattr__")
         return m.call(held(m, hook, "__getattr__"), [v, ConstTracker(name)], {}) if isinstance(hook, types.FunctionType) else None
     cls = v.python_type()
+    if issubclass(cls, _ASK_ELSEWHERE) and (name != "__class__" or cls in PROXIES):
+        m.graph_break("B103", attribute=name, value=v.show())
     if cls.__getattribute__ is not object.__getattribute__ and isinstance(cls.__getattribute__, types.FunctionType):  # type: ignore[comparison-overlap]
         hook = find_in_type(m, cls, "__getattribute__")
         try:
@@ -78,8 +82,6 @@ def get_attr(m: Machine, v: Tracker, name: str) -> Tracker | None:
 
 def generic_get(m: Machine, v: Tracker, cls: type, name: str) -> Tracker | None:
     """object.__getattribute__(v, name) without __getattr__; None: absent."""
-    if name == "__class__" and cls in _PROXIES:
-        m.graph_break("B103", attribute=name, value=v.show())
     if name == "__class__" and not any(name in namespace_of(base) for base in cls.__mro__[:-1]):
         return held(m, cls, cls.__name__)
     if name == "__dict__" and isinstance(v, ObjectTracker):

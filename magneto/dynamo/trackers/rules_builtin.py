@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto import _C
-from magneto.dynamo.trackers.attributes import generic_get, generic_set, get_attr, no_attribute, set_attr
+from magneto.dynamo.trackers.attributes import PROXIES, generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker, namespace_of
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
@@ -211,7 +211,7 @@ def _names_a_class(cls: type) -> bool:
 
 
 def _named_class(m: Machine, v: Tracker, info: type) -> bool:
-    if not isinstance(v, ObjectTracker) or isinstance(v, ModuleTracker):
+    if (not isinstance(v, ObjectTracker) or isinstance(v, ModuleTracker)) and v.python_type() not in PROXIES:
         return False
     named = m.apply(getattr, v, m.const("__class__"), m.const(None))
     return isinstance(named, ClassTracker) and issubclass(named.obj, info)

@@ -246,13 +246,15 @@ LEGACY = {
 
 
 def _legacy(m: Machine, dtype: torch.dtype, device: Any, args: tuple[Tracker, ...]) -> Any:
-    """torch.Tensor(...) and its like: numbers of dimensions, or a list of numbers."""
+    """torch.Tensor(...) and its like: numbers of dimensions (torch.Size too), or a list of numbers."""
     consts = [arg.try_const() for arg in args]
     if all(const is not None and type(const.value) is int for const in consts):
         return m.node(torch.empty, [*(const.value for const in consts if const)] or [0], {"dtype": dtype, "device": device})
     if len(args) != 1:
         return NotImplemented
     data = args[0]
+    if isinstance(data, SequenceTracker) and data.cls is torch.Size:
+        return m.apply(torch.empty, data, dtype=m.const(dtype), device=m.const(device))
     if isinstance(data, SequenceTracker) and data.cls in (list, tuple):
         return m.apply(torch.tensor, data, dtype=m.const(dtype), device=m.const(device))
     return NotImplemented

@@ -213,7 +213,10 @@ def to(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> An
         if isinstance(value, torch.dtype):
             dtype = value
         elif isinstance(value, (torch.device, str)):
-            device = torch.device(value)
+            try:
+                device = torch.device(value)
+            except RuntimeError:
+                return NotImplemented
         elif value is not None:
             rest.append(value)
     if device.index is None and device.type != "cpu":

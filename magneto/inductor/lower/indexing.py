@@ -52,6 +52,8 @@ def _in_loop(low: Lowering, index: Box, size: Size) -> bool:
 
 def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
     """x with dimension `dim` replaced by the dimensions of `index` (a vector, or for embeddings of any rank)."""
+    if not x.shape:
+        return emit_call(low, aten.index_select.default, (x, dim, index), {}, val)
     dim = dim % len(x.shape)
     rank = len(index.shape)
     size = x.shape[dim]

@@ -119,7 +119,10 @@ def make_optimized(target: Any, context: Context, compile: bool = True) -> Any:
         raise UserError("U001", function="optimize", expected="a function, method or module instance", got=f"the class {target.__name__}")
     if suspends(target):
         return stepping(target, _C.Optimized(_call, handle))
-    return _C.Optimized(_as_python(target), handle)
+    made = _C.Optimized(_as_python(target), handle)
+    if inspect.isfunction(target):  # as functools.wraps does
+        vars(made).update({"__annotations__": target.__annotations__, **vars(target), **vars(made)})
+    return made
 
 
 def _call(fn: Any, *args: Any) -> Any:

@@ -275,11 +275,11 @@ def join_halves(unit: Unit, half: tuple[Pass, ...]) -> Unit:
         return unit
     name = f"{unit.name}_backward"
     passes = backward_passes(unit.joint, half)
-    sizes = sizes_vary()
+    sizes, graphs = sizes_vary(), unit.graphs  # (`unit` has the inputs of this call)
 
     def build_backward(graph: fx.Graph) -> Compiled:
         with timer("backend"), no_collection(), varying(sizes), taken([]):
-            return compile_half(graph, name, passes, unit.graphs)
+            return compile_half(graph, name, passes, graphs)
 
     meta = unit.gm.meta.get("magneto", {})
     holds = meta.get("backward_holds")

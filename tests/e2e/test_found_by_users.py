@@ -209,3 +209,35 @@ def test_lookup_in_a_single_number_and_wrong_devices(recwarn):
     for device in ("nodevice", "float32"):
         same(lambda x, name=device: x.to(name), magneto.optimize("eager")(lambda x, name=device: x.to(name)), torch.ones(2))
     assert not recwarn.list
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_trace_records_what_is_compiled():
+    """A compiled region ran inside `torch.jit.trace`, which recorded its result as a constant."""
+    for backend in ("aot_eager", "inductor"):
+        f = magneto.optimize(backend)(lambda x: (x * 2).sin() + 1)
+        f(torch.ones(3))
+        traced, other = torch.jit.trace(f, torch.ones(3)), torch.rand(3)
+        torch.testing.assert_close(traced(other), f(other))
+
+
+def test_the_first_call_of_training_is_not_held():
+    """The plan of the backward half held the tensors that the first call was compiled with."""
+    for backend in ("aot_eager", "inductor"):
+        f, x = magneto.optimize(backend)(lambda x: (x.exp() * 2).sum()), torch.ones(3, requires_grad=True)
+        f(x).backward()
+        held = weakref.ref(x)
+        del x
+        assert held() is None, backend
+
+
+def test_optimised_functions_have_the_attributes_of_functions():
+    import typing
+
+    def f(x: torch.Tensor, n: int = 2) -> torch.Tensor:
+        return x * n
+
+    f.tag = "kept"
+    compiled = magneto.optimize("eager")(f)
+    assert typing.get_type_hints(compiled) == typing.get_type_hints(f)
+    assert compiled.tag == "kept" and compiled.__wrapped__ is f

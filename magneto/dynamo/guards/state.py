@@ -69,6 +69,7 @@ STATE_TABLE: tuple[StateRow, ...] = (
     StateRow("saved tensor hooks", "_C._autograd._top_saved_tensors_default_hooks", (True,), when="grad mode"),
     StateRow("function transforms", "_C._functorch.maybe_current_level"),
     StateRow("deterministic algorithms", "_C._get_deterministic_algorithms"),
+    StateRow("jit.trace", "jit.is_tracing"),
 )
 FORWARD_LEVEL = "forward gradient level"
 
@@ -119,7 +120,8 @@ def _probes() -> dict[str, tuple[int, int, int]]:
         address = symbol(row.probe.library, row.probe.symbol) if row.probe is not None else None
         if row.probe is not None and address is not None:
             found[row.name] = (row.probe.signature, address, row.probe.argument)
-    found.update(_transform_probe())
+    found.update(_key_probe("function transforms", "FuncTorchDynamicLayerFrontMode"))
+    found.update(_key_probe("jit.trace", "Tracer"))
     found.update(_context_probe("deterministic algorithms", "_ZNK2at7Context23deterministicAlgorithmsEv"))
     for name, method in ATTENTION_PROBES.items():
         found.update(_context_probe(name, method))
@@ -127,15 +129,15 @@ def _probes() -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def _transform_probe() -> dict[str, tuple[int, int, int]]:
-    """Inside vmap, grad, functionalize ... the thread's key set includes the front mode of the transforms."""
+def _key_probe(name: str, dispatch_key: str) -> dict[str, tuple[int, int, int]]:
+    """Inside vmap, grad, functionalize ... the thread's key set includes the front mode of the transforms, inside torch.jit.trace the tracer's."""
     import torch
 
     address = symbol("c10", "_ZN3c104impl31tls_is_dispatch_keyset_includedENS_14DispatchKeySetE")
-    key = getattr(torch._C.DispatchKey, "FuncTorchDynamicLayerFrontMode", None)
+    key = torch._C._parse_dispatch_key(dispatch_key)
     if address is None or key is None:
         return {}
-    return {"function transforms": (BOOL_UINT64, address, torch._C.DispatchKeySet(key).raw_repr())}
+    return {name: (BOOL_UINT64, address, torch._C.DispatchKeySet(key).raw_repr())}
 
 
 def _context_probe(name: str, method_name: str) -> dict[str, tuple[int, int, int]]:

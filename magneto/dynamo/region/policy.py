@@ -121,6 +121,8 @@ def _mode_for_eager() -> str | None:
         return "a TorchDispatchMode is active"
     if vars(forward_ad)["_current_level"] >= 0:
         return "forward-mode differentiation is active: tensors may carry tangents"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace is active: it records operations"
     for index in range(torch._C._len_torch_function_stack()):
         if not isinstance(torch._C._get_function_stack_at(index), DeviceContext):
             return "a TorchFunctionMode is active"

@@ -7,7 +7,6 @@ All formulas are PyTorch's. Nodes are marked with ``meta["stage"]``: forward or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from magneto.aot_autograd.results import Collector
 from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, steady_state
 from magneto.aot_autograd.views import base_of
+from magneto.base.dataclass import dataclass, replace
 from magneto.graph.meta import TensorMeta
 
 _LOOK = {

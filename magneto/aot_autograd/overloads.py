@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from magneto.aot_autograd.refusal import Refusal
+from magneto.base.dataclass import dataclass
 
 aten = torch.ops.aten
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -20,6 +19,7 @@ from magneto.aot_autograd.recompute import computed_again, dear, read_apart
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
+from magneto.base.dataclass import dataclass
 from magneto.base.varying import any_size, chosen
 from magneto.graph.append import append_call
 from magneto.graph.meta import TensorMeta

@@ -8,13 +8,13 @@ checked and read. `reached(graph, ...)`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import fx
 
 from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.partition import Gradient, is_random, owned
 from magneto.aot_autograd.trace import drop_dead
+from magneto.base.dataclass import dataclass
 from magneto.graph.meta import TensorMeta
 from magneto.prims.table import PRIMS
 

@@ -7,7 +7,6 @@ statistics in training.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.partition import is_random
 from magneto.aot_autograd.signature import Alias, Result
+from magneto.base.dataclass import dataclass
 from magneto.graph.meta import TensorMeta
 
 _SMALL = 1 << 18  # bytes of a written input of which each forward may keep a copy

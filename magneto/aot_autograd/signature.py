@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from magneto.aot_autograd.views import ViewStep
+from magneto.base.dataclass import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ one storage always hold the same numbers, and autograd makes new objects for vie
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import fx
 
 from magneto.aot_autograd.views import ViewStep
+from magneto.base.dataclass import dataclass, field
 from magneto.graph.meta import TensorMeta
 
 Geometry = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]

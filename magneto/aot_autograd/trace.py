@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.results import Collector
 from magneto.aot_autograd.signature import Apart, Mutation, Signature
 from magneto.aot_autograd.storage import View
+from magneto.base.dataclass import dataclass, field, replace
 from magneto.graph.meta import TensorMeta
 from magneto.graph.modes import modes_kept
 from magneto.graph.opinfo import stays

@@ -10,7 +10,6 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from magneto.aot_autograd.reached import Reached, left_over, reached
 from magneto.aot_autograd.replay import Replay, replay_of
 from magneto.aot_autograd.signature import Result
 from magneto.aot_autograd.tangents import given_up, laid_out
+from magneto.base.dataclass import dataclass, field
 from magneto.base.errors import UserError
 from magneto.graph.meta import TensorMeta
 

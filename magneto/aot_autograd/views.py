@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from magneto.aot_autograd.refusal import Refusal
+from magneto.base.dataclass import dataclass
 from magneto.graph.meta import TensorMeta
 
 aten = torch.ops.aten

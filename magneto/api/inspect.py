@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import fx
 
 from magneto import _C
 from magneto.base import events
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import UserError
 from magneto.dynamo.guards.rows import GuardSet, Row
 from magneto.dynamo.guards.text import show_guards

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -31,6 +30,7 @@ from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.training import BACKWARDS, Choice, Ends, TrainingPlan, reach, training_function
 from magneto.aot_autograd.wrap import wrap
 from magneto.base.collection import no_collection
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.errors import MagnetoError
 from magneto.base.events import counter, emit, timer
 from magneto.base.flags import config

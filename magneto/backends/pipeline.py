@@ -9,7 +9,6 @@ Every pass is a function of a `Unit`. The runner times, logs and verifies each. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from magneto.backends.fallback import name_of, recover, recover_backward
 from magneto.backends.families import Cut, Rest
 from magneto.backends.sized import sized, varying_sizes
 from magneto.base.collection import no_collection
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.events import timer
 from magneto.base.flags import config
 from magneto.base.heard import taken

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
 from torch import fx
 
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import UserError
 from magneto.base.text import did_you_mean
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from magneto.backends.families import Families, Sampler
 from magneto.base.collection import no_collection
+from magneto.base.dataclass import dataclass
 from magneto.base.events import counter, emit, timer
 from magneto.base.flags import config
 from magneto.base.logs import log

@@ -14,7 +14,7 @@ U1xx flags, U2xx backends; W00x environment and compilers, W01x capture, W1xx gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from magneto.base.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

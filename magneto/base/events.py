@@ -22,8 +22,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Self
+
+from magneto.base.dataclass import dataclass, field
 
 KEPT = 20_000  # events remembered; older ones are dropped, counts per kind are not
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import UserError
 from magneto.base.text import did_you_mean
 

@@ -7,9 +7,9 @@ when the flag `verify` is set. A pass that changes nothing returns the object it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import InternalError, MagnetoError
 from magneto.base.events import timer
 from magneto.base.flags import config

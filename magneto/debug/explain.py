@@ -6,7 +6,6 @@ import copy
 import linecache
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch.fx
@@ -14,6 +13,7 @@ import torch.fx
 from magneto.api.inspect import inspect
 from magneto.api.optimize import optimize
 from magneto.base import events
+from magneto.base.dataclass import dataclass, field
 from magneto.base.errors import CATALOGUE, format_stack
 from magneto.base.events import Event
 from magneto.base.text import indent, plural

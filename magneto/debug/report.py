@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from magneto.base import events
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import CATALOGUE
 from magneto.base.flags import FLAGS, config
 from magneto.debug.explain import BreakReason

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+
+from magneto.base.dataclass import dataclass
 
 Invoke = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from magneto.base.dataclass import dataclass
 
 _KINDS = ("cpu", "cuda")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.graph.rules import Rule, rule_for
 
 # Arguments written although the schema does not say so: overload -> (positions, position of the flag that must be true).

@@ -11,13 +11,13 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import torch
 from torch import fx
 
+from magneto.base.dataclass import dataclass
 from magneto.base.flags import config
 from magneto.base.heard import taken
 from magneto.graph.fake import fake_call

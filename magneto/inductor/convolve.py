@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import fx
 
 from magneto.aot_autograd.trace import drop_dead
+from magneto.base.dataclass import dataclass
 from magneto.graph.layout import is_channels_last_contiguous
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate

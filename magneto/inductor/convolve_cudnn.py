@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from magneto.aot_autograd.trace import drop_dead
+from magneto.base.dataclass import dataclass
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 from magneto.inductor.convolve import addend, only_user

@@ -15,12 +15,13 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 
 from magneto import _C
+from magneto.base.dataclass import dataclass, fields
 from magneto.base.events import counter, emit
 from magneto.base.flags import config
 from magneto.inductor.codegen.cpp_preamble import preamble

@@ -11,9 +11,10 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
+
+from magneto.base.dataclass import dataclass, replace
 
 DEGREE = 3  # of a term: the scores of attention are as many as batch times length squared
 TERMS = 3

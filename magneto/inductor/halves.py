@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import prod
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import warn_once
 from magneto.base.logs import LOOPS, log
 from magneto.inductor.runtime import driver

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from magneto.base.dataclass import dataclass
 from magneto.base.logs import LOOPS, log
 from magneto.graph.layout import RuleError, channels_last_strides, view_strides
 from magneto.graph.meta import TensorMeta

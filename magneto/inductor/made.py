@@ -4,12 +4,12 @@ lowers or writes kernels."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 from magneto.base.events import counter, timer
 from magneto.inductor.halves import DEVICE, Back, Compiled, Halves, Joined, Sent, agrees, multiprocessors
 from magneto.inductor.replay import Replay

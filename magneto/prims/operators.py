@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.prims.decompose import row_of
 
 _PREFIXES = (("special_", "special"), ("linalg_", "linalg"), ("fft_", "fft"))

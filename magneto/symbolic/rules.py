@@ -8,9 +8,9 @@ dividends too. In the documentation k, m, g stand for positive integers, s for a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import gcd
 
+from magneto.base.dataclass import dataclass
 from magneto.symbolic.nodes import (
     CONSTRUCTORS,
     ONE,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dis
 import opcode
 import sys
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+from magneto.base.dataclass import dataclass
 
 VERSION = sys.version_info[:2]
 NO_DICT = " and no __dict__ for setting new attributes" if VERSION >= (3, 13) else ""

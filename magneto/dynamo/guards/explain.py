@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.dynamo.guards import reading
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row, TensorRow, Weak, show_value
 from magneto.dynamo.guards.source import Source

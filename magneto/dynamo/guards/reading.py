@@ -11,10 +11,10 @@ import math
 import struct
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 from magneto.dynamo.guards.source import Attr, Cell, Global, Held, InstanceDict, Item, KeyAt, Local, Part, Peek, Source, Stack
 
 _HEAPTYPE = 1 << 9

@@ -5,10 +5,10 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from magneto.base.dataclass import dataclass, field, replace
 from magneto.dynamo.guards.source import Held, Source, may_die
 
 if TYPE_CHECKING:  # rows are read without torch

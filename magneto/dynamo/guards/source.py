@@ -21,8 +21,9 @@ import sys
 import types
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
+
+from magneto.base.dataclass import dataclass
 
 S = TypeVar("S")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 from magneto.dynamo.guards.tensors import symbol
 
 # Signatures of probes, as csrc/guard_tensor.c numbers them.

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -8,11 +8,11 @@ Operations behind such a branch may fail where it goes the other way, so that th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import CodeType
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.bytecode.decode import Decoded, Instruction
 from magneto.dynamo.trackers.base import Tracker

@@ -9,12 +9,12 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from magneto.base.dataclass import dataclass, field
 from magneto.base.text import compile_source
 from magneto.dynamo import trackers
 from magneto.dynamo.guards.source import Source

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from magneto.base.dataclass import dataclass, field
 from magneto.dynamo.bytecode.decode import Decoded, Instruction, decode
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.machine.protocol import Emitter

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import GraphBreak
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from magneto.base.dataclass import dataclass, field
 from magneto.base.errors import GraphBreak
 from magneto.base.flags import config
 from magneto.dynamo import trackers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.trackers.base import Raised, Signal, Tracker
 

@@ -8,7 +8,6 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from magneto import _C
+from magneto.base.dataclass import dataclass, field
 from magneto.base.errors import GraphBreak
 from magneto.base.text import compile_source, indent
 from magneto.dynamo import trackers

@@ -9,11 +9,11 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.machine.frame import NULL, SymFrame

@@ -16,7 +16,6 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch.utils._device import DeviceContext
 from magneto import _C
 from magneto.base import events
 from magneto.base.collection import no_collection
+from magneto.base.dataclass import dataclass, field
 from magneto.base.errors import GraphBreak, MagnetoError, UserError, warn_once
 from magneto.base.flags import config
 from magneto.base.logs import dump, dumping, log, logging

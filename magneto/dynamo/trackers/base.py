@@ -11,9 +11,9 @@ Rules for all trackers:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from magneto.base.dataclass import dataclass
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.source import namespace_of as namespace_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
+from magneto.base.dataclass import dataclass
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.constant import VALUE_TYPES, is_constant
 

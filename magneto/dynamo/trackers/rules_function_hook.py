@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import fx
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.hooks import BackwardHook
 
+from magneto.base.dataclass import dataclass, field
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.container import TupleTracker

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import CannotEmit, Tracker

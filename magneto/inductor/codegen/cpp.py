@@ -10,12 +10,12 @@ blocks of `SUM_BLOCK` elements whose partial sums are added in double: the error
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
 import torch
 
+from magneto.base.dataclass import dataclass, field
 from magneto.inductor.codegen.cpp_crossed import write_crossed
 from magneto.inductor.codegen.cpp_emit import ONE_PLUS, Emitter, Scope, indent, plain_loads
 from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
+from magneto.base.dataclass import dataclass, field
 from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal

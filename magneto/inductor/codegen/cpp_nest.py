@@ -11,9 +11,9 @@ A `Nest` is: one parallel loop over `outer` (flattened), inside it the `inner` l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size, chosen
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values, weight
 from magneto.inductor.schedule.crossed import KINDS, WIDTH

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.inductor.codegen.cpp_types import compute_type, convert, is_float
 from magneto.inductor.schedule.kernel import Dim, Member, member_loads
 

@@ -7,11 +7,11 @@ kept; what leaves the graph is allocated in each call; views of parameters are r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from magneto.base.dataclass import dataclass, field
 from magneto.graph.rules_recurrent import LAYER, WORKSPACE
 from magneto.inductor import convolve
 from magneto.inductor.codegen.cpp import parameters

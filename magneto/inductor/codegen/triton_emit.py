@@ -7,11 +7,11 @@ A load is masked by the axes of its index that blocks do not divide, and by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import frexp, ldexp
 
 import torch
 
+from magneto.base.dataclass import dataclass, field
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number

@@ -11,9 +11,9 @@ Sizes are known, so that the grid is, and masks are left out where blocks divide
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
+from magneto.base.dataclass import dataclass
 from magneto.inductor.codegen.cpp_nest import contiguous_row, cut_dims, normal_form, other_contiguous
 from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of

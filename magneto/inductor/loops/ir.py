@@ -45,13 +45,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
+from magneto.base.dataclass import dataclass, field, fields
 from magneto.symbolic.nodes import ZERO, Add, Expr, IntLike, Sym, add, mul, to_expr
 
 Size: TypeAlias = "int | Expr"

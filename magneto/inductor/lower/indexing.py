@@ -5,11 +5,11 @@ library does the lookup (and checks the bounds too)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, merge_origins, point_count

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from magneto.base.dataclass import dataclass
 from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit
 from magneto.base.flags import config

@@ -14,9 +14,9 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from magneto.base.dataclass import dataclass
 from magneto.base.events import timer
 from magneto.base.flags import config
 from magneto.inductor.runtime.store import key_of, store

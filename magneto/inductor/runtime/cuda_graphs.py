@@ -16,7 +16,6 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 from sys import getrefcount
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 from magneto import _C
+from magneto.base.dataclass import dataclass, field
 from magneto.base.events import counter, emit
 from magneto.inductor.runtime import record
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel has without asking
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

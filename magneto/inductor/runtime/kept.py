@@ -14,7 +14,6 @@ import pickle
 import platform
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from torch import fx
 
 from magneto import _C
+from magneto.base.dataclass import dataclass
 from magneto.base.events import counter
 from magneto.base.flags import FLAGS, config
 from magneto.base.logs import LOOPS, dumping, logging

@@ -6,9 +6,9 @@ The second takes the whole plan's inputs, and the tensors of the first that it r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.inductor.runtime.plan_code import PlanCode, restrided
 
 Instruction = tuple[Any, ...]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.events import counter
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+from magneto.base.dataclass import dataclass
 
 NUMBER = re.compile(r"(?<![\w.])(?:0x[0-9a-f.]+p[+-]?\d+f?|\d+\.\d*f?|\d+(?:LL)?)(?![\w.])")
 HEAD = re.compile(r"^(.*?)int SYMBOL\(([^)]*)\) \{", re.S)

@@ -12,12 +12,12 @@ import signal
 import tempfile
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+from magneto.base.dataclass import dataclass
 from magneto.base.text import compile_source
 
 HEAD = "import triton\nimport triton.language as tl\nfrom magneto.inductor.codegen import triton_library as lib\n\n\n@triton.jit\n"

@@ -7,12 +7,12 @@ None); for others the kernel finds each term in the image (codegen/triton_convol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.graph.layout import channels_last_strides
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Load, Op, Value, ViewOf
 from magneto.inductor.lower.values import constant, convert, make_masked

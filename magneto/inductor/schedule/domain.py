@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from magneto.base.dataclass import dataclass
 from magneto.inductor.loops.ir import Indirect
 from magneto.inductor.schedule.kernel import Dim
 from magneto.symbolic import Add, Const, Expr, FloorDiv, Mod, Sym, add, mul, walk

@@ -8,9 +8,9 @@ Vertical fusion saves writing and reading a buffer, horizontal fusion saves read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size
 from magneto.inductor.loops.ir import Buffer, Load, Value
 from magneto.inductor.schedule.crossed import ACCUMULATORS, crossing, held, meet

@@ -6,11 +6,11 @@ follows knows pointwise members and plain folds only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
 
+from magneto.base.dataclass import dataclass, field, replace
 from magneto.inductor.loops.ir import Buffer, Const, Load, Op, Origin, Pointwise, Reduction, Size, Value, index_symbols, reduce_symbols
 from magneto.inductor.schedule.kernel import POINT, Dim, Member, member_loads
 from magneto.symbolic import Expr, Sym, add, mul

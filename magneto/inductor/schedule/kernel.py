@@ -14,11 +14,11 @@ Welford reductions arrive here as sum, mean and sum of squared deviations: two p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
+from magneto.base.dataclass import dataclass, field
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, LibraryCall, Load, Masked, Op, Ordered, Origin, Value, loads, reads
 from magneto.symbolic import Expr, Sym, substitute
 

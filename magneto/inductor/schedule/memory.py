@@ -13,10 +13,10 @@ import functools
 import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 
+from magneto.base.dataclass import dataclass
 from magneto.base.flags import config
 from magneto.base.varying import chosen
 from magneto.inductor.convolve import POINTWISE, POINTWISE_ADD, TRANSPOSED

@@ -8,11 +8,11 @@ Infinities and NaN come out as in two passes: a chunk of nothing but -inf counts
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from math import inf
 
 import torch
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.inductor.loops.ir import (
     Buffer,
     Const,

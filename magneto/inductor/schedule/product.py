@@ -7,11 +7,11 @@ step, whose domain are the batch, the rows and the columns of the product. Which
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 
+from magneto.base.dataclass import dataclass, field, replace
 from magneto.base.flags import config
 from magneto.graph.layout import contiguous_strides
 from magneto.inductor.loops.ir import Buffer, Const, LibraryCall, Load, Op, Value, ViewOf, walk_values

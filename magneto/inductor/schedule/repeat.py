@@ -7,9 +7,9 @@ where in a memory they begin (a column of an index list).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.inductor.loops.ir import Buffer
 from magneto.inductor.schedule.alike import Renaming
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Step, TableKernel, member_loads

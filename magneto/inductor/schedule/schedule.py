@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
 
+from magneto.base.dataclass import dataclass, field
 from magneto.base.flags import config
 from magneto.base.logs import LOOPS, log, logging
 from magneto.base.varying import chosen

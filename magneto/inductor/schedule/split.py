@@ -7,11 +7,11 @@ A variance becomes sum, mean and sum of squared deviations first; in equal parts
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import inf, prod
 
 import torch
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.inductor.loops.ir import (
     Buffer,
     Const,

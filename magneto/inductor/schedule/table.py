@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Load, Masked, Op, Value, ViewOf
 from magneto.inductor.loops.ir import Const as ConstValue

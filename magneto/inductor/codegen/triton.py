@@ -142,6 +142,7 @@ class Writer:
 
     def _once(self) -> None:
         """Every member in order, each value computed once."""
+        self.emitter.summing = bool(self.blocks.outer) and any(m.is_reduction for m in self.kernel.members)
         self._load_ahead(self.kernel.members)
         for member in self.kernel.members:
             if member.is_reduction:
@@ -173,7 +174,7 @@ class Writer:
                     self._load_ahead([m for m in self.kernel.members if not m.full and not m.is_reduction])
                 head, last = self._walk(span)
                 self.emitter.scopes.append(Scope())
-                self.emitter.checks, self.emitter.passing = [], span is not None
+                self.emitter.checks, self.emitter.passing, self.emitter.summing = [], span is not None, bool(folds and self.blocks.outer)
                 if span is not None:
                     self.emitter.name("r < end", frozenset("r"), (within_span(axis.walk, *span), None))
                 self._load_ahead(members)
@@ -204,7 +205,7 @@ class Writer:
             emitter.scopes[0].lines.append(f"{good} = tl.full({emitter.shape(axes)}, 1, tl.int1)")
             body.append(f"{good} = {good} & ({text})")
             lines.append(f'tl.device_assert({good}, "index out of range in self")')
-        emitter.checks, emitter.passing = None, False
+        emitter.checks, emitter.passing, emitter.summing = None, False, False
         return lines
 
     def _ahead(self, body: list[str]) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ import torch
 
 from magneto.base.dataclass import dataclass, field
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
+from magneto.inductor.codegen.triton_nest import spread_out
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
@@ -54,6 +55,7 @@ class Emitter:
         self.checks: list[tuple[str, frozenset[str]]] | None = None  # in a loop: what must hold of computed indices, and along which axes
         self.places: list[str] = []  # in such a loop: what computed indices are
         self.passing = False  # looked up rows go by: the cache keeps the indices
+        self.summing = False  # rows are looked up and summed: those of large tables need not stay in the cache either
         self.inner = "r"  # the axis that a loop walks: what does not vary along it stands before the loop
         self.symbols: dict[Sym, Name] = {}
         self.dense: dict[Expr, Name] = {}  # an axis counts several dimensions: the index that walks them as they lie
@@ -228,7 +230,9 @@ class Emitter:
         mask = self.mask(axes, under)
         text = f"{pointer} + {self.spread(place, axes, 'tl.int64' if self.wide else 'tl.int32')}"
         how = "" if mask is None else f", mask={mask}, other=0"
-        if self.passing and any(isinstance(s, Indirect) for s in load.index.free):
+        if (self.passing and any(isinstance(s, Indirect) for s in load.index.free)) or (
+            self.summing and spread_out(load.index, load.dtype.itemsize)
+        ):
             how += ', eviction_policy="evict_first"'
         text = f"tl.load({text}{how})"
         compute_type(load.dtype)

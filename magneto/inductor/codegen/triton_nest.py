@@ -18,7 +18,7 @@ from magneto.inductor.codegen.cpp_nest import contiguous_row, cut_dims, normal_f
 from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
-from magneto.symbolic import Expr, Sym, add, mul
+from magneto.symbolic import Const, Expr, Sym, add, coefficient, mul
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
@@ -41,7 +41,10 @@ MOST_BLOCKS = 65535  # along all but the first axis of a grid
 SHORTEST = 16  # elements of a piece of a dimension that indices divide: blocks along shorter ones are slower than dividing
 SPAN_ROW = 128  # elements side by side that a block of spans has
 SPAN_HELD = 2048  # elements of looked up rows that are under way in one, twice as many where spans are long
-LOOKED_UP = 4096  # elements of looked up rows for each warp: the fewer warps, the more of their loads are under way
+LOOKED_UP = (
+    4096  # elements of looked up rows for each warp: the fewer warps, the more of their loads are under way; half as many of large tables
+)
+HALF_A_CACHE = 1 << 25  # bytes, of a large GPU
 WANTED = 256  # blocks, about two for each multiprocessor of a large GPU
 
 
@@ -159,6 +162,12 @@ def _memory(kernel: FusedKernel) -> Iterator[tuple[str, Expr, int]]:
             yield member.name, member.store, member.buffer.dtype.itemsize
 
 
+def spread_out(index: Expr, width: int) -> bool:
+    """Whether elements of so many bytes are looked up there, in more memory than half a cache."""
+    steps = [(s.extent, coefficient(index, s)) for s in index.free if isinstance(s, Indirect)]
+    return any(isinstance(rows, int) and isinstance(step, Const) and rows * int(step) * width >= HALF_A_CACHE for rows, step in steps)
+
+
 def widest(kernel: FusedKernel) -> int:
     """Bytes of the widest elements that are read or written at every point, 4 at most."""
     return min(4, max((width for _, _, width in _memory(kernel)), default=4))
@@ -199,7 +208,8 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         x = Axis("x", along, min(wide, power_above(rows)))
         warps = 4 if x.block * across <= 2048 else 8
         if looks_up and x.blocks * outside >= WANTED:
-            warps = max(1, min(warps, x.block * across // LOOKED_UP))
+            spread = any(spread_out(index, width) for _, index, width in _memory(kernel))
+            warps = max(1, min(warps, x.block * across * (1 + spread) // LOOKED_UP))
         elif warps == 8 and x.block == across == 64 and across < length and widest(kernel) == 4:
             across = LOOPED_ACROSS
         while across > 8 and x.block * across * len(walked(kernel)) > 32 * warps * IN_REGISTERS:
@@ -220,8 +230,10 @@ def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:
     x = Axis("x", side, min(power_above(prod(d.size for d in side)), SPAN_ROW))
     long = prod(d.size for d in kernel.cols) * x.block >= 4 * SPAN_HELD * prod(d.size for d in outer)
     held = 2 * SPAN_HELD if long and all(m.acc_dtype.itemsize <= 4 for m in kernel.members) else SPAN_HELD
-    r = Axis("r", kernel.cols, max(4, held // x.block))
-    return Blocks(kernel, (x, r), True, 2, outer, tall=True)
+    behind = any(not m.full and not m.is_reduction for m in kernel.members)  # means: shorter turns, so that a warp has as much of one
+    warps = 4 if held > SPAN_HELD and not behind else 2
+    r = Axis("r", kernel.cols, max(4, (SPAN_HELD if behind else held) // x.block))
+    return Blocks(kernel, (x, r), True, warps, outer, tall=True)
 
 
 def _walked_rows(kernel: FusedKernel) -> Blocks:

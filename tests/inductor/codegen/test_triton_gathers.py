@@ -179,6 +179,16 @@ def test_looked_up_vectors_are_read_along_their_elements(reduced: int, monkeypat
         assert blocks["RBLOCK"] == 128
 
 
+def test_the_cache_need_not_keep_rows_of_large_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows, wanted in ((1 << 15, 0), (1 << 16, 1)):
+        g = Graph()
+        g.output(
+            g.sum(g.call(aten.embedding.default, g.input(torch.empty(rows, 128)), g.input(torch.zeros(300, 64, dtype=torch.int64))), (1,))
+        )
+        _, (kernel,) = planned(g, monkeypatch)
+        assert kernel.body.count("evict_first") == wanted and kernel.warps == (2, 4)[wanted], kernel
+
+
 def test_looked_up_columns_are_read_along_the_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     g = Graph()
     index = g.input(torch.randint(0, 50, (300, 64)))

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MOST_IDLE 64                  /* blocks */
 #define KEPT_IDLE ((size_t)256 << 20) /* bytes that stay idle although other memory is needed */
@@ -29,7 +30,7 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Block idle[MOST_IDLE]; /* oldest first */
 static int n_idle;
-static size_t idle_bytes;
+static size_t idle_bytes, most_bytes; /* most: an eighth of the machine's memory */
 static uint64_t takes, reused;
 
 /* In a forked child: another thread of the parent may have held the lock. */
@@ -87,6 +88,7 @@ give(Block block)
     block.since = takes;
     idle[n_idle++] = block;
     idle_bytes += block.bytes;
+    while (idle_bytes > most_bytes) release(0);
     pthread_mutex_unlock(&lock);
 }
 
@@ -151,14 +153,25 @@ release_blocks(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
+static PyObject *
+keep_blocks(PyObject *Py_UNUSED(module), PyObject *arg)
+{
+    size_t before = most_bytes, bytes = PyLong_AsSize_t(arg);
+    if (bytes == (size_t)-1 && PyErr_Occurred()) return NULL;
+    most_bytes = bytes;
+    return PyLong_FromSize_t(before);
+}
+
 static PyMethodDef methods[] = {
     {"blocks", blocks, METH_NOARGS, "Memory of large results that waits for the next ones: (blocks, bytes, how often such memory was asked for, how often it was there)."},
     {"release_blocks", release_blocks, METH_NOARGS, "Give that memory back to the system."},
+    {"keep_blocks", keep_blocks, METH_O, "How many bytes of it may wait; what it was before."},
     {NULL, NULL, 0, NULL},
 };
 
 int
 mg_blocks_init(PyObject *module)
 {
+    most_bytes = (size_t)sysconf(_SC_PHYS_PAGES) / 8 * (size_t)sysconf(_SC_PAGESIZE);
     return pthread_atfork(NULL, NULL, after_fork) != 0 ? (PyErr_NoMemory(), -1) : PyModule_AddFunctions(module, methods);
 }

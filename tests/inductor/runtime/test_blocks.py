@@ -175,6 +175,17 @@ def test_idle_memory_is_bounded() -> None:
             most = max(most, _C.blocks()[1])
             del ys
     assert _C.blocks()[0] <= 64 and most <= (256 << 20) + 6 * (36 << 20)
+    fn, x = compiled(lambda x: x * 2), torch.ones(N)
+    fn(x)
+    before = _C.keep_blocks(30 << 20)
+    try:
+        ys = [fn(x) for _ in range(6)]
+        del ys
+        assert _C.blocks()[:2] == (2, 24 << 20)
+        fn(torch.ones(4 * N)), fn(torch.ones(4 * N))  # more than may wait
+        assert _C.blocks()[1] == 0
+    finally:
+        assert _C.keep_blocks(before) == 30 << 20
 
 
 def test_the_flag() -> None:

@@ -82,7 +82,7 @@ def test_written_where_nobody_looks(backend: str, create_graph: bool) -> None:
     with torch.no_grad():
         v.add_(1)
     expected, found = (torch.autograd.grad(one.sum(), [x], retain_graph=True) for one in y)
-    assert_equal(found, expected)
+    assert_equal(found, expected, 1e-6 if backend == "inductor" else None)
     for one in y:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(one.sum(), [w], create_graph=create_graph)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ CALLS = 6
 def wrong_of(row: Operator, chosen: list[Kind], limit: int, grad: bool = False, interpreted: bool = False) -> Iterator[str]:
     """What differs in at most `limit` calls of each kind."""
     for kind in chosen:
-        calls = list(calls_of(row.op, special_for(row, kind, grad)))
+        one_by_one = interpreted and row.packet in ("std_mean", "var_mean")  # eager's mean of infinite numbers goes by their order
+        calls = list(calls_of(row.op, special_for(row, replace(kind, special=False) if one_by_one else kind, grad)))
         step = max(len(calls) // limit, 1)
         for call in calls[::step][:limit]:
             terms = numpy_terms(row) if interpreted else (bound_of(row), pipeline.CALL_HALF_DECOMPOSED)

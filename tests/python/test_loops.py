@@ -458,6 +458,28 @@ def test_layers_that_are_alike_share_a_region() -> None:
     assert counted(model, (XS[0],), (XS[1],))[1] == (0, 0)
 
 
+def test_modules_made_for_each_call_share_a_region() -> None:
+    """The one before is gone when its successor comes (the losses of detection transformers)."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            self.by = by
+
+        def forward(self, x):
+            magneto.graph_break()
+            return x * self.by
+
+    compiled = magneto.optimize(backend := Capturing())(lambda x, by: Scaled(by)(x + 1) + 1)
+    for _ in range(6):
+        assert torch.equal(compiled(XS[0], 2), (XS[0] + 1) * 2 + 1)
+    count = len(backend.graphs)
+    for _ in range(6):
+        assert torch.equal(compiled(XS[0], 2), (XS[0] + 1) * 2 + 1)
+        assert torch.equal(compiled(XS[0], 3), (XS[0] + 1) * 3 + 1)
+    assert count <= 5 and len(backend.graphs) <= count + 3
+
+
 def test_a_layer_that_differs_is_seen() -> None:
     model = Layers(6)
     compiled = magneto.optimize("eager")(model)

@@ -107,12 +107,13 @@ def changed_modules(guards: GuardSet, state: Any) -> set[Source]:
     frame = state if isinstance(state, reading.Frame) else _frame_of(state)
     found = set()
     for row in guards:
-        known = row.payload.ref() if isinstance(row.payload, Weak) else row.payload
-        if row.kind is not Kind.ID_IS or row.source is None or not isinstance(known, torch.nn.Module):
+        if row.kind is not Kind.ID_IS or row.source is None:
             continue
+        known = row.payload.ref() if isinstance(row.payload, Weak) else row.payload
         with contextlib.suppress(reading.Absent, reading.Unreadable):
             value = reading.read(row.source, frame)
-            if value is not known and type(value) is type(known):
+            gone = known is None and isinstance(row.payload, Weak)  # a module made for each call: its successor takes its place
+            if isinstance(value, torch.nn.Module) and value is not known and (gone or type(value) is type(known)):
                 found.add(row.source)
     return found
 

@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import magneto
 
@@ -21,9 +23,9 @@ Step = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class Program:
-    """`make` returns the step and what to watch (tensors, modules, optimisers, plain values, or functions giving these)."""
+    """`make` returns the step, what to watch (tensors, modules, optimisers, plain values, or functions giving these), and the step's first arguments, if any."""
 
-    make: Callable[[], tuple[Step, list[Any]]]
+    make: Callable[[], tuple[Any, ...]]
     breaks: int = 0
     calls: int = 4
     tolerance: float = 1e-5  # under inductor
@@ -35,6 +37,8 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def program(**options: Any) -> Callable[[Any], Any]:
+    """Registers a function that makes the step and says what to watch."""
+
     def register(make: Any) -> Any:
         PROGRAMS[make.__name__] = Program(make, **options)
         return make
@@ -42,9 +46,57 @@ def program(**options: Any) -> Callable[[Any], Any]:
     return register
 
 
+def given(optimiser: Callable[[Any], Any] | None = None, **options: Any) -> Callable[[Any], Any]:
+    """Registers a step that is given the net, an optimiser where `optimiser` makes one, and the numbers; the first two are watched."""
+
+    def register(body: Any) -> Any:
+        def make() -> Any:
+            n = net()
+            watched = [n] if optimiser is None else [n, optimiser(n.parameters())]
+            return body, watched, watched
+
+        PROGRAMS[body.__name__] = Program(make, **options)
+        return body
+
+    return register
+
+
 def net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def SGD(ps: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(ps, 0.1)
+
+
+def Adam(ps: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(ps, 0.01)
+
+
+def _squares(n: Any, x: torch.Tensor) -> torch.Tensor:
+    return n(x).pow(2).mean()
+
+
+def _sum(n: Any, x: torch.Tensor) -> torch.Tensor:
+    return n(x).sum()
+
+
+def usual(n: nn.Module, o: torch.optim.Optimizer | None = None, loss: Callable[..., Any] = _squares, *watched: Any) -> Any:
+    """The step of most programs."""
+
+    def step(x: torch.Tensor) -> Any:
+        if o is None:
+            n.zero_grad()
+        else:
+            o.zero_grad()
+        value = loss(n, x)
+        value.backward()
+        if o is not None:
+            o.step()
+        return value
+
+    return step, [n, o, *watched]
 
 
 # -- schedulers
@@ -92,28 +144,22 @@ PROGRAMS["scheduler_plateau"] = Program(lambda: _scheduled(lambda o: lr.ReduceLR
 # -- accumulation
 
 
-@program()
-def micro_batches() -> Any:
-    n = net()
-    o = torch.optim.AdamW(n.parameters(), 0.01)
-
-    def step(x: torch.Tensor) -> Any:
-        total = 0.0
-        for part in x.split(2):
-            loss = n(part).pow(2).mean() / 3
-            loss.backward()
-            total += loss.detach()
-        o.step()
-        o.zero_grad()
-        return total
-
-    return step, [n, o]
+@given(lambda ps: torch.optim.AdamW(ps, 0.01))
+def micro_batches(n: Any, o: Any, x: torch.Tensor) -> Any:
+    total = 0.0
+    for part in x.split(2):
+        loss = n(part).pow(2).mean() / 3
+        loss.backward()
+        total += loss.detach()
+    o.step()
+    o.zero_grad()
+    return total
 
 
 @program(calls=7)
 def accumulation_across_calls() -> Any:
     n = net()
-    o = torch.optim.Adam(n.parameters(), 0.01)
+    o = Adam(n.parameters())
     count = [0]
 
     def step(x: torch.Tensor) -> Any:
@@ -128,64 +174,43 @@ def accumulation_across_calls() -> Any:
     return step, [n, o, count]
 
 
-@program()
-def zero_grad_in_place() -> Any:
-    n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad(set_to_none=False)
-        n(x).sum().backward()
-        held = [p.grad for p in n.parameters()]
-        o.step()
-        return held
-
-    return step, [n, o]
+@given(SGD)
+def zero_grad_in_place(n: Any, o: Any, x: torch.Tensor) -> Any:
+    o.zero_grad(set_to_none=False)
+    n(x).sum().backward()
+    held = [p.grad for p in n.parameters()]
+    o.step()
+    return held
 
 
-@program()
-def grads_to_none_by_hand() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
+@given()
+def grads_to_none_by_hand(n: Any, x: torch.Tensor) -> Any:
+    for p in n.parameters():
+        p.grad = None
+    n(x).sum().backward()
+    with torch.no_grad():
         for p in n.parameters():
-            p.grad = None
-        n(x).sum().backward()
-        with torch.no_grad():
-            for p in n.parameters():
-                p -= 0.1 * p.grad
-        return [p.grad for p in n.parameters()]
-
-    return step, [n]
+            p -= 0.1 * p.grad
+    return [p.grad for p in n.parameters()]
 
 
-@program()
-def data_updates() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        loss = n(x).square().mean()
-        loss.backward()
-        for p in n.parameters():
-            p.data.add_(p.grad.data, alpha=-0.1)
-        return loss
-
-    return step, [n]
+@given()
+def data_updates(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    loss = n(x).square().mean()
+    loss.backward()
+    for p in n.parameters():
+        p.data.add_(p.grad.data, alpha=-0.1)
+    return loss
 
 
-@program()
-def accumulated_loss_of_several_outputs() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        y = n(x)
-        losses = [y[:, k].pow(2).mean() for k in range(3)]
-        sum(losses).backward()
-        return losses
-
-    return step, [n]
+@given()
+def accumulated_loss_of_several_outputs(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    y = n(x)
+    losses = [y[:, k].pow(2).mean() for k in range(3)]
+    sum(losses).backward()
+    return losses
 
 
 # -- hooks
@@ -201,31 +226,15 @@ def tensor_hook_on_a_parameter() -> Any:
         return g * 2
 
     n[0].weight.register_hook(hook)
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        loss = n(x).sum()
-        loss.backward()
-        return loss
-
-    return step, [n, seen]
+    return usual(n, None, _sum, seen)
 
 
 @program()
 def clamping_hooks_on_all() -> Any:
     n = net()
-    o = torch.optim.Adam(n.parameters(), 0.01)
     for p in n.parameters():
         p.register_hook(lambda g: g.clamp(-0.1, 0.1))
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n(x).sum()
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n, o]
+    return usual(n, Adam(n.parameters()), _sum)
 
 
 @program()
@@ -234,14 +243,7 @@ def hook_without_a_result() -> Any:
     norms: dict[int, float] = {}
     for k, p in enumerate(n.parameters()):
         p.register_hook(lambda g, k=k: norms.__setitem__(k, g.norm().item()))
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        loss = n(x).sum()
-        loss.backward()
-        return loss
-
-    return step, [n, norms]
+    return usual(n, None, _sum, norms)
 
 
 @program()
@@ -270,14 +272,7 @@ def gradient_order_seen_by_hooks() -> Any:
     order: list[str] = []
     for name, p in n.named_parameters():
         p.register_post_accumulate_grad_hook(lambda p, name=name: order.append(name))
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        loss = n(x).pow(2).mean()
-        loss.backward()
-        return loss
-
-    return step, [n, order]
+    return usual(n, None, _squares, order)
 
 
 @program()
@@ -296,18 +291,13 @@ def hook_on_an_intermediate() -> Any:
     return step, [n, seen]
 
 
-@program()
-def retain_grad() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        h = n[0](x)
-        h.retain_grad()
-        n[2](h.tanh()).sum().backward()
-        return h.grad
-
-    return step, [n]
+@given()
+def retain_grad(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    h = n[0](x)
+    h.retain_grad()
+    n[2](h.tanh()).sum().backward()
+    return h.grad
 
 
 @program()
@@ -315,14 +305,7 @@ def module_forward_hooks() -> Any:
     n = net()
     n[0].register_forward_hook(lambda m, a, out: out * 1.5)
     n[2].register_forward_pre_hook(lambda m, a: (a[0] + 1,))
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        loss = n(x).sum()
-        loss.backward()
-        return loss
-
-    return step, [n]
+    return usual(n, None, _sum)
 
 
 @program()
@@ -330,111 +313,70 @@ def full_backward_hook() -> Any:
     n = net()
     seen: list[Any] = []
     n[0].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        loss = n(x).sum()
-        loss.backward()
-        return loss
-
-    return step, [n, seen]
+    return usual(n, None, _sum, seen)
 
 
 @program()
 def optimiser_hooks() -> Any:
     n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
+    o = SGD(n.parameters())
     counts = [0, 0]
     o.register_step_pre_hook(lambda opt, a, k: counts.__setitem__(0, counts[0] + 1))
     o.register_step_post_hook(lambda opt, a, k: counts.__setitem__(1, counts[1] + 1))
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n(x).sum()
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n, counts]
+    return usual(n, o, _sum, counts)
 
 
 # -- leaves made inside
 
 
-@program()
-def gradients_of_inputs() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        x = x.clone().requires_grad_()
-        loss = n(x).pow(2).sum()
-        loss.backward()
-        return x.grad, (x + 0.1 * x.grad.sign()).detach()
-
-    return step, [n]
+@given()
+def gradients_of_inputs(n: Any, x: torch.Tensor) -> Any:
+    x = x.clone().requires_grad_()
+    loss = n(x).pow(2).sum()
+    loss.backward()
+    return x.grad, (x + 0.1 * x.grad.sign()).detach()
 
 
-@program()
-def adversarial_steps() -> Any:
-    n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
+@given(SGD)
+def adversarial_steps(n: Any, o: Any, x: torch.Tensor) -> Any:
+    noise = torch.zeros_like(x)
+    for _ in range(3):
+        noise = noise.detach().requires_grad_()
+        (g,) = torch.autograd.grad(n(x + noise).pow(2).mean(), noise)
+        noise = (noise + 0.01 * g.sign()).clamp(-0.03, 0.03)
+    o.zero_grad()
+    loss = n(x + noise.detach()).pow(2).mean()
+    loss.backward()
+    o.step()
+    return loss
 
-    def step(x: torch.Tensor) -> Any:
-        noise = torch.zeros_like(x)
-        for _ in range(3):
-            noise = noise.detach().requires_grad_()
-            (g,) = torch.autograd.grad(n(x + noise).pow(2).mean(), noise)
-            noise = (noise + 0.01 * g.sign()).clamp(-0.03, 0.03)
+
+@given()
+def input_from_outside_requires_grad(n: Any, x: torch.Tensor) -> Any:
+    x.requires_grad_(True)
+    loss = n(x).pow(2).sum()
+    loss.backward()
+    return x.grad
+
+
+@given()
+def fresh_leaf(n: Any, x: torch.Tensor) -> Any:
+    z = torch.ones(5, 4, requires_grad=True)
+    loss = (n(x * z)).sum()
+    loss.backward()
+    return z.grad, z
+
+
+@given()
+def fresh_parameter(n: Any, x: torch.Tensor) -> Any:
+    prompt = nn.Parameter(torch.zeros(4))
+    o = torch.optim.SGD([prompt], 0.5)
+    for _ in range(2):
         o.zero_grad()
-        loss = n(x + noise.detach()).pow(2).mean()
+        loss = n(x + prompt).pow(2).mean()
         loss.backward()
         o.step()
-        return loss
-
-    return step, [n]
-
-
-@program()
-def input_from_outside_requires_grad() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        x.requires_grad_(True)
-        loss = n(x).pow(2).sum()
-        loss.backward()
-        return x.grad
-
-    return step, [n]
-
-
-@program()
-def fresh_leaf() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        z = torch.ones(5, 4, requires_grad=True)
-        loss = (n(x * z)).sum()
-        loss.backward()
-        return z.grad, z
-
-    return step, [n]
-
-
-@program()
-def fresh_parameter() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        prompt = nn.Parameter(torch.zeros(4))
-        o = torch.optim.SGD([prompt], 0.5)
-        for _ in range(2):
-            o.zero_grad()
-            loss = n(x + prompt).pow(2).mean()
-            loss.backward()
-            o.step()
-        return loss.detach(), prompt.detach()
-
-    return step, [n]
+    return loss.detach(), prompt.detach()
 
 
 @program()
@@ -465,7 +407,7 @@ def forward_outside_backward_inside() -> Any:
     def step(x: torch.Tensor) -> Any:
         n.zero_grad()
         h = n(x)
-        magneto.graph_break() if hasattr(magneto, "graph_break") else None
+        magneto.graph_break()
         return inner(h)
 
     return step, [n]
@@ -474,68 +416,47 @@ def forward_outside_backward_inside() -> Any:
 # -- double backward
 
 
-@program(breaks=-1)
-def create_graph_of_backward() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        loss = n(x).pow(2).mean()
-        loss.backward(create_graph=True)
-        penalty = sum(p.grad.pow(2).sum() for p in n.parameters())
-        n.zero_grad()
-        penalty.backward()
-        return loss, penalty
-
-    return step, [n]
+@given(breaks=-1)
+def create_graph_of_backward(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    loss = n(x).pow(2).mean()
+    loss.backward(create_graph=True)
+    penalty = sum(p.grad.pow(2).sum() for p in n.parameters())
+    n.zero_grad()
+    penalty.backward()
+    return loss, penalty
 
 
-@program()
-def maml() -> Any:
-    n = net()
-    o = torch.optim.Adam(n.parameters(), 0.01)
-
-    def step(x: torch.Tensor) -> Any:
-        named = dict(n.named_parameters())
-        loss = torch.func.functional_call(n, named, (x,)).pow(2).mean()
-        gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True)
-        fast = {name: p - 0.1 * g for (name, p), g in zip(named.items(), gradients, strict=True)}
-        outer = torch.func.functional_call(n, fast, (2 * x,)).pow(2).mean()
-        o.zero_grad()
-        outer.backward()
-        o.step()
-        return outer
-
-    return step, [n, o]
+@given(Adam)
+def maml(n: Any, o: Any, x: torch.Tensor) -> Any:
+    named = dict(n.named_parameters())
+    loss = torch.func.functional_call(n, named, (x,)).pow(2).mean()
+    gradients = torch.autograd.grad(loss, list(named.values()), create_graph=True)
+    fast = {name: p - 0.1 * g for (name, p), g in zip(named.items(), gradients, strict=True)}
+    outer = torch.func.functional_call(n, fast, (2 * x,)).pow(2).mean()
+    o.zero_grad()
+    outer.backward()
+    o.step()
+    return outer
 
 
-@program()
-def gradient_penalty() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        x = x.detach().requires_grad_()
-        y = n(x).sum()
-        (g,) = torch.autograd.grad(y, x, create_graph=True)
-        loss = y + 10 * (g.norm(2, dim=1) - 1).pow(2).mean()
-        loss.backward()
-        return loss
-
-    return step, [n]
+@given()
+def gradient_penalty(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    x = x.detach().requires_grad_()
+    y = n(x).sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    loss = y + 10 * (g.norm(2, dim=1) - 1).pow(2).mean()
+    loss.backward()
+    return loss
 
 
-@program()
-def hessian_vector_product() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        ps = list(n.parameters())
-        gs = torch.autograd.grad(n(x).pow(2).mean(), ps, create_graph=True)
-        dot = sum((g * p.detach()).sum() for g, p in zip(gs, ps, strict=True))
-        return torch.autograd.grad(dot, ps, allow_unused=True)
-
-    return step, [n]
+@given()
+def hessian_vector_product(n: Any, x: torch.Tensor) -> Any:
+    ps = list(n.parameters())
+    gs = torch.autograd.grad(n(x).pow(2).mean(), ps, create_graph=True)
+    dot = sum((g * p.detach()).sum() for g, p in zip(gs, ps, strict=True))
+    return torch.autograd.grad(dot, ps, allow_unused=True)
 
 
 # -- autocast and scaling
@@ -544,7 +465,7 @@ def hessian_vector_product() -> Any:
 @program(breaks=-1)
 def autocast_scaler() -> Any:
     n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
+    o = SGD(n.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
 
     def step(x: torch.Tensor) -> Any:
@@ -582,47 +503,35 @@ def scaler_that_skips() -> Any:
     return step, [n, o, lambda: scaler.state_dict()]
 
 
-@program(tolerance=3e-2)
-def autocast_training() -> Any:
-    n = net()
-    o = torch.optim.AdamW(n.parameters(), 0.01)
-
-    def step(x: torch.Tensor) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = n(x)
-            loss = F.mse_loss(y, torch.zeros_like(y))
-        o.zero_grad(set_to_none=True)
-        loss.backward()
-        o.step()
-        return loss, y.dtype
-
-    return step, [n]
+@given(lambda ps: torch.optim.AdamW(ps, 0.01), tolerance=3e-2)
+def autocast_training(n: Any, o: Any, x: torch.Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = n(x)
+        loss = F.mse_loss(y, torch.zeros_like(y))
+    o.zero_grad(set_to_none=True)
+    loss.backward()
+    o.step()
+    return loss, y.dtype
 
 
 # -- clipping, averaging
 
 
-@program()
-def clip_norm_and_value() -> Any:
-    n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        n(x).sum().backward()
-        total = nn.utils.clip_grad_norm_(n.parameters(), 0.5, foreach=True)
-        nn.utils.clip_grad_value_(n.parameters(), 0.05)
-        o.step()
-        return total
-
-    return step, [n]
+@given(SGD)
+def clip_norm_and_value(n: Any, o: Any, x: torch.Tensor) -> Any:
+    o.zero_grad()
+    n(x).sum().backward()
+    total = nn.utils.clip_grad_norm_(n.parameters(), 0.5, foreach=True)
+    nn.utils.clip_grad_value_(n.parameters(), 0.05)
+    o.step()
+    return total
 
 
 @program()
 def averaged_model() -> Any:
     n = net()
     averaged = torch.optim.swa_utils.AveragedModel(n, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-    o = torch.optim.SGD(n.parameters(), 0.1)
+    o = SGD(n.parameters())
 
     def step(x: torch.Tensor) -> Any:
         o.zero_grad()
@@ -635,74 +544,54 @@ def averaged_model() -> Any:
     return step, [n, averaged]
 
 
-@program()
-def sharpness_aware() -> Any:
-    n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
+@given(SGD)
+def sharpness_aware(n: Any, o: Any, x: torch.Tensor) -> Any:
+    loss = n(x).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        norm = torch.norm(torch.stack([p.grad.norm() for p in n.parameters()]))
+        moved = []
+        for p in n.parameters():
+            e = p.grad * (0.05 / (norm + 1e-12))
+            p.add_(e)
+            moved.append(e)
+    o.zero_grad()
+    n(x).pow(2).mean().backward()
+    with torch.no_grad():
+        for p, e in zip(n.parameters(), moved, strict=True):
+            p.sub_(e)
+    o.step()
+    o.zero_grad()
+    return loss
 
-    def step(x: torch.Tensor) -> Any:
+
+def _by_closure(n: Any, o: Any, x: torch.Tensor) -> Any:
+    def closure() -> torch.Tensor:
+        o.zero_grad()
         loss = n(x).pow(2).mean()
         loss.backward()
-        with torch.no_grad():
-            norm = torch.norm(torch.stack([p.grad.norm() for p in n.parameters()]))
-            moved = []
-            for p in n.parameters():
-                e = p.grad * (0.05 / (norm + 1e-12))
-                p.add_(e)
-                moved.append(e)
-        o.zero_grad()
-        n(x).pow(2).mean().backward()
-        with torch.no_grad():
-            for p, e in zip(n.parameters(), moved, strict=True):
-                p.sub_(e)
-        o.step()
-        o.zero_grad()
         return loss
 
-    return step, [n]
+    return o.step(closure)
 
 
-@program(breaks=-1, calls=3)
-def lbfgs() -> Any:
-    n = net()
-    o = torch.optim.LBFGS(n.parameters(), lr=0.1, max_iter=3)
-
-    def step(x: torch.Tensor) -> Any:
-        def closure() -> torch.Tensor:
-            o.zero_grad()
-            loss = n(x).pow(2).mean()
-            loss.backward()
-            return loss
-
-        return o.step(closure)
-
-    return step, [n]
+@given(lambda ps: torch.optim.LBFGS(ps, lr=0.1, max_iter=3), breaks=-1, calls=3)
+def lbfgs(n: Any, o: Any, x: torch.Tensor) -> Any:
+    return _by_closure(n, o, x)
 
 
-@program()
-def closure_step() -> Any:
-    n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> Any:
-        def closure() -> torch.Tensor:
-            o.zero_grad()
-            loss = n(x).pow(2).mean()
-            loss.backward()
-            return loss
-
-        return o.step(closure)
-
-    return step, [n]
+@given(SGD)
+def closure_step(n: Any, o: Any, x: torch.Tensor) -> Any:
+    return _by_closure(n, o, x)
 
 
 # -- recurrent
 
 
-def _recurrent(module: nn.Module, packed: bool = False) -> Any:
+def _recurrent(module: nn.Module) -> Any:
     head = nn.Linear(6, 2)
     both = nn.ModuleList([module, head])
-    o = torch.optim.Adam(both.parameters(), 0.01)
+    o = Adam(both.parameters())
 
     def step(x: torch.Tensor) -> Any:
         o.zero_grad()
@@ -716,36 +605,21 @@ def _recurrent(module: nn.Module, packed: bool = False) -> Any:
     return step, [both, o]
 
 
-@program(shape=(3, 5, 4))
-def lstm() -> Any:
-    torch.manual_seed(0)
-    return _recurrent(nn.LSTM(4, 6, batch_first=True))
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 6, batch_first=True),
+    "lstm_two_layers_both_ways": lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True),
+    "gru": lambda: nn.GRU(4, 6, batch_first=True, num_layers=2, dropout=0.3),
+    "plain_rnn": lambda: nn.RNN(4, 6, batch_first=True),
+}
 
-
-@program(shape=(3, 5, 4))
-def lstm_two_layers_both_ways() -> Any:
-    torch.manual_seed(0)
-    module = nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)
-    return _recurrent(module)
-
-
-@program(shape=(3, 5, 4))
-def gru() -> Any:
-    torch.manual_seed(0)
-    return _recurrent(nn.GRU(4, 6, batch_first=True, num_layers=2, dropout=0.3))
-
-
-@program(shape=(3, 5, 4))
-def plain_rnn() -> Any:
-    torch.manual_seed(0)
-    return _recurrent(nn.RNN(4, 6, batch_first=True))
+for _name, _make in RECURRENT.items():
+    PROGRAMS[_name] = Program(lambda _make=_make: _recurrent(_make()), shape=(3, 5, 4))
 
 
 @program(shape=(3, 5, 4))
 def truncated_backpropagation() -> Any:
-    torch.manual_seed(0)
     cell = nn.GRUCell(4, 6)
-    o = torch.optim.SGD(cell.parameters(), 0.1)
+    o = SGD(cell.parameters())
     state = [torch.zeros(3, 6)]
 
     def step(x: torch.Tensor) -> Any:
@@ -768,23 +642,12 @@ def truncated_backpropagation() -> Any:
 
 @program()
 def dropout_and_batch_norm() -> Any:
-    torch.manual_seed(0)
     n = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.ReLU(), nn.Linear(6, 2))
-    o = torch.optim.SGD(n.parameters(), 0.05)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n(x).pow(2).mean()
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n, o]
+    return usual(n, SGD(n.parameters()))
 
 
 @program()
 def train_and_evaluate() -> Any:
-    torch.manual_seed(0)
     n = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 2))
     o = torch.optim.SGD(n.parameters(), 0.05)
 
@@ -807,7 +670,7 @@ def frozen_backbone() -> Any:
     n = net()
     for p in n[0].parameters():
         p.requires_grad_(False)
-    o = torch.optim.Adam([p for p in n.parameters() if p.requires_grad], 0.01)
+    o = Adam([p for p in n.parameters() if p.requires_grad])
 
     def step(x: torch.Tensor) -> Any:
         o.zero_grad()
@@ -823,46 +686,33 @@ def frozen_backbone() -> Any:
 
 @program()
 def tied_weights() -> Any:
-    torch.manual_seed(0)
     embed = nn.Embedding(7, 4)
     out = nn.Linear(4, 7, bias=False)
     out.weight = embed.weight
     both = nn.ModuleList([embed, out])
-    o = torch.optim.Adam(both.parameters(), 0.05)
 
-    def step(x: torch.Tensor) -> Any:
+    def loss(n: Any, x: torch.Tensor) -> torch.Tensor:
         ids = (x.abs() * 3).long() % 7
-        o.zero_grad()
-        loss = F.cross_entropy(out(embed(ids)).flatten(0, 1), ids.flatten())
-        loss.backward()
-        o.step()
-        return loss
+        return F.cross_entropy(out(embed(ids)).flatten(0, 1), ids.flatten())
 
-    return step, [both, o]
+    return usual(both, torch.optim.Adam(both.parameters(), 0.05), loss)
 
 
 @program()
 def embedding_bag_padding() -> Any:
-    torch.manual_seed(0)
     bag = nn.EmbeddingBag(9, 4, mode="mean")
     embed = nn.Embedding(9, 4, padding_idx=0)
     both = nn.ModuleList([bag, embed])
-    o = torch.optim.Adagrad(both.parameters(), 0.05)
 
-    def step(x: torch.Tensor) -> Any:
+    def loss(n: Any, x: torch.Tensor) -> torch.Tensor:
         ids = (x.abs() * 3).long() % 9
-        o.zero_grad()
-        loss = (bag(ids) + embed(ids).sum(1)).pow(2).mean()
-        loss.backward()
-        o.step()
-        return loss
+        return (bag(ids) + embed(ids).sum(1)).pow(2).mean()
 
-    return step, [both, o]
+    return usual(both, torch.optim.Adagrad(both.parameters(), 0.05), loss)
 
 
 @program(breaks=-1)
 def sparse_embedding() -> Any:
-    torch.manual_seed(0)
     embed = nn.Embedding(9, 4, sparse=True)
     o = torch.optim.SparseAdam(embed.parameters(), 0.05)
 
@@ -879,18 +729,8 @@ def sparse_embedding() -> Any:
 
 @program()
 def weight_norm_and_spectral_norm() -> Any:
-    torch.manual_seed(0)
     n = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)))
-    o = torch.optim.SGD(n.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n(x).pow(2).mean()
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n]
+    return usual(n, SGD(n.parameters()))
 
 
 class Scaled(torch.autograd.Function):
@@ -911,70 +751,41 @@ class Scaled(torch.autograd.Function):
 @program()
 def custom_function() -> Any:
     n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n[2](Scaled.apply(n[0](x), 0.5)).pow(2).mean()
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n]
+    return usual(n, SGD(n.parameters()), lambda n, x: n[2](Scaled.apply(n[0](x), 0.5)).pow(2).mean())
 
 
 @program()
 def checkpointed() -> Any:
-    from torch.utils.checkpoint import checkpoint
-
-    torch.manual_seed(0)
     n = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 4))
-    o = torch.optim.SGD(n.parameters(), 0.1)
 
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
+    def loss(n: Any, x: torch.Tensor) -> torch.Tensor:
         h = checkpoint(n, x, use_reentrant=False)
-        loss = checkpoint(n, h, use_reentrant=False).pow(2).mean()
-        loss.backward()
-        o.step()
-        return loss
+        return checkpoint(n, h, use_reentrant=False).pow(2).mean()
 
-    return step, [n]
+    return usual(n, SGD(n.parameters()), loss)
 
 
-@program()
-def reinforce() -> Any:
-    n = net()
-    o = torch.optim.Adam(n.parameters(), 0.01)
-
-    def step(x: torch.Tensor) -> Any:
-        d = torch.distributions.Categorical(logits=n(x))
-        action = d.sample()
-        loss = -(d.log_prob(action) * action.float()).mean() - 0.01 * d.entropy().mean()
-        o.zero_grad()
-        loss.backward()
-        o.step()
-        return loss, action
-
-    return step, [n]
+@given(Adam)
+def reinforce(n: Any, o: Any, x: torch.Tensor) -> Any:
+    d = torch.distributions.Categorical(logits=n(x))
+    action = d.sample()
+    loss = -(d.log_prob(action) * action.float()).mean() - 0.01 * d.entropy().mean()
+    o.zero_grad()
+    loss.backward()
+    o.step()
+    return loss, action
 
 
-@program()
-def variational() -> Any:
-    n = net()
-    o = torch.optim.Adam(n.parameters(), 0.01)
-
-    def step(x: torch.Tensor) -> Any:
-        h = n(x)
-        mean, logvar = h[:, :1], h[:, 1:2]
-        z = mean + torch.randn_like(mean) * (0.5 * logvar).exp()
-        loss = (z - x[:, :1]).pow(2).mean() - 0.5 * (1 + logvar - mean.pow(2) - logvar.exp()).mean()
-        o.zero_grad()
-        loss.backward()
-        o.step()
-        return loss, z.detach()
-
-    return step, [n]
+@given(Adam)
+def variational(n: Any, o: Any, x: torch.Tensor) -> Any:
+    h = n(x)
+    mean, logvar = h[:, :1], h[:, 1:2]
+    z = mean + torch.randn_like(mean) * (0.5 * logvar).exp()
+    loss = (z - x[:, :1]).pow(2).mean() - 0.5 * (1 + logvar - mean.pow(2) - logvar.exp()).mean()
+    o.zero_grad()
+    loss.backward()
+    o.step()
+    return loss, z.detach()
 
 
 @program()
@@ -983,7 +794,7 @@ def contrastive_with_queue() -> Any:
     key = copy.deepcopy(n)
     queue = torch.randn(8, 3)
     pointer = torch.zeros(1, dtype=torch.long)
-    o = torch.optim.SGD(n.parameters(), 0.1)
+    o = SGD(n.parameters())
 
     def step(x: torch.Tensor) -> Any:
         q = F.normalize(n(x), dim=1)
@@ -1024,7 +835,7 @@ def distillation() -> Any:
 @program()
 def logging_values() -> Any:
     n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
+    o = SGD(n.parameters())
     history: list[float] = []
     meter = {"sum": 0.0, "count": 0}
 
@@ -1042,24 +853,15 @@ def logging_values() -> Any:
     return step, [n, history, meter]
 
 
-@program()
-def stop_early_on_nan() -> Any:
-    n = net()
-    o = torch.optim.SGD(n.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n(x).pow(2).mean()
-        if torch.isnan(loss):
-            return None
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n]
-
-
-PROGRAMS["stop_early_on_nan"] = Program(stop_early_on_nan, breaks=-1)
+@given(SGD, breaks=-1)
+def stop_early_on_nan(n: Any, o: Any, x: torch.Tensor) -> Any:
+    o.zero_grad()
+    loss = n(x).pow(2).mean()
+    if torch.isnan(loss):
+        return None
+    loss.backward()
+    o.step()
+    return loss
 
 
 @program()
@@ -1081,93 +883,63 @@ def param_groups_and_decay() -> Any:
     return step, [n, o]
 
 
-@program()
-def gradients_kept_and_returned() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        loss = n(x).pow(2).mean()
-        loss.backward()
-        g = [p.grad for p in n.parameters()]
-        n.zero_grad()
-        return loss, torch.cat([v.flatten() for v in g])
-
-    return step, [n]
+@given()
+def gradients_kept_and_returned(n: Any, x: torch.Tensor) -> Any:
+    loss = n(x).pow(2).mean()
+    loss.backward()
+    g = [p.grad for p in n.parameters()]
+    n.zero_grad()
+    return loss, torch.cat([v.flatten() for v in g])
 
 
-@program()
-def per_sample_gradients() -> Any:
-    n = net()
+@given()
+def per_sample_gradients(n: Any, x: torch.Tensor) -> Any:
+    named = {k: v.detach() for k, v in n.named_parameters()}
 
-    def step(x: torch.Tensor) -> Any:
-        named = {k: v.detach() for k, v in n.named_parameters()}
+    def loss(ps: Any, one: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(n, ps, (one.unsqueeze(0),)).pow(2).sum()
 
-        def loss(ps: Any, one: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(n, ps, (one.unsqueeze(0),)).pow(2).sum()
-
-        g = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(named, x)
-        with torch.no_grad():
-            for name, p in n.named_parameters():
-                p -= 0.1 * g[name].mean(0)
-        return [v.norm() for v in g.values()]
-
-    return step, [n]
+    g = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(named, x)
+    with torch.no_grad():
+        for name, p in n.named_parameters():
+            p -= 0.1 * g[name].mean(0)
+    return [v.norm() for v in g.values()]
 
 
-@program()
-def retained_twice() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        y = n(x)
-        a, b = y.pow(2).mean(), y.abs().mean()
-        a.backward(retain_graph=True)
-        first = [p.grad.clone() for p in n.parameters()]
-        b.backward()
-        return a, b, first
-
-    return step, [n]
+@given()
+def retained_twice(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    y = n(x)
+    a, b = y.pow(2).mean(), y.abs().mean()
+    a.backward(retain_graph=True)
+    first = [p.grad.clone() for p in n.parameters()]
+    b.backward()
+    return a, b, first
 
 
-@program()
-def backward_with_seed_and_inputs() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        y = n(x)
-        y.backward(torch.ones_like(y), inputs=[n[0].weight])
-        return y
-
-    return step, [n]
+@given()
+def backward_with_seed_and_inputs(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    y = n(x)
+    y.backward(torch.ones_like(y), inputs=[n[0].weight])
+    return y
 
 
-@program()
-def autograd_backward_of_two() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        n.zero_grad()
-        y = n(x)
-        torch.autograd.backward([y.sum(), y.pow(2).sum()], [torch.tensor(1.0), torch.tensor(0.5)])
-        return y
-
-    return step, [n]
+@given()
+def autograd_backward_of_two(n: Any, x: torch.Tensor) -> Any:
+    n.zero_grad()
+    y = n(x)
+    torch.autograd.backward([y.sum(), y.pow(2).sum()], [torch.tensor(1.0), torch.tensor(0.5)])
+    return y
 
 
-@program()
-def detached_result() -> Any:
-    n = net()
-
-    def step(x: torch.Tensor) -> Any:
-        y = n(x)
-        loss = (y - y.detach().roll(1, 0)).pow(2).mean()
-        n.zero_grad()
-        loss.backward()
-        return loss.detach(), y.detach()
-
-    return step, [n]
+@given()
+def detached_result(n: Any, x: torch.Tensor) -> Any:
+    y = n(x)
+    loss = (y - y.detach().roll(1, 0)).pow(2).mean()
+    n.zero_grad()
+    loss.backward()
+    return loss.detach(), y.detach()
 
 
 @program()
@@ -1188,34 +960,16 @@ def stochastic_depth() -> Any:
 
 @program(shape=(2, 3, 8, 8))
 def convolutional() -> Any:
-    torch.manual_seed(0)
     n = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
     o = torch.optim.SGD(n.parameters(), 0.05, momentum=0.9, nesterov=True)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = F.cross_entropy(n(x), torch.tensor([0, 2]), label_smoothing=0.1)
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n, o]
+    return usual(n, o, lambda n, x: F.cross_entropy(n(x), torch.tensor([0, 2]), label_smoothing=0.1))
 
 
 @program(shape=(2, 5, 8))
 def transformer_layer() -> Any:
-    torch.manual_seed(0)
     n = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     o = torch.optim.SGD(n.parameters(), 0.01, momentum=0.9)  # Adam would make noise of the gradient of the keys' bias, which is zero
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n(x).pow(2).mean() + n(x).abs().mean()
-        loss.backward()
-        o.step()
-        return loss
-
-    return step, [n, o]
+    return usual(n, o, lambda n, x: n(x).pow(2).mean() + n(x).abs().mean())
 
 
 _OPEN = """scheduler_plateau forward_outside_backward_inside averaged_model lstm
@@ -1269,12 +1023,13 @@ def _compare(expected: list[Any], found: list[Any], tolerance: float) -> None:
 
 def run(make: Callable[[], Any], backend: str | None, calls: int, shape: tuple[int, ...]) -> list[list[Any]]:
     random.seed(0)
-    step, watched = make()
+    torch.manual_seed(0)
+    step, watched, *given = make()
     call = magneto.optimize(backend)(step) if backend else step
     rows = []
     for number in range(calls):
         torch.manual_seed(number + 10)
-        value = call(torch.randn(*shape))
+        value = call(*chain(*given), torch.randn(*shape))
         rows.append([_facts(item) for item in _flat([value, watched])] + [torch.rand(1).item()])
     return rows
 

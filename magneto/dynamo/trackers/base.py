@@ -75,13 +75,16 @@ class Tracker:
     shared = True  # False: the machine must not memoise this tracker by the identity of its object (scalars)
     unknown = False  # True: what it is equal to is known only at run time
     obj: Any = MISSING
+    exact_type: type | None = None  # where all values of this kind have the same
 
     def __init__(self, source: Source | None = None) -> None:
         self.source = source
 
     def python_type(self) -> type:
         """The exact type of the value (the machine has guarded it)."""
-        raise NotImplementedError
+        if self.exact_type is None:
+            raise NotImplementedError
+        return self.exact_type
 
     def try_const(self) -> Const | None:
         """The value, when it is an immutable constant known completely."""

@@ -19,12 +19,10 @@ class IteratorTracker(Tracker):
     """Base: `step` gives the next item, None at the end."""
 
     __slots__ = ()
+    exact_type: type | None = type(iter(()))
 
     def step(self, m: Machine) -> Tracker | None:
         raise NotImplementedError
-
-    def python_type(self) -> type:
-        return type(iter(()))
 
 
 class SequenceIterator(IteratorTracker):
@@ -196,15 +194,13 @@ class SetIterator(IteratorTracker):
     """Iterator over a set in the order that it has now."""
 
     __slots__ = ("index", "items", "of")
+    exact_type: type | None = type(iter(set()))
 
     def __init__(self, m: Machine, of: SetTracker) -> None:
         super().__init__()
         self.items = of.items(m)
         self.of: SetTracker | None = of
         self.index = 0
-
-    def python_type(self) -> type:
-        return type(iter(set()))
 
     def step(self, m: Machine) -> Tracker | None:
         if self.of is None:
@@ -286,13 +282,11 @@ class CountIterator(IteratorTracker):
     """itertools.count on constants."""
 
     __slots__ = ("increment", "value")
+    exact_type = itertools.count
 
     def __init__(self, value: Any, increment: Any) -> None:
         super().__init__()
         self.value, self.increment = value, increment
-
-    def python_type(self) -> type:
-        return itertools.count
 
     def step(self, m: Machine) -> Tracker | None:
         value = self.value
@@ -307,13 +301,11 @@ class RepeatIterator(IteratorTracker):
     """itertools.repeat; `times` None means for ever."""
 
     __slots__ = ("times", "value")
+    exact_type = itertools.repeat
 
     def __init__(self, value: Tracker, times: int | None) -> None:
         super().__init__()
         self.value, self.times = value, times
-
-    def python_type(self) -> type:
-        return itertools.repeat
 
     def step(self, m: Machine) -> Tracker | None:
         if self.times is not None:
@@ -331,13 +323,11 @@ class CycleIterator(IteratorTracker):
     """itertools.cycle over known items."""
 
     __slots__ = ("index", "items")
+    exact_type = itertools.cycle
 
     def __init__(self, items: Sequence[Tracker]) -> None:
         super().__init__()
         self.items, self.index = list(items), 0
-
-    def python_type(self) -> type:
-        return itertools.cycle
 
     def step(self, m: Machine) -> Tracker | None:
         if not self.items:

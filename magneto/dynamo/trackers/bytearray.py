@@ -22,15 +22,13 @@ class BytearrayTracker(Tracker):
     """`copy` has the contents at this point of the program; those of an existing bytearray are guarded when somebody looks."""
 
     __slots__ = ("_machine", "copy", "obj")
+    exact_type = bytearray
 
     def __init__(self, copy: bytearray, source: Source | None = None, obj: Any = MISSING, machine: Machine | None = None) -> None:
         super().__init__(source)
         self.copy = copy
         self.obj = obj
         self._machine = machine
-
-    def python_type(self) -> type:
-        return bytearray
 
     def known(self) -> bytearray:
         """The contents, guarded."""
@@ -49,15 +47,13 @@ class BytearrayIterator(IteratorTracker):
     """Sees what changes while it runs."""
 
     __slots__ = ("born", "index", "of")
+    exact_type = type(iter(bytearray()))
 
     def __init__(self, m: Machine, of: BytearrayTracker) -> None:
         super().__init__()
         self.of: BytearrayTracker | None = of
         self.index = 0
         self.born: int | None = m.count  # type: ignore[attr-defined]
-
-    def python_type(self) -> type:
-        return type(iter(bytearray()))
 
     def step(self, m: Machine) -> Tracker | None:
         if self.of is None:

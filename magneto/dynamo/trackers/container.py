@@ -202,13 +202,11 @@ class SliceTracker(Tracker):
     """slice whose parts may be trackers of anything."""
 
     __slots__ = ("start", "step", "stop")
+    exact_type = slice
 
     def __init__(self, start: Tracker, stop: Tracker, step: Tracker, source: Source | None = None) -> None:
         super().__init__(source)
         self.start, self.stop, self.step = start, stop, step
-
-    def python_type(self) -> type:
-        return slice
 
     def parts(self) -> tuple[Tracker, Tracker, Tracker]:
         return (self.start, self.stop, self.step)

@@ -118,14 +118,12 @@ class ModeSwitch(Tracker):
     """Bound __enter__ or __exit__ of a mode."""
 
     __slots__ = ("entering", "mode")
+    exact_type = types.MethodType
 
     def __init__(self, mode: ModeTracker, entering: bool) -> None:
         super().__init__()
         self.mode = mode
         self.entering = entering
-
-    def python_type(self) -> type:
-        return types.MethodType
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         if self.entering:

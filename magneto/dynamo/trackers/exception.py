@@ -187,6 +187,7 @@ class TracebackTracker(Tracker):
     """The traceback of an exception that was raised inside the region: there is one, and nobody can look inside."""
 
     __slots__ = ("of",)
+    exact_type = types.TracebackType
 
     def __init__(self, of: ExceptionTracker) -> None:
         super().__init__()
@@ -196,9 +197,6 @@ class TracebackTracker(Tracker):
     def born(self) -> int | None:
         """Where capture breaks when the traceback is needed."""
         return self.of.born
-
-    def python_type(self) -> type:
-        return types.TracebackType
 
     def emit(self, em: Emitter) -> str:
         raise CannotEmit(self)
@@ -211,9 +209,7 @@ class OutsideException(Tracker):
     """What the frame's callers handle when the region begins (`sys.exception()`): restored when the frame's own handlers end; looked at under a guard."""
 
     __slots__ = ()
-
-    def python_type(self) -> type:
-        return type(None)
+    exact_type = type(None)
 
     def emit(self, em: Emitter) -> str:
         return em.assign("handled", "handled_here()", self)

@@ -35,6 +35,7 @@ class CellTracker(Tracker):
     """A closure cell. An existing one is read lazily; writing to it is an effect."""
 
     __slots__ = ("_contents", "_machine", "_shell", "obj")
+    exact_type = types.CellType
 
     def __init__(
         self, contents: Tracker | None = None, source: Source | None = None, obj: Any = MISSING, machine: Machine | None = None
@@ -44,9 +45,6 @@ class CellTracker(Tracker):
         self._machine = machine  # set until the existing contents have been read
         self.obj = obj
         self._shell: tuple[object, str] | None = None
-
-    def python_type(self) -> type:
-        return types.CellType
 
     def load(self, m: Machine) -> Tracker | None:
         """The contents, None when the cell is empty."""
@@ -127,6 +125,7 @@ class FunctionTracker(Tracker):
         "obj",
         "qualname",
     )
+    exact_type = types.FunctionType
 
     def __init__(
         self,
@@ -214,9 +213,6 @@ class FunctionTracker(Tracker):
             self.attrs["__annotations__"] = annotations_of(m, value)
         elif flag == 8:
             self.closure = tuple(m.iterate(value))  # type: ignore[arg-type]
-
-    def python_type(self) -> type:
-        return types.FunctionType
 
     def resolve_call(self, m: Machine) -> tuple[FunctionTracker, list[Tracker]] | None:
         return None if self.code in CODE_RULES else (self, [])
@@ -489,6 +485,7 @@ class PartialTracker(Tracker):
     """functools.partial."""
 
     __slots__ = ("args", "fn", "kwargs", "namespace", "obj")
+    exact_type = functools.partial
 
     def __init__(
         self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker], source: Source | None = None, obj: Any = MISSING
@@ -510,9 +507,6 @@ class PartialTracker(Tracker):
         m.guard(Kind.LENGTH, Attr(source, "args"), len(obj.args))
         pairs = {str(key.try_const().value): value for key, value in kwargs.pairs(m)}  # type: ignore[union-attr]
         return cls(fn, args, pairs, source, obj)
-
-    def python_type(self) -> type:
-        return functools.partial
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         return m.call(self.fn, [*self.args, *args], {**self.kwargs, **kwargs})

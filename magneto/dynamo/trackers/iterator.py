@@ -29,13 +29,11 @@ class EnumerateIterator(IteratorTracker):
     """enumerate."""
 
     __slots__ = ("index", "inner")
+    exact_type = enumerate
 
     def __init__(self, inner: Tracker, index: int) -> None:
         super().__init__()
         self.inner, self.index = inner, index
-
-    def python_type(self) -> type:
-        return enumerate
 
     def step(self, m: Machine) -> Tracker | None:
         item = next_or_none(m, self.inner)
@@ -52,13 +50,11 @@ class ZipIterator(IteratorTracker):
     """zip, strict or not."""
 
     __slots__ = ("inner", "strict")
+    exact_type = zip
 
     def __init__(self, inner: Sequence[Tracker], strict: bool) -> None:
         super().__init__()
         self.inner, self.strict = tuple(inner), strict
-
-    def python_type(self) -> type:
-        return zip
 
     def step(self, m: Machine) -> Tracker | None:
         items: list[Tracker] = []
@@ -89,13 +85,11 @@ class MapIterator(IteratorTracker):
     """map."""
 
     __slots__ = ("fn", "inner")
+    exact_type = map
 
     def __init__(self, fn: Tracker, inner: Sequence[Tracker]) -> None:
         super().__init__()
         self.fn, self.inner = fn, tuple(inner)
-
-    def python_type(self) -> type:
-        return map
 
     def step(self, m: Machine) -> Tracker | None:
         items: list[Tracker] = []
@@ -139,14 +133,12 @@ class ChainIterator(IteratorTracker):
     """itertools.chain: `rest` yields the iterables still to come."""
 
     __slots__ = ("current", "rest")
+    exact_type = itertools.chain
 
     def __init__(self, rest: Tracker) -> None:
         super().__init__()
         self.rest = rest
         self.current: Tracker | None = None
-
-    def python_type(self) -> type:
-        return itertools.chain
 
     def step(self, m: Machine) -> Tracker | None:
         while True:
@@ -170,13 +162,11 @@ class CallableIterator(IteratorTracker):
     """iter(callable, sentinel)."""
 
     __slots__ = ("done", "fn", "sentinel")
+    exact_type = type(iter(int, 1))
 
     def __init__(self, fn: Tracker, sentinel: Tracker) -> None:
         super().__init__()
         self.fn, self.sentinel, self.done = fn, sentinel, False
-
-    def python_type(self) -> type:
-        return type(iter(int, 1))
 
     def step(self, m: Machine) -> Tracker | None:
         if self.done:
@@ -200,10 +190,16 @@ class CallableIterator(IteratorTracker):
         return em.assign("it", f"iter({em.value(self.fn)}, {em.value(self.sentinel)})", self)
 
 
+class _Indexed:
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
+
+
 class GetItemIterator(IteratorTracker):
     """iter() of an object with __getitem__ alone."""
 
     __slots__ = ("index", "of")
+    exact_type = type(iter(_Indexed()))
 
     def __init__(self, of: Tracker) -> None:
         super().__init__()
@@ -222,9 +218,6 @@ class GetItemIterator(IteratorTracker):
             self.of = None
             return None
 
-    def python_type(self) -> type:
-        return type(iter(_Indexed()))
-
     def emit(self, em: Emitter) -> str:
         if self.of is None:
             return em.assign("it", "iter(())", self)
@@ -238,15 +231,13 @@ class ReversedIterator(IteratorTracker):
     """reversed() of what has a length and items by number: both are asked for again as the iterator runs."""
 
     __slots__ = ("born", "index", "of")
+    exact_type = reversed
 
     def __init__(self, m: Machine, of: Tracker, length: int) -> None:
         super().__init__()
         self.of: Tracker | None = of
         self.index = length - 1
         self.born: int | None = m.count  # type: ignore[attr-defined]
-
-    def python_type(self) -> type:
-        return reversed
 
     def step(self, m: Machine) -> Tracker | None:
         if self.of is None or self.index < 0:
@@ -278,16 +269,12 @@ class ReversedIterator(IteratorTracker):
         return name
 
 
-class _Indexed:
-    def __getitem__(self, index: int) -> int:
-        raise IndexError
-
-
 class GeneratorTracker(IteratorTracker):
     """A generator made inside the region; `frame` belongs to the machine. It leaves as the call that makes it, with its frame put where it stands. While it
     handles an exception it cannot leave, and `born` is the instruction at which capture then breaks."""
 
     __slots__ = ("args", "born", "finished", "fn", "frame", "kwargs", "result", "started")
+    exact_type = types.GeneratorType
 
     def __init__(self, frame: Any, fn: Tracker | None, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
         super().__init__()
@@ -296,9 +283,6 @@ class GeneratorTracker(IteratorTracker):
         self.born: int | None = None
         self.started = self.finished = False
         self.result: Tracker | None = None
-
-    def python_type(self) -> type:
-        return types.GeneratorType
 
     def step(self, m: Machine) -> Tracker | None:
         return m.generator_next(self, m.const(None))  # type: ignore[attr-defined,no-any-return]

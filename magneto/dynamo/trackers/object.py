@@ -198,13 +198,11 @@ class IdTracker(Tracker):
     """id() of a value that has no address yet: good for comparison and as a key."""
 
     __slots__ = ("of",)
+    exact_type = int
 
     def __init__(self, of: Tracker) -> None:
         super().__init__()
         self.of = of
-
-    def python_type(self) -> type:
-        return int
 
     def emit(self, em: Emitter) -> str:
         return em.assign("number", f"id({em.value(self.of)})")

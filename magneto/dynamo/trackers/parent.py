@@ -19,14 +19,12 @@ class SuperTracker(Tracker):
     """super(cls, owner)."""
 
     __slots__ = ("cls", "owner")
+    exact_type = super
 
     def __init__(self, cls: type, owner: Tracker) -> None:
         super().__init__()
         self.cls = cls
         self.owner = owner
-
-    def python_type(self) -> type:
-        return super
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         if name == "__class__":

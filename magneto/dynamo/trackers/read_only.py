@@ -25,14 +25,12 @@ class ReadOnlyTracker(Tracker):
     """A view of `mapping`."""
 
     __slots__ = ("mapping", "obj")
+    exact_type = types.MappingProxyType
 
     def __init__(self, mapping: Tracker, source: Source | None = None, obj: Any = MISSING) -> None:
         super().__init__(source)
         self.mapping = mapping
         self.obj = obj
-
-    def python_type(self) -> type:
-        return types.MappingProxyType
 
     def emit(self, em: Emitter) -> str:
         if self.source is not None:

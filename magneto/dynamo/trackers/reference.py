@@ -30,14 +30,12 @@ class RefTracker(Tracker):
     """weakref.ref(referent). Whether the referent lives is known while a frame of the region or its caller holds it."""
 
     __slots__ = ("callback", "referent")
+    exact_type = weakref.ReferenceType
 
     def __init__(self, referent: Tracker, callback: Tracker | None = None) -> None:
         super().__init__()
         self.referent = referent
         self.callback = callback
-
-    def python_type(self) -> type:
-        return weakref.ReferenceType
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
         if not self.alive(m):
@@ -69,13 +67,11 @@ class TokenTracker(Tracker):
     """What ContextVar.set returns: the statement of the effect binds it to `name`."""
 
     __slots__ = ("name", "old", "var")
+    exact_type = contextvars.Token
 
     def __init__(self, var: contextvars.ContextVar[Any], old: Tracker | None, name: str) -> None:
         super().__init__()
         self.var, self.old, self.name = var, old, name
-
-    def python_type(self) -> type:
-        return contextvars.Token
 
     def emit(self, em: Emitter) -> str:
         return self.name

@@ -44,14 +44,12 @@ class HandleTracker(Tracker):
     """What `register_hook` returns. `born`: the instruction that registers."""
 
     __slots__ = ("born", "hooked")
+    exact_type = RemovableHandle
 
     def __init__(self, hooked: Hooked) -> None:
         super().__init__()
         self.hooked = hooked
         self.born = hooked.count
-
-    def python_type(self) -> type:
-        return RemovableHandle
 
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         if name not in ("remove", "__enter__", "__exit__", "__class__"):

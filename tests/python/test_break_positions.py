@@ -122,6 +122,7 @@ def numbers_captured(backend: Capturing) -> set[float]:
     return found
 
 
+MOST_BREAKS = 12  # in three calls of any position
 # Positions where the trace above names lines that were executed in part only.
 NOT_COUNTED = {("finally_after_raise", "raises"), ("three_deep_in_try_with_for", "raises")}
 
@@ -145,3 +146,4 @@ def test_position(name: str, kind: str) -> None:
     if (kind != "raises" or plain[1] is None) and (name, kind) not in NOT_COUNTED:
         lost = numbers_executed(fn, space) - numbers_captured(backend)
         assert not lost
+    assert magneto.stats()["breaks"] <= MOST_BREAKS

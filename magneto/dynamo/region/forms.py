@@ -231,7 +231,7 @@ def _unpacker(n: int) -> Callable[[Any], Any]:
     names = ", ".join(f"a{k}" for k in range(n)) + ","
     namespace: dict[str, Any] = {}
     text = f"def unpack(value):\n    {names} = value\n    return {names}" if n else "def unpack(value):\n    () = value\n    return ()"
-    exec(compile(text, "<unpack>", "exec"), namespace)  # (a name under which the hook leaves it alone)
+    exec(compile(text, "<magneto unpack>", "exec"), namespace)  # (a name under which the hook leaves it alone, region/skip.py)
     function: Callable[[Any], Any] = namespace["unpack"]
     return function
 

@@ -15,7 +15,8 @@ from math import prod
 
 from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size, chosen
-from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Value, walk_values, weight
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Value, walk_values, weight
+from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.fuse import member_stages
@@ -263,6 +264,9 @@ def _short(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
             continue
         if sum(len(walk_values(m.body)) for m in kernel.members) * short.size > WRITTEN_OUT:
             continue
+        masked = (v for m in kernel.members for v in walk_values(m.body) if isinstance(v, Masked) and symbols_of(v.cond) != {short.sym})
+        if any(isinstance(x, Load) for v in masked for x in walk_values(v.value)):
+            continue  # gcc 12 takes the mask of the first lanes for all lanes of neighbouring loads under one condition
         for linear, _ in map(_terms, kernel_indices(kernel)):
             if linear.get(short.sym) == 1 and short.size <= linear.get(vector.sym, 0) <= 2 * short.size:
                 return short

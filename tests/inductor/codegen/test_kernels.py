@@ -357,3 +357,17 @@ def test_functions_plus_one_are_as_close_as_eagers(dtype: torch.dtype) -> None:
         ).all()  # eager's own gelu gives NaN or infinity by the number's place
         error, theirs = ((t.double() - exact)[known].abs() / (exact[known].abs() + 0.1) for t in (ours, plain))
         assert error.max() <= 2 * theirs.max() + 1e-7
+
+
+@pytest.mark.parametrize("last", range(2, 8))
+def test_rows_of_few_elements_under_a_condition(last: int) -> None:
+    """gcc 12 takes the mask of the first lanes for all lanes of neighbouring loads under one condition (written out, a short last dimension)."""
+    made = torch.arange(2 * 17 * last).view(2, 17, last)
+    for x in (made.float(), made.double(), made, made.short()):
+        for program in (
+            lambda x: torch.cat([x, x + 1], 1),
+            lambda x: F.pad(x, (0, 0, 1, 2), value=3),
+            lambda x: torch.cat([x, x[:, :3], x], 1) * 2,
+            lambda x: torch.cat([x, x], 2) + 1,
+        ):
+            assert torch.equal(magneto.compile(program)(x), program(x))

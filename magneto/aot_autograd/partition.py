@@ -7,11 +7,12 @@ and a value that is not kept is computed again in backward from what is. Only ch
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import fx
 
+from magneto.aot_autograd.ahead import Ahead, prepared
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.overloads import aten
@@ -20,6 +21,8 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
 from magneto.base.dataclass import dataclass
+from magneto.base.events import counter
+from magneto.base.flags import config
 from magneto.base.varying import any_size, chosen
 from magneto.graph.append import append_call
 from magneto.graph.meta import TensorMeta
@@ -52,18 +55,18 @@ class Partition:
 
 
 def partition(joint: JointGraph) -> Partition:
-    inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
-    wanted = [node for node in dict.fromkeys(n for n in joint.gradients if n is not None) if node not in joint.tangents]
-    written = {mutation.index for mutation in joint.signature.mutations}
     roots = checked_by_autograd(joint)
-    itself = {node for node in wanted if node.meta["stage"] == "forward"}  # gradients that are a value of the forward
-    read, cost = sorted(read_by_backward(wanted) | itself), _cost(joint, roots)
-    kept_nodes = _chosen(joint.graph, lambda: min_cut(read, cost, _recomputable))
-    again = lambda node: _recomputable(node) and not _checkpointed(node)  # noqa: E731
-    if free := dear(joint.graph.nodes, kept_nodes, again, _is_late):
-        if read_apart(joint.graph, free, kept_nodes, again, _is_late):
-            read = sorted(read_by_backward(wanted) | itself)
-        kept_nodes = min_cut(read, lambda node: 0 if node in free else cost(node), _recomputable)
+    joint, ahead = prepared(joint) if joint.checked is not None and config.numerics != "eager" and not any_size() else (joint, [])
+    kept_nodes = _kept(joint, roots, ahead)
+    while refused := [one for one in ahead if one.made not in kept_nodes]:
+        for one in refused:
+            joint = one.undone(joint)
+        ahead = [one for one in ahead if one not in refused]
+        kept_nodes = _kept(joint, roots, ahead)
+    counter("gradients_ahead", len(ahead))
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and node.meta["stage"] == "forward"]
+    wanted = _wanted(joint)
+    written = {mutation.index for mutation in joint.signature.mutations}
     forward = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -92,6 +95,23 @@ def partition(joint: JointGraph) -> Partition:
     backward = _backward_graph(joint, kept_nodes, wanted)
     gradients = tuple(_gradient(node, wanted, joint.tangents) for node in joint.gradients)
     return Partition(forward, backward, tuple(kept), len(extras), gradients, joint.origins)
+
+
+def _wanted(joint: JointGraph) -> list[fx.Node]:
+    return [node for node in dict.fromkeys(n for n in joint.gradients if n is not None) if node not in joint.tangents]
+
+
+def _kept(joint: JointGraph, roots: frozenset[fx.Node], ahead: Sequence[Ahead]) -> list[fx.Node]:
+    wanted, made = _wanted(joint), {one.made for one in ahead}
+    itself = {node for node in wanted if node.meta["stage"] == "forward"}  # gradients that are a value of the forward
+    read, cost = sorted(read_by_backward(wanted) | itself), _cost(joint, roots, made)
+    kept = _chosen(joint.graph, lambda: min_cut(read, cost, _recomputable))
+    again = lambda node: _recomputable(node) and not _checkpointed(node)  # noqa: E731
+    if free := dear(joint.graph.nodes, kept, again, _is_late):
+        if read_apart(joint.graph, free, kept, again, _is_late):
+            read = sorted(read_by_backward(wanted) | itself)
+        kept = min_cut(read, lambda node: 0 if node in free else cost(node), _recomputable)
+    return kept
 
 
 def _chosen(graph: fx.Graph, cut: Callable[[], list[fx.Node]]) -> list[fx.Node]:
@@ -263,9 +283,9 @@ def _recomputable(node: fx.Node) -> bool:
     return node.target is not operator.getitem or cheap(node.args[0])  # type: ignore[arg-type]
 
 
-def _cost(joint: JointGraph, roots: frozenset[fx.Node]) -> Callable[[fx.Node], int | None]:
+def _cost(joint: JointGraph, roots: frozenset[fx.Node], made: Collection[fx.Node]) -> Callable[[fx.Node], int | None]:
     """Bytes that keeping a node costs; None when it cannot be kept (several results in one node, a view with gaps). Inputs and results that
-    autograd reads (`roots`) are there anyway; others are copied."""
+    autograd reads (`roots`) are there anyway; others are copied. Gradients `made` ahead may be an eighth larger (zeros for the last word, which is no target's) than what they are made of."""
     results = set(joint.results)
 
     def cost(node: fx.Node) -> int | None:
@@ -278,6 +298,6 @@ def _cost(joint: JointGraph, roots: frozenset[fx.Node]) -> Callable[[fx.Node], i
             return 0
         if not meta.is_dense() and _recomputable(node):  # a view with gaps: what it is a view of is kept, or computed again too
             return None
-        return meta.nbytes + 1
+        return meta.nbytes * 7 // 8 if node in made else meta.nbytes + 1
 
     return cost

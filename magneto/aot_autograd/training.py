@@ -18,6 +18,7 @@ from torch import fx
 from magneto import _C
 from magneto.aot_autograd.arrivals import in_order
 from magneto.aot_autograd.call import as_function, without_grad
+from magneto.aot_autograd.handed import Handed, Scale, handed
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Gradient, Partition
 from magneto.aot_autograd.reached import Reached, left_over, reached
@@ -45,7 +46,8 @@ _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_gra
 @dataclass(frozen=True, slots=True)
 class Backward:
     """The compiled backward for one choice of results that have gradients. `run` takes its inputs out of a list: the values `kept`, then the `tangents`;
-    `answer(found, tangents)` gives one gradient per input. `any_layout`: it takes the tangents as they come."""
+    `answer(found, tangents, given)` gives one gradient per input. `any_layout`: it takes the tangents as they come. `scaled`: (place among the values kept, result) of those that are multiplied by
+    a result's gradient; those at `given` are gradients then, which `run` does not take."""
 
     run: Compiled
     kept: tuple[int, ...]
@@ -53,6 +55,8 @@ class Backward:
     passes_tangents: bool
     answer: Compiled
     any_layout: bool
+    scaled: tuple[tuple[int, int], ...] = ()
+    given: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +89,7 @@ class TrainingPlan:
     views: tuple[int, ...] | None = None  # results that the forward makes as views of what nobody else sees, known after its first run
     family: Callable[[Choice], tuple[Compiled, Ends] | None] | None = None
     part: Callable[[Choice], Reached] | None = None
+    scale: Scale | None = None  # what multiplies gradients that the forward has made; None: the backward graphs do
     leftovers: dict[frozenset[int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
@@ -130,13 +135,12 @@ class TrainingPlan:
             found = self.backwards[choice] = _C.call_inactive(functools.partial(self._built, choice))
         return found
 
-    def batched(self, choice: Choice) -> Compiled:
+    def batched(self, choice: Choice) -> Backward:
         """The backward for gradients that are many at once (vmap, `is_grads_batched`), which only PyTorch's operations take."""
 
-        def called() -> Compiled:
+        def called() -> Backward:
             part = self.reach(choice)
-            function = as_function(part.graph, self.name, any_layout=True, own=False)
-            return lambda values: function(*values)
+            return self._backward(choice, as_function(part.graph, self.name, any_layout=True, own=False), part.kept, part.gradients, True)
 
         return _C.call_inactive(called)  # type: ignore[no-any-return]
 
@@ -159,20 +163,37 @@ class TrainingPlan:
         found = None if self.family is None else self.family(choice)
         if found is not None:
             compiled, (kept, gradients) = found
+            return self._backward(choice, compiled, kept, gradients)
+        whole = Handed(self.reach(choice)) if self.scale is None else handed(self.reach(choice))
+        part, few = whole.part, len(self.backwards) < BACKWARDS
+        if not part.graph.output_node().args[0] and whole.given:
+            compiled = _nothing
         else:
-            part = self.reach(choice)
-            kept, gradients = part.kept, part.gradients
-            few = len(self.backwards) < BACKWARDS
             compiled = self.compile_backward(part.graph) if few else without_grad(as_function(part.graph, self.name))
+        return self._backward(choice, compiled, part.kept, part.gradients, scaled=whole.scaled, given=whole.given)
+
+    def _backward(
+        self,
+        choice: Choice,
+        compiled: Compiled,
+        kept: tuple[int, ...],
+        gradients: Sequence[Gradient],
+        any_layout: bool = False,
+        scaled: Sequence[tuple[int, int]] = (),
+        given: tuple[int, ...] = (),
+    ) -> Backward:
         there = [k for k in range(len(self.differentiable)) if k not in choice[0]]
-        given = (None if g is None else f"t[{there.index(g[1])}]" if isinstance(g, tuple) else f"f[{g}]" for g in gradients)
+        names = {"tangent": lambda k: f"t[{there.index(k)}]", "given": lambda k: f"g[{k}]"}
+        answers = (None if g is None else names[g[0]](g[1]) if isinstance(g, tuple) else f"f[{g}]" for g in gradients)
         return Backward(
             getattr(compiled, "consume", None) or (lambda values: compiled(*values)),
             kept,
             tuple((self.differentiable[k], self.tangent_metas[k]) for k in there),
-            any(isinstance(g, tuple) for g in gradients),
-            eval(f"lambda f, t: (None, {''.join(f'{g}, ' for g in given)})"),
-            getattr(compiled, "any_layout", False),
+            any(isinstance(g, tuple) and g[0] == "tangent" for g in gradients),
+            eval(f"lambda f, t, g: (None, {''.join(f'{g}, ' for g in answers)})"),
+            any_layout or getattr(compiled, "any_layout", False),
+            tuple((place, self.differentiable[there[k]]) for place, k in scaled),
+            given,
         )
 
 
@@ -190,6 +211,7 @@ def plan_training(
     replay: bool = True,
     holds: Callable[[], bool] | None = None,
     differentiable: Sequence[int] = (),
+    scale: Scale | None = None,
 ) -> TrainingPlan:
     """`differentiable`: inputs that require grad. `captured` runs the captured graph in eager; `replay`: whether a run of `captured` during backward would be the
     same computation."""
@@ -220,6 +242,7 @@ def plan_training(
         tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
         joint.order,
         tuple((place, written[k.index]) for place, k in enumerate(cut.kept) if k.kind == "result" and k.index in written),
+        scale=scale,
     )
 
 
@@ -293,25 +316,46 @@ class CompiledGraph(torch.autograd.Function):
         backward = plan.backward_for(choice)
         if plan.watched and _written_since(ctx, backward.kept):
             raise RuntimeError(_WRITTEN)
-        run, any_layout = backward.run, backward.any_layout
         if not all(_has_memory(gradients[index]) for index, _ in backward.tangents):
-            run, any_layout = plan.batched(choice), True
+            backward = plan.batched(choice)
         values = _left(ctx, plan, choice[0], backward.kept) if plan.frees else []
         if values is None:
             values = _saved(ctx, plan, backward.kept)
+        alone = ctx.extras is not None and not _keeps_graph()
         if not _keeps_graph():  # the list alone holds what was saved from here on
             if choice[0]:
                 _leave(ctx, plan, choice[0])
             ctx.maybe_clear_saved_tensors()
             ctx.inputs = ctx.extras = None
+        given = _scaled(ctx, plan, backward, values, gradients, alone) if backward.scaled else ()
         if backward.passes_tangents:
-            tangents = [laid_out(gradients[index], meta, any_layout) for index, meta in backward.tangents]
+            tangents = [laid_out(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
             values += tangents
         else:  # the list alone holds them too
             gradients, tangents = given_up(gradients), []  # type: ignore[assignment]
-            values += [laid_out(gradients[index], meta, any_layout) for index, meta in backward.tangents]
+            values += [laid_out(gradients[index], meta, backward.any_layout) for index, meta in backward.tangents]
             gradients = ()
-        return backward.answer(run(values), tangents)
+        return backward.answer(backward.run(values), tangents, given)
+
+
+def _nothing(*_: Any) -> tuple[()]:
+    return ()
+
+
+def _scaled(
+    ctx: Any, plan: TrainingPlan, backward: Backward, values: list[Any], gradients: Sequence[Any], alone: bool
+) -> list[torch.Tensor]:
+    """Gradients that the forward has made, multiplied by their factor, among the `values`; those that are given are taken out. `alone`: nobody will ask for what was kept again."""
+    left = getattr(ctx, "left", _NOTHING)
+    for place, index in backward.scaled:
+        if not alone or backward.kept[place] in left:
+            values[place] = values[place].clone()
+        plan.scale(values[place], gradients[index])  # type: ignore[misc]
+    # Autograd keeps a gradient that nobody else has; a recording has its own tensors.
+    given = [values[place].data for place in backward.given]
+    for place in sorted(backward.given, reverse=True):
+        del values[place]
+    return given
 
 
 def _runs(node: Any) -> bool:

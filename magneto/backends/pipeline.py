@@ -25,6 +25,7 @@ from magneto.aot_autograd.call import (
     without_grad,
 )
 from magneto.aot_autograd.decomposed import decomposable, decompose_joint, lay_out_joint
+from magneto.aot_autograd.handed import scale_here
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.partition import Partition, partition
 from magneto.aot_autograd.recompute import recompute
@@ -285,7 +286,7 @@ def join_halves(unit: Unit, half: tuple[Pass, ...]) -> Unit:
     holds = meta.get("backward_holds")
     inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     captured = under_autocast(atomic(unit.gm), unit.autocast)
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, captured, True, holds, inputs)
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, captured, True, holds, inputs, scale_here)
     plan.hide(unit.traced.signature.direct)
     return replace(unit, compiled=training_function(plan))
 

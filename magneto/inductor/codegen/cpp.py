@@ -9,7 +9,7 @@ blocks of `SUM_BLOCK` elements whose partial sums are added in double: the error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 
@@ -18,13 +18,14 @@ import torch
 from magneto.base.dataclass import dataclass, field
 from magneto.inductor.codegen.cpp_crossed import write_crossed
 from magneto.inductor.codegen.cpp_emit import ONE_PLUS, Emitter, Scope, indent, plain_loads
-from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill
+from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill, simd_loop
 from magneto.inductor.codegen.cpp_nest import BLOCK, TILE, Nest, nest_of, stride_along
 from magneto.inductor.codegen.cpp_ops import HEAVY
+from magneto.inductor.codegen.cpp_parts import parts
 from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, from_memory, memory_type, to_memory
-from magneto.inductor.loops.ir import Indirect, Load, Masked, Op, Value, walk_values
+from magneto.inductor.loops.ir import Const, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import Dim, FusedKernel, Member, OrderedKernel, member_loads
 from magneto.symbolic import Expr, Sym, to_c
@@ -53,35 +54,60 @@ def parameters(kernel: FusedKernel | OrderedKernel) -> tuple[str, ...]:
     return (*reads, *(name for name in kernel.stored if name not in reads))
 
 
-def _shared(kernel: FusedKernel) -> frozenset[Value]:
-    """Functions with a cheaper form of 1 + f(x) whose own value is needed too."""
+def _uses(kernel: FusedKernel) -> Iterator[tuple[Value, Value]]:
+    """(operation, what uses its value); results are used by themselves."""
     bodies = {m.name: m.body for m in kernel.members if not m.is_reduction}
-    parents: dict[Value, set[Value]] = {bodies[name]: {bodies[name]} for name in kernel.stored if name in bodies}
+    yield from ((bodies[name], bodies[name]) for name in kernel.stored if name in bodies)
     for member in kernel.members:
         for value in walk_values(member.body):
             for child in value.children():
                 found: Value = child
                 while isinstance(found, Load) and found.buffer in bodies:
                     found = bodies[found.buffer]
-                if isinstance(found, Op) and found.name in ONE_PLUS:
-                    parents.setdefault(found, set()).add(value)
+                if isinstance(found, Op):
+                    yield found, value
+
+
+def _shared(kernel: FusedKernel) -> frozenset[Value]:
+    """Functions with a cheaper form of 1 + f(x) whose own value is needed too."""
+    parents: dict[Value, set[Value]] = {}
+    for found, value in _uses(kernel):
+        if isinstance(found, Op) and found.name in ONE_PLUS:
+            parents.setdefault(found, set()).add(value)
     return frozenset(value for value, users in parents.items() if len(users) > 1)
+
+
+def _rounded(kernel: FusedKernel) -> frozenset[Value]:
+    """Quotients by numbers that nobody reads before they are rounded to 16 bits: the last bit of float32 is not seen."""
+    quotients: dict[Value, bool] = {}
+    for found, value in _uses(kernel):
+        if isinstance(found, Op) and found.name == "div" and isinstance(found.args[1], Const) and found.dtype is torch.float32:
+            converted = isinstance(value, Op) and value.name == "convert_element_type" and value.dtype in HALVES
+            quotients[found] = quotients.get(found, True) and converted and 1e-30 < abs(float(found.args[1].value.real)) < 1e30
+    return frozenset(value for value, alone in quotients.items() if alone)
 
 
 def kernel_text(kernel: FusedKernel) -> str:
     """The C function, named SYMBOL."""
-    return Writer(kernel).text()
+    pieces = parts(kernel)
+    if len(pieces) == 1:
+        return Writer(kernel).text()
+    whole, names = Writer(kernel), parameters(kernel)
+    lines = [line for piece in pieces for line in ("{", *indent(Writer(piece, names=names).body()), "}")]
+    return whole.function([*whole.declarations(), *lines])
 
 
 class Writer:
-    def __init__(self, kernel: FusedKernel, nest: Nest | None = None) -> None:
+    """`names`: the buffers of the pointers, where the kernel is a part of a function."""
+
+    def __init__(self, kernel: FusedKernel, nest: Nest | None = None, names: Sequence[str] = ()) -> None:
         self.nest: Nest = nest or nest_of(kernel)
         self.kernel = self.nest.kernel
         self.members = {m.name: m for m in (*self.kernel.members, *self.nest.after)}
         self.stages = member_stages(self.kernel.members)
-        self.pointers = {name: f"p{i}" for i, name in enumerate(parameters(kernel))}
+        self.pointers = {name: f"p{i}" for i, name in enumerate(names or parameters(kernel))}
         self.emitter = Emitter(self.pointers, self._resolve)
-        self.emitter.shared = _shared(self.kernel)
+        self.emitter.shared, self.emitter.rounded = _shared(self.kernel), _rounded(self.kernel)
         self.emitter.form = "half" if all(self.members[name].buffer.dtype in HALVES for name in self.kernel.stored) else "f32"
         self.emitter.maxima = {m.name: m.body for m in self.kernel.members if m.kind == "max" and m.buffer.dtype is torch.float32}
         self.answers: dict[str, tuple[str, int]] = {}  # of loads of what is at hand: results of folds, cached values
@@ -196,26 +222,29 @@ class Writer:
     # ---- text --------------------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        nest = self.nest
-        for name, pointer in self.pointers.items():
-            kind = memory_type(self.dtypes[name])
-            const = "" if name in self.kernel.stored else "const "
-            self.emitter.scopes[0].lines.append(f"{const}{kind} *{pointer} = p[{pointer[1:]}];")
-        if nest.mode == "split":
+        body = self.body()
+        return self.function([*self.declarations(), *body])
+
+    def declarations(self) -> list[str]:
+        """Of the pointers."""
+        stored = self.kernel.stored
+        return [
+            f"{'' if name in stored else 'const '}{memory_type(self.dtypes[name])} *{pointer} = p[{pointer[1:]}];"
+            for name, pointer in self.pointers.items()
+        ]
+
+    def body(self) -> list[str]:
+        """The statements behind the pointers' declarations."""
+        if self.nest.mode == "split":
             body = write_split(self)
         elif any(member.down for member in self.kernel.members):
             body = write_crossed(self)
         else:
             body = self._parallel_loop()
-        lines = [
-            "int SYMBOL(void *const *p) {",
-            "    int status = 0;",
-            *indent(self.emitter.scopes[0].lines),
-            *indent(self.nest.constants),
-            *indent(body),
-            "    return status;",
-            "}",
-        ]
+        return [*self.emitter.scopes[0].lines, *self.nest.constants, *body]
+
+    def function(self, body: list[str]) -> str:
+        lines = ["int SYMBOL(void *const *p) {", "    int status = 0;", *indent(body), "    return status;", "}"]
         text = "\n".join(lines) + "\n"  # where a condition chooses, gcc moves calls behind branches and makes no vectors of them
         return text if " ? " in text else text.replace("mg_round_f16(", "mg_machine_f16(")
 
@@ -264,7 +293,9 @@ class Writer:
         rest = "0" if nest.iterations == 1 and not nest.any else "(u32)row" if nest.iterations < 1 << 31 else "row"
         if nest.chunk and nest.cut is not None:
             chunk, _, divisor, _ = nest.cut_in
-            lines.append(f"const i64 lo = (i64)({rest} % {divisor}) * {chunk}, hi = mg_min(lo + {chunk}, {nest.cut.size});")
+            whole = not nest.any and nest.cut.size % nest.chunk == 0
+            hi = f"lo + {chunk}" if whole else f"mg_min(lo + {chunk}, {nest.cut.size})"
+            lines.append(f"const i64 lo = (i64)({rest} % {divisor}) * {chunk}, hi = {hi};")
             rest = f"{rest} / {divisor}" if nest.outer else rest
         for position, dim in reversed(list(enumerate(nest.outer))):
             name = f"i{position}"
@@ -403,10 +434,15 @@ class Writer:
         if not self.nest.inner:
             stores = [self.store(m) for m in members]
             return stores
-        fill = Fill(self, stores=members)
+        results: dict[str, tuple[str, torch.dtype]] = {}
+        before = self._row_values(0, self.nest.inner[-1], results, ("0", str(self.nest.inner[-1].size)))
+        fill = Fill(self, stores=members, results=results)
         bounds = {self.nest.inner.index(self.nest.cut): ("lo", "hi")} if self.nest.chunk and self.nest.cut is not None else {}
         self._turn()
-        return self.loops(self.nest.inner, fill, bounds)
+        loops, row = self.loops(self.nest.inner, fill, bounds), self.emitter.scopes[-1].lines
+        lines = [*before, *row, *loops]
+        row.clear()
+        return lines
 
     def _turn(self) -> None:
         """Loads that jump are answered by squares of their memory, turned."""
@@ -500,6 +536,7 @@ class Writer:
                 body.extend(row.lines)
                 body.extend(self._row_blocks(loop, blocked, block, dims[0].size, step if cut else dims[0].size) if blocked else loop)
                 row.lines.clear()
+                body.extend(line for fold in folds if self.nest.lanes for line in fold.join_beside(block, self.nest.lanes))
                 for fold in folds:
                     results[fold.member.name] = (fold.result(f"{fold.name}[{{lane}}]"), fold.result_dtype)
                     if fold.member.name in self.kernel.stored:
@@ -509,22 +546,28 @@ class Writer:
                         body.append(f"for (i64 j0 = lo; j0 < hi; j0++) {target} = {to_memory(text, fold.member.buffer.dtype)};")
         return body
 
-    def _row_values(self, number: int, vector: Dim, results: dict[str, tuple[str, torch.dtype]]) -> list[str]:
+    def _row_values(
+        self, number: int, vector: Dim, results: dict[str, tuple[str, torch.dtype]], bounds: tuple[str, str] = ("lo", "hi")
+    ) -> list[str]:
         """Loops that compute costly row values once, which the walks of a stage read for every element."""
-        emitter, lines = self.emitter, []
+        emitter, lines, (first, last) = self.emitter, [], bounds
+        lane, size = ("j0", vector.size) if first == "0" else ("j0 - lo", self._block)
         for member in self.kernel.members:
-            if member.full or member.is_reduction or self.stages[member.name] != number or not self._is_heavy(member.name):
+            if member.full or member.is_reduction or self.stages[member.name] != number:
+                continue
+            if not (self.nest.beside or self._is_heavy(member.name)):
                 continue
             outside, scope = dict(self.answers), emitter.push({vector.sym: "j0"})
-            self.answers.update({name: (text.format(lane="j0 - lo"), len(emitter.scopes) - 1) for name, (text, _) in results.items()})
+            self.answers.update({name: (text.format(lane=lane), len(emitter.scopes) - 1) for name, (text, _) in results.items()})
             emitter._depth_memo.clear()
             array, value = emitter.fresh("v"), emitter.emit(member.body)
             emitter.pop()
             self.answers = outside
-            lines += [*emitter.scopes[-1].lines, f"{compute_type(member.body.dtype)} {array}[{self._block}];"]
+            lines += [*emitter.scopes[-1].lines, f"{compute_type(member.body.dtype)} {array}[{size}];"]
             emitter.scopes[-1].lines.clear()
-            lines += [f"#pragma omp simd{' reduction(|:status)' if scope.checks else ''}", "for (i64 j0 = lo; j0 < hi; j0++) {"]
-            lines += [*indent([*scope.lines, f"{array}[j0 - lo] = {value};"]), "}"]
+            lines += simd_loop(
+                "j0", first, last, [*scope.lines, f"{array}[{lane}] = {value};"], " reduction(|:status)" if scope.checks else ""
+            )
             results[member.name] = (f"{array}[{{lane}}]", member.body.dtype)
         return lines
 

@@ -50,6 +50,7 @@ class Emitter:
         self.resolve = resolve
         self.scopes: list[Scope] = [Scope()]
         self.shared: frozenset[Value] = frozenset()  # functions of which more than one value is computed
+        self.rounded: frozenset[Value] = frozenset()  # quotients by numbers of which only 16 bits are seen
         self.form = "f32"  # of functions: "half" where all results have 16 bits (cpp_preamble)
         self.maxima: Mapping[str, Value] = {}  # largest values of rows: what of
         self.depths: dict[Sym, int] = {}
@@ -158,6 +159,8 @@ class Emitter:
         operand = value.args[-1].dtype
         if value.name == "exp" and value.dtype is torch.float32 and self._below_maximum(value.args[0]):
             return f"mg_exp_down_f32({args[0]})"
+        if value in self.rounded and isinstance(divisor := value.args[1], Const):
+            return f"{args[0]} * {literal(1 / divisor.value.real, torch.float32)}"
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
             return f"mg_div_by({args[0]}, {', '.join(self._inverse(value.args[1], args[1], mask))})"
         if value.name in DIVIDING and not is_float(operand):

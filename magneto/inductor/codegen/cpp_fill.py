@@ -74,9 +74,10 @@ class Fill:
         scope, depth = emitter.scopes[-1], len(emitter.scopes) - 1
         vector = next(s for s, d in emitter.depths.items() if d == depth)
         lane = f"{emitter.variables[vector]} - lo" if self.across else ""
+        along = lane or emitter.variables[vector]
         outside = dict(writer.answers)
         for name, (text, _) in self.results.items():
-            writer.answers[name] = (text.format(lane=lane), depth)
+            writer.answers[name] = (text.format(lane=along), depth)
         kept_now = {m.name for m in self.keeps}
         for name, array in writer.arrays.items():
             if name not in kept_now:
@@ -191,7 +192,7 @@ class Fill:
         lines = self._plain(name, first, last, size, scope, start.isdigit())
         if turning:
             short = self._plain(name, first, last, size, replace(scope, lines=near(scope.lines)), start.isdigit())
-            look = ["i32 far = 0;", *_simd(name, first, last, looked_at(scope.lines), " reduction(|:far)")]
+            look = ["i32 far = 0;", *simd_loop(name, first, last, looked_at(scope.lines), " reduction(|:far)")]
             lines = [*look, "if (far) {", *indent(lines), "} else {", *indent(short), "}"]
         if pieces:
             lines = [
@@ -207,7 +208,7 @@ class Fill:
         """The loop, not cut into pieces."""
         if not self.across and self.folds:
             return self._folding(name, first, last, size, scope, whole)
-        simd = _simd(name, first, last, scope.lines, " reduction(|:status)" if scope.checks else "")
+        simd = simd_loop(name, first, last, scope.lines, " reduction(|:status)" if scope.checks else "")
         return simd if size > 1 else simd[1:]
 
     def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
@@ -317,7 +318,7 @@ class Fill:
         return lines + [fold.join() for fold in self.folds]
 
 
-def _simd(name: str, first: str, last: str, body: Sequence[str], clauses: str) -> list[str]:
+def simd_loop(name: str, first: str, last: str, body: Sequence[str], clauses: str) -> list[str]:
     return [f"#pragma omp simd{clauses}", f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(body), "}"]
 
 

@@ -15,6 +15,7 @@ from math import prod
 
 from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size, chosen
+from magneto.inductor.codegen.cpp_beside import LEAST, beside, repeated
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Value, walk_values, weight
 from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
@@ -54,6 +55,8 @@ class Nest:
     after: tuple[Member, ...] = ()  # computed of what the kernel's members have found down the columns
     any: str = ""  # of kernels for any size: `chunk` as an expression in C, 0 where there are no portions
 
+    beside: bool = False  # members over the rows alone are computed ahead for the elements side by side
+    lanes: int = 0  # of the vector loop that are one row's: its elements side by side (cpp_beside)
     short: Dim | None = None  # written out inside the vector loop: some memory has its few elements side by side (three colours)
 
     @property
@@ -163,6 +166,11 @@ def _nest(kernel: FusedKernel) -> Nest:
     if any(m.down for m in kernel.members):
         return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1, any=_any("0"))
     vector_row = _vector_row(kernel)
+    if not any_size() and (apart := beside(kernel, main_terms(kernel))) is not None:
+        kernel = _canonical(apart.kernel)
+        return Nest(
+            kernel, "outer", kernel.rows[:-1], (*kernel.cols, kernel.rows[-1]), apart.width, parallel, lanes=apart.lanes, beside=True
+        )
     if vector_row is not None:
         turned = _turned_col(kernel, vector_row)
         if turned is None and parallel and (down := _downwards(kernel)) is not None:
@@ -234,6 +242,12 @@ def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> N
         return Nest(kernel, "point", outer, inner, max(1, CHUNK // inner[1].size) if len(inner) > 1 else CHUNK, True, any=text)
     if (short := _short(kernel, dims)) is not None:
         return replace(_point_nest(kernel, tuple(d for d in dims if d is not short), parallel), short=short)
+    if (found := repeated(kernel, main_terms(kernel))) is not None:
+        kernel, split = _canonical(found[0]), found[1]
+        outer, inner = kernel.rows[:split], kernel.rows[split:]
+        least = -(-LEAST // prod(d.size for d in inner[1:-1]))
+        chunk = max(least, CHUNK // prod(d.size for d in inner[1:])) if parallel and prod(d.size for d in outer) < ROWS_WANTED else 0
+        return Nest(kernel, "point", outer, inner, chunk if chunk < inner[0].size else 0, parallel, beside=True)
     split = 0
     while split < len(dims) - 1 and prod(d.size for d in dims[:split]) < ROWS_WANTED:
         split += 1
@@ -330,6 +344,11 @@ def _main_index(kernel: FusedKernel) -> Expr:
     best = [v.expr for m in kernel.members if m.kind == SCATTER for v in m.body.children()[:1] if isinstance(v, IndexValue)]
     best += [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
     return max(best, key=weight, default=ZERO)
+
+
+def main_terms(kernel: FusedKernel) -> dict[Sym, int]:
+    """How the memory that is walked most moves with each symbol."""
+    return _terms(_main_index(kernel))[0]
 
 
 def _vector_row(kernel: FusedKernel) -> Dim | None:

@@ -96,6 +96,12 @@ class Fold:
     def join_from(self, into: str, value: str) -> str:
         return self._combined(into, value)
 
+    def join_beside(self, block: str, lanes: int) -> list[str]:
+        """Accumulators of one row that lie side by side: each has the row's result behind it."""
+        a = self.name
+        text = f"{self.accumulator} t = {a}[l]; for (i64 k = 1; k < {lanes}; k++) {self.join_from('t', f'{a}[l + k]')}"
+        return [f"for (i64 l = 0; l < {block}; l += {lanes}) {{ {text} for (i64 k = 0; k < {lanes}; k++) {a}[l + k] = t; }}"]
+
     @property
     def lanes_function(self) -> str:
         """The preamble's function that joins an array of lanes; empty: the compiler's own reduction does."""

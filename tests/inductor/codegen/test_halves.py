@@ -196,3 +196,18 @@ def test_extremes_with_numbers(number: float) -> None:
 
     for ours, eager in zip(magneto.optimize("inductor", nopython=True)(fn)(x), fn(x), strict=True):
         torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_quotients_that_are_rounded_at_once(dtype: torch.dtype) -> None:
+    """They are products with the reciprocal: for every number eager's result, or one as near to the exact one. What is read in float32 is divided."""
+    x = everything().view(dtype)
+    for function in (F.hardswish, F.hardsigmoid, lambda x: x / 3, lambda x: x / 1e-6, lambda x: (x / 7).floor()):
+        call = magneto.optimize("inductor", nopython=True)(function)
+        ours, eager, exact = call(x), function(x), function(x.double())
+        different = (ours != eager) & ~(ours.isnan() & eager.isnan())
+        assert ((ours.double() - exact).abs() <= 2 * (eager.double() - exact).abs())[different].all()
+        assert "mg_div_by(" not in "".join(magneto.inspect(call).kernels)
+    kept = magneto.optimize("inductor", nopython=True)(lambda x: (x.float() / 7).floor().to(dtype))
+    assert torch.equal(kept(x).nan_to_num(), (x.float() / 7).floor().to(dtype).nan_to_num())
+    assert "mg_div_by(" in "".join(magneto.inspect(kept).kernels)

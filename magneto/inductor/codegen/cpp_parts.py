@@ -1,0 +1,140 @@
+"""Loops cut where conditions change: each part of what is concatenated, padded or rotated is a loop of its own, without conditions and without the other parts' work.
+
+Under a condition memory is read element by element where elements have 8 or 16 bits, and what stands in the branches is computed everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import torch
+
+from magneto.base.dataclass import replace
+from magneto.base.varying import any_size
+from magneto.inductor.codegen.cpp_nest import cut_dims, main_terms
+from magneto.inductor.codegen.cpp_ops import DIVIDING, HEAVY
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
+from magneto.inductor.schedule.domain import fresh_symbol
+from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, member_loads
+from magneto.symbolic import Cmp, Expr, add, coefficient, evaluate, substitute, walk
+from magneto.symbolic import Const as IntConst
+
+MOST = 4  # parts
+LONG = 16  # elements of each that lie side by side, at least
+SMALL = 512  # elements of each, at least
+SPARED = 0.75  # of the work that is left, at most
+
+
+def parts(kernel: FusedKernel, most: int = MOST) -> tuple[FusedKernel, ...]:
+    """The kernels whose loops, one after the other, do the kernel's work: itself alone where nothing is spared."""
+    whole = (kernel,)
+    if any_size() or kernel.cols or any(m.kind != POINT for m in kernel.members) or not any(map(_guarded, kernel.members)):
+        return whole
+    apart = cut_dims(kernel)
+    steps, work = main_terms(apart), _work(apart)
+    best: tuple[float, tuple[FusedKernel, ...]] | None = None
+    for dim in apart.rows:
+        ends = sorted({end for m in apart.members for end in _ends(m.body, dim) if 0 < end < dim.size})
+        sizes = [b - a for a, b in zip((0, *ends), (*ends, dim.size), strict=True)]
+        points = prod(d.size for d in apart.rows) // dim.size
+        if not 1 < len(sizes) <= most or min(sizes) * steps.get(dim.sym, 0) < LONG or min(sizes) * points < SMALL:
+            continue
+        made = tuple(_part(apart, dim, a, n) for a, n in zip((0, *ends), sizes, strict=True))
+        left = sum(_work(part) * n for part, n in zip(made, sizes, strict=True)) / dim.size
+        if left <= SPARED * work and (best is None or left < best[0]):
+            best = left, made
+    if best is None:
+        return whole
+    found: list[FusedKernel] = []
+    for position, part in enumerate(best[1]):  # a second dimension
+        found += parts(part, most - len(found) - (len(best[1]) - position - 1))
+    return tuple(found)
+
+
+def _guarded(member: object) -> bool:
+    return any(isinstance(value, Masked) for value in walk_values(member.body))  # type: ignore[attr-defined]
+
+
+def _ends(body: Value, dim: Dim) -> Iterator[int]:
+    """Where along a dimension conditions of it alone may change."""
+    for value in walk_values(body):
+        for part in walk(value.expr) if isinstance(value, IndexValue) and value.dtype is torch.bool else ():
+            if isinstance(part, Cmp) and part.free == {dim.sym}:
+                step = coefficient(add(part.a, -part.b), dim.sym)
+                if isinstance(step, IntConst):
+                    first = evaluate(add(part.a, -part.b), {dim.sym: 0})
+                    if part.op == "lt":
+                        yield -(first // step.value) if step.value > 0 else first // -step.value + 1
+                    elif first % step.value == 0:
+                        yield from (-first // step.value, -first // step.value + 1)
+
+
+def _work(kernel: FusedKernel) -> float:
+    """Of one element, an operation being 1."""
+    found = 0.0
+    for member in kernel.members:
+        guarded = {v for value in walk_values(member.body) if isinstance(value, Masked) for v in walk_values(value.value)}
+        for value in walk_values(member.body):
+            if isinstance(value, Load):
+                narrow = value in guarded and value.dtype.itemsize < 4
+                found += 10 if narrow else 2 if value in guarded else 1
+            elif isinstance(value, Op | Masked):
+                found += 10 if isinstance(value, Op) and value.name in HEAVY else 1
+    return found
+
+
+def _part(kernel: FusedKernel, dim: Dim, first: int, size: int) -> FusedKernel:
+    """The kernel over the elements from `first` on of a dimension."""
+    own = Dim(fresh_symbol(size), size)
+    mapping: dict[Expr, Expr] = {dim.sym: add(own.sym if size > 1 else 0, first)}
+    rows = tuple(own if d is dim else d for d in kernel.rows if d is not dim or size > 1)
+    memo: dict[Value, Value] = {}
+    members = [replace(m.mapped(mapping, {}), body=_decided(m.body, mapping, memo)) for m in kernel.members]
+    needed, live = set(kernel.stored), []
+    for member in reversed(members):
+        if member.name in needed:
+            live.append(member)
+            needed.update(load.buffer for load in member_loads(member.body))
+    return replace(kernel, rows=rows, members=tuple(reversed(live)))
+
+
+def _decided(value: Value, mapping: Mapping[Expr, Expr], memo: dict[Value, Value]) -> Value:
+    """The value over other symbols, without the branches that are not taken."""
+    found = memo.get(value)
+    if found is None:
+        found = memo[value] = _chosen(value, mapping, memo)
+    return found
+
+
+def _chosen(value: Value, mapping: Mapping[Expr, Expr], memo: dict[Value, Value]) -> Value:
+    if isinstance(value, Load):
+        return Load(value.buffer, _index(value.index, mapping, memo), value.dtype)
+    if isinstance(value, IndexValue):
+        expr = _index(value.expr, mapping, memo)
+        return Const(expr.value, value.dtype) if isinstance(expr, IntConst) else IndexValue(expr, value.dtype)
+    if isinstance(value, Masked) or (isinstance(value, Op) and value.name == "where"):
+        condition = _decided(value.children()[0], mapping, memo)
+        if isinstance(condition, Const):
+            taken, dropped = value.children()[1:] if condition.value else value.children()[:0:-1]
+            if isinstance(value, Masked) or not any(map(_may_raise, walk_values(dropped))):
+                return _decided(taken, mapping, memo)
+    args = tuple(_decided(child, mapping, memo) for child in value.children())
+    if isinstance(value, Masked):
+        return Masked(*args)
+    if isinstance(value, Op):
+        for a, b in (args, args[::-1]) if value.name in ("bitwise_and", "bitwise_or") and value.dtype is torch.bool else ():
+            if isinstance(a, Const):
+                return (b if a.value else a) if value.name == "bitwise_and" else (a if a.value else b)
+        return Op(value.name, args, value.dtype)
+    return value
+
+
+def _may_raise(value: Value) -> bool:
+    index = value.index if isinstance(value, Load) else value.expr if isinstance(value, IndexValue) else None
+    return (isinstance(value, Op) and value.name in DIVIDING) or (index is not None and any(isinstance(s, Indirect) for s in index.free))
+
+
+def _index(index: Expr, mapping: Mapping[Expr, Expr], memo: dict[Value, Value]) -> Expr:
+    indirect: dict[Expr, Expr] = {s: Indirect(_decided(s.value, mapping, memo), s.extent) for s in index.free if isinstance(s, Indirect)}
+    return substitute(index, {**mapping, **indirect})

@@ -1,0 +1,129 @@
+"""What is concatenated, padded or rotated is computed by a loop for each part."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magneto
+
+Function = Callable[..., torch.Tensor]
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([-b, a], -1)
+
+
+def times(t: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    angles = t[:, None].float() * f
+    return torch.cat([angles.cos(), angles.sin()], -1)
+
+
+def last(x: torch.Tensor) -> torch.Tensor:
+    return x.to(memory_format=torch.channels_last)
+
+
+R = torch.randn
+PROGRAMS: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {
+    "rotary": (lambda x, c, s: x * c + rotated(x) * s, (R(2, 4, 33, 64), R(33, 64), R(33, 64)), 2),
+    "rotary bfloat16": (
+        lambda x, c, s: x * c + rotated(x) * s,
+        (R(2, 4, 33, 64).bfloat16(), R(33, 64).bfloat16(), R(33, 64).bfloat16()),
+        2,
+    ),
+    "flat rotary": (lambda x: rotated(x.view(40, 3, 64)).reshape(40, -1) * 2, (R(40, 192).half(),), 2),
+    "time embedding": (times, (torch.randint(0, 1000, (64,)), torch.rand(128)), 2),
+    "three": (lambda x, y: torch.cat([x.exp(), y, x.log1p()], 1), (torch.rand(3, 20, 30), R(3, 7, 30)), 3),
+    "channels last": (lambda x, y: torch.cat([F.gelu(x), y.sigmoid()], 1), (last(R(2, 32, 9, 9)), last(R(2, 64, 9, 9))), 2),
+    "bytes": (lambda x, y: torch.cat([x + 1, y], 1), (torch.randint(9, (50, 40)).byte(), torch.randint(9, (50, 60)).byte()), 2),
+    "odd": (lambda x, y: torch.cat([x, y], -1) * 2, (R(64, 37).bfloat16(), R(64, 99).bfloat16()), 2),
+    "padded": (lambda x: F.pad(x.tanh(), (64, 64)), (R(40, 64),), 3),
+    "of whole batches": (lambda x, y: torch.cat([x * 2, y.sin(), x.cos()]), (R(64, 10), R(300, 10)), 3),
+    "stacked": (lambda x, y: torch.stack([x.sin(), y.cos()]), (R(640, 64), R(640, 64)), 2),
+    "in two dimensions": (lambda x, y: torch.cat([torch.cat([x.sin(), y], 1), torch.cat([y, x.cos()], 1)]), (R(32, 64), R(32, 64)), 4),
+    "one after the other": (lambda x: torch.cat([rotated(x).exp(), x.tanh()], -1), (R(99, 64),), 3),
+    "two results": (lambda x, y: (torch.cat([x.sin(), y], 1), torch.cat([y, x.cos()], 1)), (R(64, 64), R(64, 64)), 2),  # type: ignore[dict-item]
+}
+
+
+def run(function: Function, *inputs: torch.Tensor) -> str:
+    call = magneto.optimize("inductor", nopython=True)(function)
+    with torch.no_grad():
+        torch.testing.assert_close(call(*inputs), function(*inputs))
+    return "".join(magneto.inspect(call).kernels)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_parts_have_loops_of_their_own(name: str) -> None:
+    function, inputs, count = PROGRAMS[name]
+    text = run(function, *inputs)
+    assert " ? " not in text and text.count("\n    {\n") >= count
+
+
+def test_short_parts_stay_one_loop() -> None:
+    """A column more, and what is side by side in few places."""
+    assert " ? " in run(lambda x, y: torch.cat([x.sin(), y], 1), R(64, 100), R(64, 1))
+
+
+def test_results_in_the_memory_of_inputs() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.copy_(torch.cat([x[:, :64].sin() + y, x[:, 64:] * 2], 1))
+
+    x, y = R(64, 128), R(64, 64)
+    ours, eager = x.clone(), x.clone()
+    call = magneto.optimize("inductor")(step)
+    for _ in range(2):
+        call(ours, y)
+        step(eager, y)
+    torch.testing.assert_close(ours, eager)
+
+
+def test_an_error_in_what_is_not_chosen() -> None:
+    def chosen(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(128) < 64, x // y, x.expand(64, 128).contiguous() * 3)
+
+    x, y = torch.randint(9, (64, 128)), torch.ones(64, 128, dtype=torch.int64)
+    call = magneto.optimize("inductor", nopython=True)(chosen)
+    assert torch.equal(call(x, y), chosen(x, y))
+    y[3, 100] = 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        call(x, y)
+
+
+def test_gradients_of_parts() -> None:
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.cat([rotated(x).sin(), y.exp()], -1) ** 2).sum()
+
+    grads = []
+    for call in (loss, magneto.optimize("inductor", nopython=True)(loss)):
+        torch.manual_seed(0)
+        x, y = R(50, 64, requires_grad=True), R(50, 32, requires_grad=True)
+        call(x, y).backward()
+        grads.append((x.grad, y.grad))
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_pieces(seed: int) -> None:
+    """Slices, pads and concatenations one after the other, in both dimensions."""
+    draw = random.Random(seed)
+    plan = [(draw.choice("cpsr"), draw.randrange(2), draw.randrange(1, 40)) for _ in range(draw.randrange(2, 5))]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for kind, dim, n in plan:
+            if kind == "c":
+                x = torch.cat([x.sin(), x.narrow(dim, 0, min(n, x.shape[dim])) * 2], dim)
+            elif kind == "p":
+                x = F.pad(x, (n, 3) if dim else (0, 0, 2, n)) + 1
+            elif kind == "s":
+                x = x.narrow(dim, min(n, x.shape[dim] // 2), x.shape[dim] // 2).abs()
+            else:
+                x = torch.roll(x, n, dim) - 1
+        return x
+
+    run(program, R(70, 90).to(draw.choice([torch.float32, torch.bfloat16, torch.float64])))

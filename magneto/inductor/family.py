@@ -102,7 +102,9 @@ class Family:
                 return _Template(kept, domain).family()
             except _Differs as error:
                 reason = f"between {domain}: {error}"
-            except BuildFailed as error:
+            except Exception as error:
+                if not (isinstance(error, BuildFailed) or config.suppress_errors):
+                    raise
                 return str(error)
         return reason
 
@@ -361,7 +363,7 @@ class _Template:
         counter("families")
         counter("kernels_of_families", len(groups))
         names = ", ".join(f"n{k}" for k in range(len(self.sizes[0])))
-        source = f"lambda {names}: (({', '.join(map(self._source, self.lines))},), {self._source(self.rest)})"
+        source = f"lambda {names}: (({''.join(f'{self._source(line)}, ' for line in self.lines)}), {self._source(self.rest)})"
         make = eval(source, {"c": self.objects, "sqrt": math.sqrt, "bits": bits})
         return Family(tuple(self.domain), self.codes[self.largest], make, self.arenas)
 

@@ -213,6 +213,12 @@ def test_plans_share_their_arena() -> None:
     assert all(user() is None for _, user in family.arenas.blocks)
 
 
+def test_a_plan_without_instructions() -> None:
+    views: Case = lambda n: (lambda x: x.t(), R(12, n))  # noqa: E731
+    family = Family.of(samples_of(views, probes((67,))))
+    assert isinstance(family, Family) and family.at((118,), "g") is not None
+
+
 def test_refusals() -> None:
     assert "too few samples" in str(Family.of(samples_of(ONE["gelu"], [(67,), (40,), (90,)])))
     uneven: Case = lambda n: (lambda x: x[:, : math.isqrt(n)] * 2, R(12, n))  # noqa: E731

@@ -16,6 +16,7 @@ from magneto.graph.meta import TensorMeta
 _USUAL = frozenset({torch.float32, torch.float64})
 _OF_WHOLE_NUMBERS = re.compile(r"aten\.(bitwise_|__[a-z]*(and|or|shift)__|gcd|lcm)")
 _TRUSTS_ITS_NUMBERS = re.compile(r"aten\.mkldnn_rnn_layer")  # writes what its size arguments say, whatever the tensors hold
+_SPREADS = re.compile(r"aten\.(var|std)")  # warn where there is one element
 _refused: dict[Any, BaseException | None] = {}
 
 
@@ -29,7 +30,7 @@ def check_types(op: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
     try:
         error = _refused[key]
     except KeyError:
-        error = _refused[key] = _ask(op, args, kwargs)
+        error = _refused[key] = _ask(op, 8 if _SPREADS.match(name) else 1, args, kwargs)
     if error is not None:
         raise type(error)(*error.args)
 
@@ -52,12 +53,12 @@ def _kind(value: Any) -> Any:
     return value if isinstance(value, torch.dtype) else type(value)
 
 
-def _ask(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BaseException | None:
+def _ask(op: Any, size: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BaseException | None:
     """The error, if it is the types': with others PyTorch takes the operands."""
 
     def tiny(value: Any, dtype: torch.dtype | None) -> Any:
         if isinstance(value, TensorMeta):
-            return torch.ones((1,) * value.ndim, dtype=dtype or value.dtype)
+            return torch.ones((size,) * value.ndim, dtype=dtype or value.dtype)
         if isinstance(value, (tuple, list)):
             return [tiny(item, dtype) for item in value]
         return value

@@ -104,3 +104,12 @@ def test_only_this_thread_is_listened_to_and_our_own_warnings_pass() -> None:
         warnings.warn("behind", stacklevel=1)
     assert [str(w.message) for w in heard] == ["outer"] and [str(w.message) for w in found] == ["other", "ours", "behind"]
     assert warnings._showwarnmsg is before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex64])
+def test_kernels_that_are_asked_for_types_do_not_warn(dtype: torch.dtype) -> None:
+    x = torch.ones(4, 4, dtype=dtype)
+    compiled = magneto.optimize("eager", nopython=True)(lambda x: (x.var(-1), x.std(0, correction=2), torch.var_mean(x)[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(x)

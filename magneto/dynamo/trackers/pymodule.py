@@ -1,4 +1,4 @@
-"""Attributes of Python modules. torch's and the standard library's functions are not guarded: replacing them is not supported by anyone."""
+"""Attributes of Python modules, each guarded: programs replace functions of torch too (another attention, say)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from magneto.dynamo.trackers.klass import held
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
-_UNGUARDED = frozenset(
+_LEFT_ALONE = frozenset(
     {"torch", "math", "operator", "functools", "itertools", "builtins", "collections", "typing", "types", "contextlib", "copy", "inspect"}
 )
 
@@ -33,8 +33,6 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
         importlib.import_module("torch.onnx")  # torch does it when it is first asked for
     if name in namespace:
         value = namespace[name]
-        if obj.__name__.partition(".")[0] in _UNGUARDED and not (is_constant(value) or isinstance(value, (list, dict, set))):
-            return held(m, value, f"{obj.__name__}.{name}")
         return m.wrap(value, Item(InstanceDict(Held(obj.__name__, obj)), name))
     computed = getattr(type(type(obj).__dict__.get(name)), "__get__", None)
     if m.switches and isinstance(computed, types.FunctionType):  # type: ignore[attr-defined]
@@ -84,8 +82,8 @@ class PyModuleTracker(Tracker):
         return module_attr(m, self, name)
 
     def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
-        """As a `global` statement of a function of the module does. Modules whose functions nobody guards are left to the program."""
-        if type(self.obj) is not types.ModuleType or self.obj.__name__.partition(".")[0] in _UNGUARDED or name.startswith("__"):
+        """As a `global` statement of a function of the module does. torch's modules and the standard library's are left to the program."""
+        if type(self.obj) is not types.ModuleType or self.obj.__name__.partition(".")[0] in _LEFT_ALONE or name.startswith("__"):
             return False
         namespace = vars(self.obj)
         if value is None and module_attr(m, self, name) is None:

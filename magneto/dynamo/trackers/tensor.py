@@ -15,7 +15,7 @@ from magneto.dynamo.guards.source import Attr, InstanceDict, Item, Source
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
-from magneto.dynamo.trackers.klass import ClassTracker, held
+from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
 from magneto.dynamo.trackers.size import numel_of, sizes_of
 from magneto.graph.higher import Applied
 from magneto.graph.meta import TensorMeta
@@ -218,6 +218,7 @@ def tensor_attr(m: Machine, v: TensorTracker, name: str) -> Tracker | None:
         return m.const(None)
     if name == "grad_fn":
         return GradFnTracker(v)
+    guard_class(m, v.cls)
     raw = getattr(v.cls, name, MISSING)
     if isinstance(raw, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         return BoundMethodTracker(BuiltinTracker(raw), v)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -501,3 +502,38 @@ def test_reading_behind_what_was_appended() -> None:
     for items in ([1, 2], [3, 4], [1, 2, 3, 4], [7], [], [1, 2]):
         ours, plain = list(items), list(items)
         assert_equal((compiled(ours, X), ours), (fn(plain, X), plain))
+
+
+def _double(t: torch.Tensor) -> torch.Tensor:
+    return t * 2
+
+
+REPLACED: list[tuple[Any, str, Any, Callable[[torch.Tensor], Any]]] = [
+    (
+        nn.functional,
+        "scaled_dot_product_attention",
+        lambda q, k, v: q - k,
+        lambda x: nn.functional.scaled_dot_product_attention(x, x + 1, x),
+    ),
+    (nn.functional, "linear", lambda x, w, b: x * 5, nn.Linear(4, 4)),
+    (nn.functional, "relu", lambda x, inplace: x * 5, nn.ReLU()),
+    (torch, "sin", torch.cos, lambda x: torch.sin(x)),
+    (nn, "Tanh", nn.Sigmoid, lambda x: nn.Tanh()(x)),
+    (math, "sqrt", lambda v: 100.0, lambda x: x * math.sqrt(4)),
+    (torch.Tensor, "sin", _double, lambda x: x.sin()),
+    (torch.Tensor, "of_ours", _double, lambda x: x.of_ours() if hasattr(x, "of_ours") else x),  # type: ignore[attr-defined]
+]
+
+
+@pytest.mark.parametrize("owner, name, replacement, fn", REPLACED, ids=[name for _, name, *_ in REPLACED])
+def test_replaced_functions_of_torch_are_seen(owner, name, replacement, fn, monkeypatch) -> None:
+    x = X.reshape(2, 2).expand(2, 2, 2).reshape(1, 2, 4)
+    compiled = magneto.optimize("aot_eager", nopython=True)(fn)
+    with torch.no_grad():
+        before = fn(x)
+        assert_equal(compiled(x), before)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, replacement, raising=False)
+            assert_equal(compiled(x), fn(x))
+            assert not torch.equal(compiled(x), before)
+        assert_equal(compiled(x), before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -267,3 +268,97 @@ def test_a_whole_number_of_a_changing_one_is_guarded_by_itself():
     assert len(backend.graphs) == 2  # the first constant, then all that give 2
     assert_equal(compiled(X, 0.8), fn(X, 0.8))
     assert len(backend.graphs) == 3
+
+
+_LOGGER = logging.getLogger("magneto.tests")
+
+
+class Meter:
+    """The average that training scripts print."""
+
+    def __init__(self) -> None:
+        self.total, self.count, self.name, self.shown = 0.0, 0, "loss", list[Any]()
+
+    def update(self, value, n=1):
+        self.total += value * n
+        self.count += n
+
+    @property
+    def average(self):
+        return self.total / max(self.count, 1)
+
+    def __str__(self):
+        return f"{self.name} {self.average:.4f} of {self.count}"
+
+
+def averages(x, meter):
+    meter.update(x.mean().item(), len(x))
+    meter.shown.append((meter.average, meter.total / meter.count, x.sum().item() // meter.count, x.sum().item() % meter.count))
+    meter.shown.append(meter.total / (1 - 0.9**meter.count))
+    return x * 2
+
+
+def texts(x, meter):
+    n = meter.count = meter.count + 1
+    print("step", n, "rate", 0.1 / n, str(meter), flush=True)
+    print(f"[{n:>3}/{12}] {x.sum().item():.3f} {n!r}", "%d of %s" % (n, 12), "at %05d" % n, "{:.2e} {k}".format(n / 7, k=n))
+    _LOGGER.info("step %d rate %.3f", n, 0.1 / n)
+    meter.shown.append(", ".join(f"{k}={v}" for k, v in {"n": n, "m": 2 * n}.items()))
+    return x * 2, f"step_{n}.pt"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("fn", [averages, texts])
+def test_averages_and_texts_of_steps_compile_twice(fn, backend, capsys, caplog):
+    """What a training loop shows of its counters: they are divided by and formatted, not guarded."""
+    compiled = magneto.optimize(backend, nopython=True)(fn)
+    ours, plain = Meter(), Meter()
+    heard = []
+    with caplog.at_level("INFO", "magneto.tests"):
+        for x in torch.linspace(-2, 3, 36).reshape(12, 3):
+            for call, meter in ((compiled, ours), (fn, plain)):
+                caplog.clear()
+                heard.append((call(x, meter), capsys.readouterr().out, caplog.messages[:]))
+    assert_equal(heard[::2], heard[1::2])
+    assert_equal(vars(ours), vars(plain))
+    assert magneto.stats()["recompiles"] <= 1
+
+
+def test_a_counter_that_becomes_zero_is_divided_by_in_eager():
+    def fn(x, meter):
+        meter.count -= 1
+        return x.sum().item() / meter.count
+
+    compiled, meter = magneto.optimize("eager")(fn), Meter()
+    meter.count = 4
+    for n in (3, 2, 1):
+        assert compiled(X, meter) == X.sum().item() / n
+    with pytest.raises(ZeroDivisionError, match="float division by zero"):
+        compiled(X, meter)
+    assert meter.count == 0
+
+
+def test_texts_that_decide_are_read():
+    """A text of a changing number that names something is guarded, without a break."""
+
+    def fn(x, table, n):
+        return x * table[f"w{n}"], getattr(x, f"{'sum' if n else n}")()
+
+    table = {f"w{n}": n + 1 for n in range(4)}
+    compiled = magneto.optimize("eager", nopython=True)(fn)
+    for n in (1, 2, 3, 1, 2):
+        assert_equal(compiled(X, table, n), fn(X, table, n))
+    assert magneto.stats()["recompiles"] == 2
+
+
+def test_whole_numbers_of_what_the_run_gives():
+    def fn(x):
+        return x * 2, int(x.sum().item() * 100)
+
+    compiled = magneto.optimize("eager", nopython=True)(fn)
+    same(fn, compiled, X)
+    same(fn, compiled, X * 7)
+    with pytest.raises(ValueError, match="cannot convert float NaN to integer"):
+        magneto.optimize("eager")(fn)(X * math.nan)
+    with pytest.raises(OverflowError, match="cannot convert float infinity to integer"):
+        magneto.optimize("eager")(fn)(X + math.inf)

@@ -266,6 +266,7 @@ class SymbolicMachine:
     def _break(self, frame: SymFrame, reason: GraphBreak) -> NoReturn:
         if self.varying.settle_named(self.recorder, reason.reason):
             self.restart_knowing()
+        trackers.texts_wanted(reason.reason)
         if frame.progress != self._progress():  # half of the instruction has happened: break before it
             raise Restart(frame.count, reason, False)
         if calls_reflective(frame):

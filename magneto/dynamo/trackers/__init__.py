@@ -60,7 +60,7 @@ from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.existing_iterator import PUT
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker, PartialTracker
 from magneto.dynamo.trackers.host import HostNumber
-from magneto.dynamo.trackers.item import ItemTracker, number_of
+from magneto.dynamo.trackers.item import ItemTracker, number_of, texts_wanted
 from magneto.dynamo.trackers.iterator import ExistingGenerator, GeneratorState, GeneratorTracker, each, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput
@@ -195,6 +195,7 @@ __all__ = [
     "put_back",
     "next_or_none",
     "number_of",
+    "texts_wanted",
     "truth",
     "wrap",
     "written",

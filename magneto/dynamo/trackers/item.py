@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import prefer
@@ -18,6 +19,10 @@ from magneto.dynamo.trackers.tensor import TensorTracker, overrides_operations
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
+
+
+CHANGING_TEXT = "text of a number that changes"
+TEXTS_READ = -(1 << 29)  # among the forced breaks: such texts are wanted, so that the numbers in them are read and guarded
 
 
 class ItemTracker(Tracker):
@@ -40,13 +45,20 @@ class ItemTracker(Tracker):
 
     def needed(self, m: Machine) -> NoReturn:
         """Somebody asks for the value."""
+        texts_wanted(self.operation)
         m.restart_at(self.born, "B102", operation=self.operation)
 
     def emit(self, em: Emitter) -> str:
         return em.assign("number", self.template.format(*[em.value(operand) for operand in self.operands]), self)
 
     def show(self) -> str:
-        return f"a number that {self.operation} gives"
+        return self.operation if self.operation == CHANGING_TEXT else f"a number that {self.operation} gives"
+
+
+def texts_wanted(reason: str) -> None:
+    """Capture starts again if the text of a changing number is what is needed: then it is read, which is no break."""
+    if CHANGING_TEXT in reason:
+        raise Restart(TEXTS_READ, None, False)
 
 
 def number_of(m: Machine, v: TensorTracker, operation: str, cls: type = object) -> ItemTracker | None:
@@ -115,8 +127,10 @@ def to_float(m: Machine, v: ItemTracker) -> Any:
 
 @prefer(int, ItemTracker)
 def to_int(m: Machine, v: ItemTracker) -> Any:
-    """An int of a float may be impossible."""
-    return NotImplemented if v.cls in (float, str) else v if v.cls is int else ItemTracker(int, "int({})", (v,), v.born, v.operation)
+    """Of a float it is assumed that it is finite."""
+    if v.cls is str or (v.cls is float and not m.assume(ItemTracker(bool, "(abs({}) < 1e300)", (v,), v.born, v.operation))):
+        return NotImplemented
+    return v if v.cls is int else ItemTracker(int, "int({})", (v,), v.born, v.operation)
 
 
 def _identity(fn: Any) -> None:

@@ -1,10 +1,9 @@
-"""What programs do with numbers of a run before they show them: divide by a count, round, format, put together. Each is a further expression of an `ItemTracker`, which
+"""What programs do with numbers of a run, or that change from call to call, before they show them: divide by a count, round, format, put together. Each is a further expression of an `ItemTracker`, which
 Python evaluates behind the graph; texts are such values too. What might raise is not delayed: it is tried with examples of each class first, or assumed of the number."""
 
 from __future__ import annotations
 
 import builtins
-import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -15,8 +14,10 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import prefer
 from magneto.dynamo.trackers.function import BuiltinTracker
-from magneto.dynamo.trackers.item import ItemTracker
-from magneto.dynamo.trackers.iterator import iterate
+from magneto.dynamo.trackers.item import CHANGING_TEXT, TEXTS_READ, ItemTracker
+from magneto.dynamo.trackers.iterator import GeneratorTracker, iterate
+from magneto.dynamo.trackers.lazy_number import changing, guard_types
+from magneto.dynamo.trackers.lifted import decides
 from magneto.dynamo.trackers.object import payload_of
 
 if TYPE_CHECKING:
@@ -31,48 +32,57 @@ _EXAMPLES: dict[type, tuple[Any, ...]] = {
 _PLAIN = (int, float, bool, str, type(None))
 
 
-def late(fn: Callable[..., Any], template: str, operands: Sequence[Tracker]) -> Any:
-    """`fn` of items and constants, by `template`; NotImplemented where there is no item, or where it raises for an example or gives something else than numbers and text."""
+def late(m: Machine, fn: Callable[..., Any], template: str, operands: Sequence[Tracker], text: bool = True) -> Any:
+    """`fn` of items, constants and (in a `text`) numbers that change from call to call, by `template`; NotImplemented where there are only constants, or where it
+    raises for an example or gives something else than numbers and text."""
     items = [v for v in operands if isinstance(v, ItemTracker)]
-    if not items or not all(isinstance(v, ItemTracker) or (isinstance(v, ConstTracker) and type(v.read()) in _PLAIN) for v in operands):
+    numbers = [v for v in operands if isinstance(v, ConstTracker) and text and stays_unread(m, v)]
+    if not (items or numbers) or not all(
+        isinstance(v, ItemTracker) or (isinstance(v, ConstTracker) and (v in numbers or type(v.read()) in _PLAIN)) for v in operands
+    ):
         return NotImplemented
+    examples = [_EXAMPLES[v.python_type()] if v in items or v in numbers else (v.try_const().value,) for v in operands]  # type: ignore[union-attr]
     kinds = set()
-    for turn in range(max(len(_EXAMPLES[item.cls]) for item in items)):
-        values = [_example(v, turn) for v in operands]
+    for turn in range(max(map(len, examples))):
         try:
-            kinds.add(type(fn(*values)))
+            kinds.add(type(fn(*[values[turn % len(values)] for values in examples])))
         except Exception:
             return NotImplemented
-    if len(kinds) != 1 or not kinds <= _EXAMPLES.keys():
+    if len(kinds) != 1 or not kinds <= _EXAMPLES.keys() or (not items and str not in kinds):
         return NotImplemented
+    guard_types(m, *numbers)
+    if not items:
+        return ItemTracker(str, template, tuple(operands), m.count, CHANGING_TEXT)  # type: ignore[attr-defined]
     return ItemTracker(kinds.pop(), template, tuple(operands), min(item.born for item in items), items[0].operation)
 
 
-def _example(v: Tracker, turn: int) -> Any:
-    if isinstance(v, ItemTracker):
-        return next(itertools.islice(itertools.cycle(_EXAMPLES[v.cls]), turn, None))
-    assert isinstance(v, ConstTracker)
-    return v.read()
+def stays_unread(m: Machine, number: ConstTracker) -> bool:
+    """Whether a number that is to be shown changes from call to call."""
+    return type(number.value) in (int, float) and TEXTS_READ not in m.forced and changing(m, number)  # type: ignore[attr-defined]
 
 
-def _row(fn: Callable[..., Any], template: str) -> None:
+def _row(fn: Callable[..., Any], template: str, text: bool = False) -> None:
     count = template.count("{}")
 
     def body(m: Machine, *args: Tracker) -> Any:
-        return late(fn, template, args) if len(args) == count else NotImplemented
+        return late(m, fn, template, args, text) if len(args) == count else NotImplemented
 
-    prefer(fn, ItemTracker)(body)
-    if count > 1:
+    prefer(fn, ConstTracker if text else ItemTracker)(body)
+    if text:
+        prefer(fn, ItemTracker)(body)
+    elif count > 1:
         prefer(fn, ConstTracker, ItemTracker)(body)
 
 
 for _name, _symbol in {"truediv": "/", "floordiv": "//", "mod": "%"}.items():
     _row(getattr(operator, _name), f"({{}} {_symbol} {{}})")
     _row(getattr(operator, f"i{_name}"), f"({{}} {_symbol} {{}})")
-for _name in ("format", "round"):
-    _row(getattr(builtins, _name), f"{_name}({{}}, {{}})")
-for _name in ("str", "repr", "ascii", "format", "round", "len"):
+for _name in ("round", "len"):
     _row(getattr(builtins, _name), f"{_name}({{}})")
+_row(round, "round({}, {})")
+for _name in ("str", "repr", "ascii", "format"):
+    _row(getattr(builtins, _name), f"{_name}({{}})", True)
+_row(format, "format({}, {})", True)
 
 
 def _of_math(fn: Any, text: str) -> None:
@@ -110,9 +120,21 @@ def _divides(fn: Any, symbol: str) -> None:
     prefer(fn, ItemTracker, ItemTracker)(body)
 
 
-for _name, _symbol in {"truediv": "/", "floordiv": "//"}.items():
-    _divides(getattr(operator, _name), _symbol)
-    _divides(getattr(operator, f"i{_name}"), _symbol)
+def _divided(fn: Any, symbol: str) -> None:
+    @prefer(fn, ItemTracker, ConstTracker)
+    def body(m: Machine, left: ItemTracker, right: ConstTracker) -> Any:
+        """A number that changes from call to call (`self.total / self.count`) stays unread: only that it is not zero is guarded."""
+        if left.cls not in (float, int) or not decides(m, right):
+            return NotImplemented
+        cls = int if symbol != "/" and left.cls is right.python_type() is int else float
+        return ItemTracker(cls, f"({{}} {symbol} {{}})", (left, right), left.born, left.operation)
+
+
+for _name, _symbol in {"truediv": "/", "floordiv": "//", "mod": "%"}.items():
+    for _fn in (getattr(operator, _name), getattr(operator, f"i{_name}")):
+        if _symbol != "%":
+            _divides(_fn, _symbol)
+        _divided(_fn, _symbol)
 
 
 def _extreme(fn: Callable[..., Any]) -> None:
@@ -120,7 +142,7 @@ def _extreme(fn: Callable[..., Any]) -> None:
         """Of one class: otherwise the class of the result depends on the numbers."""
         if len(args) < 2 or len({v.python_type() for v in args}) > 1:
             return NotImplemented
-        return late(fn, f"{fn.__name__}({', '.join(['{}'] * len(args))})", args)
+        return late(m, fn, f"{fn.__name__}({', '.join(['{}'] * len(args))})", args, False)
 
     prefer(fn, ItemTracker, Tracker)(body)
     prefer(fn, ConstTracker, ItemTracker)(body)
@@ -138,22 +160,29 @@ def formatted(m: Machine, v: ConstTracker, /, *args: Tracker, **kwargs: Tracker)
     def fill(text: str, *values: Any) -> str:
         return text.format(*values[: len(args)], **dict(zip(names, values[len(args) :], strict=True)))
 
-    return late(fill, f"{{}}.format({places})", [v, *args, *kwargs.values()])
+    return late(m, fill, f"{{}}.format({places})", [v, *args, *kwargs.values()])
 
 
 @prefer(str.__mod__, ConstTracker, Tracker)
 def percent(m: Machine, v: ConstTracker, arg: Tracker) -> Any:
-    if isinstance(arg, ItemTracker):
-        return late(operator.mod, "({} % {})", [v, arg])
+    if isinstance(arg, (ItemTracker, ConstTracker)):
+        return late(m, operator.mod, "({} % {})", [v, arg])
     if not isinstance(arg, TupleTracker) or arg.cls is not tuple:
         return NotImplemented
     items = arg.items(m)
-    return late(lambda text, *values: text % values, f"({{}} % ({'{}, ' * len(items)}))", [v, *items])
+    return late(m, lambda text, *values: text % values, f"({{}} % ({'{}, ' * len(items)}))", [v, *items])
+
+
+@prefer(operator.mod, ConstTracker, ConstTracker)
+def percent_of_one(m: Machine, v: ConstTracker, arg: ConstTracker) -> Any:
+    return percent(m, v, arg) if type(v.value) is str else NotImplemented
 
 
 @prefer(str.join, ConstTracker, Tracker)
 def joined(m: Machine, v: ConstTracker, items: Tracker) -> Any:
+    if isinstance(items, GeneratorTracker):
+        return m.apply(str.join, v, TupleTracker(iterate(m, items)))
     if not isinstance(payload_of(items), TupleTracker) and not hasattr(payload_of(items), "items"):
         return NotImplemented
     parts = iterate(m, items)
-    return late(lambda text, *values: text.join(values), f"{{}}.join(({'{}, ' * len(parts)}))", [v, *parts])
+    return late(m, lambda text, *values: text.join(values), f"{{}}.join(({'{}, ' * len(parts)}))", [v, *parts])

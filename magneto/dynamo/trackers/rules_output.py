@@ -20,6 +20,8 @@ from magneto.dynamo.trackers.dispatch import FALLBACKS, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.late_text import stays_unread
+from magneto.dynamo.trackers.lazy_number import guard_types
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker
 from magneto.dynamo.trackers.plain import plain
@@ -41,6 +43,7 @@ def shown(m: Machine, v: Tracker) -> Tracker:
     if isinstance(v, TensorTracker) and v.cls in PLAIN_CLASSES:
         m.recorder.show(v)  # type: ignore[attr-defined]
         return v
+    v = m.apply(str, v) if isinstance(v, ConstTracker) else v
     return v if isinstance(v, ItemTracker) else m.const(text_of(m, v, str))
 
 
@@ -168,7 +171,8 @@ def _log(m: Machine, v: ObjectTracker, level: int, message: Tracker, args: Seque
         if isinstance(arg, TensorTracker) and arg.cls in PLAIN_CLASSES:
             operands.append(shown(m, arg))
             continue
-        if isinstance(arg, ItemTracker):
+        if isinstance(arg, ItemTracker) or (isinstance(arg, ConstTracker) and stays_unread(m, arg)):
+            guard_types(m, *([] if isinstance(arg, ItemTracker) else [arg]))
             operands.append(arg)
             continue
         const = plain(m, arg)

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ from magneto.inductor.schedule.product import CHEAP, TiledKernel, Tiles, joined,
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
-from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, few_programs, heads
+from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, heads, sizes_for
 from tests.inductor.codegen.triton_draws import dropout
 from tests.inductor.lower.prim_graphs import Graph
 
@@ -91,7 +90,7 @@ def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     from magneto.inductor.runtime.triton_compile import binary_of
     from magneto.inductor.runtime.triton_launch import job_of
 
-    with few_programs() if "in parts" in name else nullcontext():
+    with sizes_for(name):
         kernel = max(kernels(CASES[name][0], "in parts" in name), key=lambda k: len(k.body))
     assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
 
@@ -204,7 +203,7 @@ def test_blocks_of_many_operands_are_small() -> None:
 
 
 def columns() -> list[TritonKernel]:
-    with few_programs():
+    with sizes_for("in parts"):
         return kernels(CASES["sums of columns beside sums of rows"][0], True)
 
 

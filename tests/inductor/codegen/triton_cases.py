@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -162,8 +162,8 @@ for _dtype in [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.
 @case("rows too long for one block", 2e-5)
 def _looped(g: Graph) -> None:
     """Three walks over the row, the values computed anew in each."""
-    x = g.input(torch.randn(2, 17000))
-    wide = lambda v: g.broadcast_in_dim(v, (2, 17000), (0,))  # noqa: E731
+    x = g.input(torch.randn(2, 5000))
+    wide = lambda v: g.broadcast_in_dim(v, (2, 5000), (0,))  # noqa: E731
     e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
     total = g.sum(e, (1,))
     g.output(g.div(e, wide(total)), g.log(total), g.any(g.gt(x, 9.0), (1,)))
@@ -189,7 +189,7 @@ def _long_softmax(g: Graph) -> None:
 @case("few long rows, in two steps", 3e-5)
 def _split(g: Graph) -> None:
     """Whole dimensions, divisors, chunks of which the last is not full, and rows side by side."""
-    x, y, z = g.input(torch.randn(40000)), g.input(torch.randn(37, 1031)), g.input(torch.randn(2, 3, 64, 100))
+    x, y, z = g.input(torch.randn(40000)), g.input(torch.randn(12, 1031)), g.input(torch.randn(2, 3, 64, 100))
     v, w = g.var(z, (0, 2, 3), 1.0), g.var(y, (0,), 0.0)
     g.output(
         g.sum(x, (0,)),
@@ -645,40 +645,40 @@ def as_on_a_gpu() -> Iterator[None]:
     """The scheduler takes what only kernels of the CPU can do (schedule/crossed.py) for impossible, although tensors are there."""
     from magneto.inductor.schedule import fuse
 
-    before = fuse.crossing
-    fuse.crossing = lambda a, b: None
-    try:
+    with mock.patch.object(fuse, "crossing", lambda a, b: None):
         yield
-    finally:
-        fuse.crossing = before
 
 
 @contextmanager
-def few_programs() -> Iterator[None]:
-    """Rows are walked by few programs, however few and short they are."""
+def sizes_for(name: str) -> Iterator[None]:
+    """What decides by sizes decides so for small ones, where a case's name says it: rows are walked by few programs, however few and short they
+    are; rows are too long for one block; long rows are cut into few parts; blocks take several rows."""
+    from magneto.inductor.codegen import triton_nest
     from magneto.inductor.schedule import columns, split
 
-    numbers = [
+    few = (
         (split, "ONE_EACH", 4),
         (split, "LONG_ROW", 1),
         (split, "WANTED", 4),
         (split, "SMALL", 1),
         (columns, "SHARED", 1),
         (columns, "SHORTEST", 16),
-    ]
-    before = [getattr(module, name) for module, name, _ in numbers]
-    for module, name, number in numbers:
-        setattr(module, name, number)
-    try:
+    )
+    with ExitStack() as stack:
+        for module, limit, number in few if "columns beside" in name or "in parts" in name else ():
+            stack.enter_context(mock.patch.object(module, limit, number))
+        if "too long" in name:
+            stack.enter_context(mock.patch.object(triton_nest, "PERSISTENT", 1024))
+        if "few long rows" in name:
+            stack.enter_context(mock.patch.object(split, "WANTED", 48))
+        if "side by side" in name:
+            stack.enter_context(mock.patch.object(triton_nest, "WANTED", 26))
         yield
-    finally:
-        for (module, name, _), number in zip(numbers, before, strict=True):
-            setattr(module, name, number)
 
 
 def execute(name: str) -> str:
     """What is wrong with a case; empty: nothing."""
-    with as_on_a_gpu(), few_programs() if "columns beside" in name or "in parts" in name else nullcontext():
+    with as_on_a_gpu(), sizes_for(name):
         return _execute(name)
 
 

@@ -13,7 +13,7 @@ from magneto.inductor.schedule.kernel import COLUMN, FusedKernel, TableKernel
 from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
-from tests.inductor.codegen.triton_cases import as_on_a_gpu, few_programs, norm_backward
+from tests.inductor.codegen.triton_cases import as_on_a_gpu, norm_backward, sizes_for
 from tests.inductor.lower.prim_graphs import Graph
 
 
@@ -39,7 +39,7 @@ def test_every_layer_is_joined_and_asked_once(monkeypatch: pytest.MonkeyPatch) -
         return reads(kernel)
 
     counts = []
-    with few_programs():
+    with sizes_for("in parts"):
         for layers in (4, 16):
             plan = planned(layers)
             monkeypatch.setattr(FusedKernel, "reads", counting)

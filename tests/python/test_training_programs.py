@@ -462,7 +462,7 @@ def hessian_vector_product(n: Any, x: torch.Tensor) -> Any:
 # -- autocast and scaling
 
 
-@program(breaks=-1)
+@program(breaks=-1, tolerance=1e-2)
 def autocast_scaler() -> Any:
     n = net()
     o = SGD(n.parameters())
@@ -1035,7 +1035,7 @@ def run(make: Callable[[], Any], backend: str | None, calls: int, shape: tuple[i
 
 
 COMPILED = """scheduler_cosine micro_batches data_updates averaged_model lstm gru dropout_and_batch_norm embedding_bag_padding custom_function checkpointed
-autocast_training transformer_layer variational gradients_of_inputs convolutional""".split()
+autocast_training autocast_scaler transformer_layer variational gradients_of_inputs convolutional""".split()
 CASES = [(name, backend) for name in PROGRAMS for backend in ("eager", "aot_eager")] + [(name, "inductor") for name in COMPILED]
 
 

@@ -18,6 +18,7 @@ from magneto.prims.prim import Prim
 from magneto.prims.table import PRIMS
 
 WORTH = 1 << 20  # bytes of a gradient, at least
+DEVICES = ("cpu",)
 LONGEST = 100  # operations that make one
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Of all that a gradient goes through: what float16 holds depends on the factor (that is what losses are scaled for)."""
@@ -48,7 +49,7 @@ def prepared(joint: JointGraph) -> tuple[JointGraph, list[Ahead]]:
         if node is tangent or meta.nbytes < WORTH or not meta.is_dense() or (node not in wanted and linear.keys() >= node.users.keys()):
             continue
         closure = _closure(node)
-        if closure is None or meta.device.type != "cpu":
+        if closure is None or meta.device.type not in DEVICES:
             continue
         for one in closure:
             if one not in copies:
@@ -138,7 +139,7 @@ def _scaled(graph: fx.Graph, made: fx.Node, tangent: fx.Node, before: fx.Node) -
 
     factor = call("broadcast_in_dim", to(tangent, wide), made.meta["val"].shape, ())
     node = to(call("mul", to(made, wide), factor), made.meta["val"].dtype)
-    node.meta["val"] = made.meta["val"]
+    node.meta.update(val=made.meta["val"], ahead=True)
     return node
 
 

@@ -64,9 +64,9 @@ def handed(part: Reached) -> Handed:
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-    """A value and a tangent, if `node` is what `ahead.py` has made their product."""
+    """A value and a tangent, if `node` is their product that `ahead.py` has made. (Any other value may be somebody else's.)"""
     product = _unconverted(node)
-    if product.target is not PRIMS["mul"]:
+    if "ahead" not in node.meta or product.target is not PRIMS["mul"]:
         return None, None
     wide, factor = product.args
     if not isinstance(factor, fx.Node) or factor.target is not PRIMS["broadcast_in_dim"] or not isinstance(wide, fx.Node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 import magneto
 from magneto.aot_autograd import ahead
+from magneto.backends import pipeline
 from magneto.base.events import counters
 from magneto.base.flags import config
 
@@ -153,14 +155,41 @@ def test_gradients_add_up_and_are_the_users(made: Made) -> None:
     close(x.grad, wanted)
 
 
-def test_autograd_takes_what_the_forward_has_made(made: Made) -> None:
-    """Without a copy, and nobody else keeps it."""
+def test_autograd_takes_what_the_forward_has_made(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a copy, and backward computes nothing but the product."""
     fn, x, wanted = made
     addresses: list[int] = []
-    x.register_hook(lambda g: addresses.append(g.data_ptr()))
-    fn(x).backward()
-    assert x.grad is not None and x.grad.data_ptr() == addresses[0] and x.grad.untyped_storage().nbytes() == x.nbytes
-    close(x.grad, wanted)
+    original = pipeline.plan_training
+
+    def plan_training(joint: Any, cut: Any, forward: Callable[..., Any], compile_backward: Any, *rest: Any, **named: Any) -> Any:
+        def noted(*inputs: Any) -> Any:
+            out = forward(*inputs)
+            addresses.append(out[-1].data_ptr())
+            return out
+
+        return original(joint, cut, noted, None, *rest, **named)
+
+    monkeypatch.setattr(pipeline, "plan_training", plan_training)
+    for factor in (1.0, 3.0):
+        x.grad = None
+        (factor * fn(x)).backward()
+        assert x.grad is not None and x.grad.data_ptr() == addresses[-1]
+        close(x.grad, factor * wanted)
+
+
+def test_a_result_beside_it_has_memory_of_its_own() -> None:
+    """Though it is the same number."""
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x.detach().exp()
+        return (h * x).sum(), h * 1.0
+
+    x = logits()
+    loss, h = magneto.optimize()(model)(x)
+    (3 * loss).backward()
+    torch.testing.assert_close(h, x.detach().exp())
+    close(x.grad, 3 * x.detach().exp())
+    assert counters()["gradients_ahead"] == 1
 
 
 def test_hooks_for_saved_tensors(made: Made) -> None:

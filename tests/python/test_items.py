@@ -341,3 +341,29 @@ def test_a_number_that_is_needed_breaks_where_it_is_asked():
     same(fn, compiled, X)
     assert ["Tensor.item" in str(reason) for reason in magneto.stats()["break_reasons"]] == [True]
     same(fn, compiled, X - 5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_checks_of_torch_are_assumed(backend):
+    """`torch._check` and its like on what depends on data (transformers asks whether numbers of tokens agree)."""
+
+    def fn(x):
+        y = x * 2
+        torch._check_tensor_all_with(ValueError, y > 0, lambda: "not positive")
+        torch._check_tensor_all(y < 100)
+        torch._check((y.sum() < 50).item(), lambda: f"large {x[0].item()}")
+        torch._check_index(x.dim() == 1)
+        return y + 1
+
+    compiled = magneto.optimize(backend)(fn)
+    good = torch.full((4,), 3.0)
+    assert torch.equal(compiled(good), fn(good)) and torch.equal(compiled(good), fn(good))
+    assert (magneto.stats()["graphs"], magneto.stats()["breaks"]) == (1, 0)
+    for x in (torch.full((4,), -1.0), good, torch.full((4,), 70.0), torch.full((4,), 20.0), torch.full((4, 4), 0.1), good):
+        found = []
+        for f in (fn, compiled):
+            try:
+                found.append(str(f(x)))
+            except Exception as error:
+                found.append(f"{type(error).__name__} {error}")
+        assert found[0] == found[1]

@@ -19,7 +19,7 @@ from magneto.dynamo.trackers.context import tracked_autocast
 from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.iterator import iterate
-from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.rules_tensor import METHODS
 from magneto.dynamo.trackers.size import SizeTracker
@@ -85,9 +85,44 @@ def random_state(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
     m.graph_break("B101", callee="a function of torch.random", reason="it reads or sets the state of the random stream")
 
 
-@rule((torch._check, torch._check_value, torch._check_index, torch._check_type, torch._check_not_implemented), ConstTracker)
-def check(m: Machine, condition: ConstTracker, message: Tracker | None = None) -> Any:
-    return None if condition.read() is True else NotImplemented
+def _checked(fn: Any, error: type[Exception]) -> None:
+    @rule(fn)
+    def check(m: Machine, condition: Tracker, message: Tracker | None = None) -> Any:
+        const = condition.try_const()
+        if const is not None:
+            return None if const.value is True else NotImplemented
+        return m.call(held(m, torch._check_with, "torch._check_with"), (held(m, error, error.__name__), condition, message or m.const(None)), {})
+
+
+for _fn, _error in (
+    (torch._check, RuntimeError),
+    (torch._check_value, ValueError),
+    (torch._check_index, IndexError),
+    (torch._check_type, TypeError),
+    (torch._check_not_implemented, NotImplementedError),
+):
+    _checked(_fn, _error)
+
+
+def _expected(value: bool) -> bool:
+    return value
+
+
+def expecting(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:
+    """What torch's checks ask for their condition, found without importing its module: for a bool, the bool."""
+    if obj.__name__ != "expect_true" or obj.__module__ != "torch.fx.experimental.symbolic_shapes":
+        return None
+    if not isinstance(source, Held):
+        m.guard(Kind.ID_IS, source, obj)
+    return BuiltinTracker(_expected, source)
+
+
+@rule(_expected)
+def expected(m: Machine, value: Tracker) -> Any:
+    return value if value.python_type() is bool else NotImplemented
+
+
+FUNCTION_BUILDERS.append(expecting)
 
 
 def _always(value: Any, *fns: Any) -> None:

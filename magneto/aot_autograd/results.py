@@ -73,14 +73,19 @@ class Collector:
         if alone and whole and view.meta.dtype == root.meta.dtype and _made(value, view) not in ("among", "silent"):
             return Result(self._result(view, value))
         base = self._base_on(address)
-        if view is root and root not in self._index_of and (base is None or value is base):
+        if base is not None and self.mode.view_for(base) is not root:
+            root = self.mode.view_for(base)  # all of the memory in another shape, which autograd knows as no view
+            steps = view.chain(root)[1]
+        if view is root and (value is base or (base is None and root not in self._index_of)):
             return Result(self._result(root, base))
         _check_history(value)
-        return self._alias(Result(self._result(root, base)), steps, value, number)
+        return self._alias(Result(self._result(root, base)), steps, value, number, root.storage.keep if root.parent is None else base)
 
-    def _alias(self, base: Result | Input, steps: tuple[ViewStep, ...], value: torch.Tensor, number: int) -> Alias:
+    def _alias(
+        self, base: Result | Input, steps: tuple[ViewStep, ...], value: torch.Tensor, number: int, of: torch.Tensor | None = None
+    ) -> Alias:
         its_view = isinstance(base, Input) and value._base is self.tensors[base.index]  # requires grad as it does, in no_grad too
-        return Alias(base, steps, not value.requires_grad and not its_view, _made(value, self.mode.view_for(value)), number)
+        return Alias(base, steps, not value.requires_grad and not its_view, _made(value, self.mode.view_for(value), of), number)
 
     def _base_on(self, address: int) -> torch.Tensor | None:
         """The tensor on this memory through which gradients of all outputs on it flow; None when none of them requires grad."""
@@ -92,8 +97,16 @@ class Collector:
         if len(bases) > 1:
             raise Refusal("outputs that share memory but not their history")
         for base in bases.values():
-            if self.mode.view_for(base).parent is not None:
-                raise Refusal("outputs that share memory in a way autograd does not know")
+            above = self.mode.view_for(base)
+            if above.parent is not None:
+                of = [self.mode.view_for(value) for value in self._values if value.untyped_storage()._cdata == address]
+                whole = (
+                    above.meta.is_dense()
+                    and above.meta.numel == above.chain()[0].meta.numel
+                    and above.meta.dtype == above.chain()[0].meta.dtype
+                )
+                if not whole or any(view.chain(above)[0] is not above for view in of):
+                    raise Refusal("outputs that share memory in a way autograd does not know")
             return base
         return None
 
@@ -157,10 +170,10 @@ class Collector:
                 raise Refusal("an input whose shape, strides or memory change in place")
 
 
-def _made(value: torch.Tensor, view: View) -> str:
+def _made(value: torch.Tensor, view: View, base: torch.Tensor | None = None) -> str:
     """`Alias.made`. Whether two tensors have one version counter shows when one is written."""
     autograd: Any = torch._C._autograd
-    base = view.storage.keep
+    base = view.storage.keep if base is None else base
     if value.is_inference() or base.is_inference():
         return ""
     if value._is_view():

@@ -32,11 +32,11 @@ class View:
     version: int = 0
     input_index: int = -1
 
-    def chain(self) -> tuple[View, tuple[ViewStep, ...]]:
-        """The root, and the steps from it to this view."""
+    def chain(self, above: View | None = None) -> tuple[View, tuple[ViewStep, ...]]:
+        """The root, or `above` where that lies on the way, and the steps from it to this view."""
         steps: list[ViewStep] = []
         view = self
-        while view.parent is not None:
+        while view.parent is not None and view is not above:
             assert view.step is not None
             steps.append(view.step)
             view = view.parent

@@ -333,3 +333,41 @@ def test_pieces_that_are_no_views_for_autograd_share_memory(backend: str) -> Non
 
     assert seen(magneto.optimize(backend)(_pieces)) == seen(_pieces)
     torch.testing.assert_close(trained(magneto.optimize(backend)(gates)), trained(gates))
+
+
+def _of_a_product(x: torch.Tensor, w: torch.Tensor) -> list[Any]:
+    """A linear layer without bias answers with its product's memory in another shape, which autograd does not know as a view."""
+    y = torch.nn.functional.linear(x, w)
+    z = torch.nn.functional.linear(x + 1, w)
+    return [[y, y[:, 0]], [z[:, -2:], z.transpose(0, 1), z.detach()]]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_product_in_another_shape_and_views_of_it(backend: str, order: tuple[int, int]) -> None:
+    def fn(x, w):
+        groups = _of_a_product(x, w)
+        return tuple(group[i % len(group)] for group in groups for i in (*order, 2))
+
+    compiled = magneto.optimize(backend)(fn)
+    torch.manual_seed(0)
+    for _ in range(3):
+        x, w = torch.randn(2, 3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+        plain, ours = fn(x, w), compiled(x, w)
+        for a, b in zip(ours, plain, strict=True):
+            torch.testing.assert_close(a, b)
+            assert (a.stride(), a.requires_grad, a._is_view()) == (b.stride(), b.requires_grad, b._is_view())
+        assert [[a.data_ptr() == b.data_ptr() for b in ours] for a in ours] == [
+            [a.data_ptr() == b.data_ptr() for b in plain] for a in plain
+        ]
+        losses = [sum((t.sin() * (n + 1)).sum() for n, t in enumerate(got)) for got in (ours, plain)]
+        for a, b in zip(*(torch.autograd.grad(loss, (x, w)) for loss in losses), strict=True):
+            torch.testing.assert_close(a, b)
+        for got in (ours, plain):
+            with torch.no_grad():
+                got[0].mul_(2)
+            got[3].add_(1)
+        for a, b in zip(ours, plain, strict=True):
+            torch.testing.assert_close(a, b)
+            assert a._version == b._version
+    assert magneto.stats()["fallbacks"] == 0

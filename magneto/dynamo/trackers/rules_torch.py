@@ -91,7 +91,9 @@ def _checked(fn: Any, error: type[Exception]) -> None:
         const = condition.try_const()
         if const is not None:
             return None if const.value is True else NotImplemented
-        return m.call(held(m, torch._check_with, "torch._check_with"), (held(m, error, error.__name__), condition, message or m.const(None)), {})
+        return m.call(
+            held(m, torch._check_with, "torch._check_with"), (held(m, error, error.__name__), condition, message or m.const(None)), {}
+        )
 
 
 for _fn, _error in (

@@ -96,14 +96,14 @@ def _checked(fn: Any, error: type[Exception]) -> None:
         )
 
 
-for _fn, _error in (
+for _ask, _error in (
     (torch._check, RuntimeError),
     (torch._check_value, ValueError),
     (torch._check_index, IndexError),
     (torch._check_type, TypeError),
     (torch._check_not_implemented, NotImplementedError),
 ):
-    _checked(_fn, _error)
+    _checked(_ask, _error)
 
 
 def _expected(value: bool) -> bool:

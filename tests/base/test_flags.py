@@ -29,13 +29,7 @@ def test_each_row_is_sound(flag: Flag):
 
 @pytest.mark.parametrize(
     ("name", "text", "value"),
-    [
-        ("log", "3", 3),
-        ("trace", "1", True),
-        ("trace", "off", False),
-        ("dump", "out", "out"),
-        ("compile_timeout", "5", 5.0),
-    ],
+    [("log", "3", 3), ("trace", "1", True), ("trace", "off", False), ("dump", "out", "out"), ("compile_timeout", "5", 5.0)],
 )
 def test_environment(name, text, value):
     assert getattr(Config({f"MAGNETO_{name.upper()}": text}), name) == value
@@ -65,11 +59,7 @@ def test_empty_variable_is_the_default():
 
 
 def test_unknown_names_raise_with_a_suggestion():
-    for use in (
-        lambda: config.recompile_limt,
-        lambda: setattr(config, "recompile_limt", 3),
-        lambda: config.patch(recompile_limt=3),
-    ):
+    for use in (lambda: config.recompile_limt, lambda: setattr(config, "recompile_limt", 3), lambda: config.patch(recompile_limt=3)):
         with pytest.raises(UserError, match="did you mean 'recompile_limit'"):
             use()
     assert not hasattr(config, "recompile_limt")

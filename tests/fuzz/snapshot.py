@@ -115,16 +115,7 @@ class Walker:
             leaf, node = t.is_leaf, type(t.grad_fn).__name__
         except RuntimeError as error:  # a view whose base was written in a way that autograd forbids
             leaf, node = False, str(error)
-        facts: list[Any] = [
-            tuple(t.shape),
-            t.stride(),
-            t.storage_offset(),
-            str(t.dtype),
-            t.requires_grad,
-            leaf,
-            t.is_inference(),
-            storage,
-        ]
+        facts: list[Any] = [tuple(t.shape), t.stride(), t.storage_offset(), str(t.dtype), t.requires_grad, leaf, t.is_inference(), storage]
         if self.tolerance == 0.0:
             facts += [version, node]
         fields = [(name, self.of(value)) for name, value in t.__dict__.items()]

@@ -46,10 +46,7 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         "def main(x):\n    with torch.no_grad():\n        random.random()\n    with torch.no_grad():\n        m -= m",
         (CALL, CALL),
     ),
-    "detach_ of a view raises": (
-        "def main(x):\n    x.detach_()\n    return x + 1",
-        (CALL, "x = x.t()", CALL, "x = x.clone()", CALL),
-    ),
+    "detach_ of a view raises": ("def main(x):\n    x.detach_()\n    return x + 1", (CALL, "x = x.t()", CALL, "x = x.clone()", CALL)),
     "copies of a tensor count their versions from 1, a deep copy begins where the tensor does": (
         "def main(x):\n    items[0] = copy.copy(x.sum())\n    box.t = copy.deepcopy(x[1])\n    return copy.deepcopy(x)",
         (CALL, CALL, "x = x.t()", CALL),
@@ -165,10 +162,7 @@ FOUND: dict[str, tuple[str, tuple[str, ...]]] = {
         "def main(x):\n    with torch.no_grad():\n        if not items:\n            items.append(net.weight[0])\n        items[0].add_(1)\n    return items[0]",
         ("items = []", CALL, CALL),
     ),
-    "backward in inference mode": (
-        "def main(x):\n    with torch.inference_mode():\n        net(x).sum().backward()",
-        (CALL, CALL),
-    ),
+    "backward in inference mode": ("def main(x):\n    with torch.inference_mode():\n        net(x).sum().backward()", (CALL, CALL)),
 }
 
 

@@ -170,13 +170,7 @@ def among(b: Building, other: str) -> fx.Node:
             return b.call(torch.add, meta(64), x, x)
 
 
-KINDS = (
-    "a draw of another kind",
-    "nothing stays",
-    "attention with dropout",
-    "an operation of others",
-    "a function",
-)
+KINDS = ("a draw of another kind", "nothing stays", "attention with dropout", "an operation of others", "a function")
 
 
 @pytest.mark.parametrize("other", KINDS)

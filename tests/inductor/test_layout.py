@@ -107,10 +107,7 @@ def test_random_numbers_are_drawn_in_eagers_order() -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("conv", "shape"),
-    [(F.conv1d, (2, 3, 40)), (F.conv3d, (1, 3, 12, 12, 12))],
-)
+@pytest.mark.parametrize(("conv", "shape"), [(F.conv1d, (2, 3, 40)), (F.conv3d, (1, 3, 12, 12, 12))])
 def test_other_ranks_are_not_touched_for_little(conv: Any, shape: tuple[int, ...]) -> None:
     weight = torch.randn(16, 3, *(3,) * (len(shape) - 2))
     graph = traced(lambda x, w: F.relu(conv(x, w)), torch.randn(shape), weight)

@@ -26,6 +26,12 @@ def scenario(fn):
     return fn
 
 
+def called(f, log, times):
+    for _ in range(times):
+        log.append(f(X))
+    return f
+
+
 def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -52,9 +58,7 @@ def add_module_inside(wrap, log):
             return self.extra(self.a(x))
 
     m = A()
-    f = wrap(m)
-    for _ in range(3):
-        log.append(f(X))
+    f = called(wrap(m), log, 3)
     log.append(dict(m.named_buffers()))
     log.append([n for n, _ in m.named_modules()])
 
@@ -70,9 +74,7 @@ def set_submodule_inside(wrap, log):
             return y + self.d(x)
 
     m = A()
-    f = wrap(m)
-    for _ in range(3):
-        log.append(f(X))
+    f = called(wrap(m), log, 3)
     log.append([n for n, _ in m.named_modules(remove_duplicate=False)])
 
 
@@ -87,9 +89,7 @@ def register_parameter_inside(wrap, log):
             return self.a(x) * self.w * self.v
 
     m = A()
-    f = wrap(m)
-    for _ in range(3):
-        log.append(f(X))
+    f = called(wrap(m), log, 3)
     log.append(dict(m.named_parameters()))
 
 
@@ -108,9 +108,7 @@ def del_inside(wrap, log):
             return y
 
     m = A()
-    f = wrap(m)
-    for _ in range(3):
-        log.append(f(X))
+    f = called(wrap(m), log, 3)
     log.append([n for n, _ in m.named_modules()])
     log.append(list(m.state_dict()))
 
@@ -128,9 +126,7 @@ def traversals(wrap, log):
             return (self.a(x) * s + n, k, q, b, len(list(self.modules())), [n for n, _ in self.named_children()])
 
     m = A()
-    f = wrap(m)
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(m), log, 2)
     m.add_module("z", nn.Linear(4, 4))
     torch.nn.init.ones_(m.z.weight)
     for _ in range(2):
@@ -147,9 +143,7 @@ def state_dict_inside(wrap, log):
             return (self.a(x) + y, list(sd))
 
     m = A()
-    f = wrap(m)
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(m), log, 2)
 
 
 @scenario
@@ -163,9 +157,7 @@ def load_state_dict_inside(wrap, log):
             return (self.a(x) + y, str(r))
 
     m = A()
-    f = wrap(m)
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(m), log, 2)
 
 
 @scenario
@@ -194,9 +186,7 @@ def apply_inside(wrap, log):
             return (self.a(x), seen)
 
     m = A()
-    f = wrap(m)
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(m), log, 2)
 
 
 @scenario
@@ -208,9 +198,7 @@ def to_inside(wrap, log):
             return self.a(x.double())
 
     m = A()
-    f = wrap(m)
-    for _ in range(3):
-        log.append(f(X))
+    f = called(wrap(m), log, 3)
     m.float()
     log.append(f(X))
 
@@ -419,9 +407,7 @@ def shared_recursive(wrap, log):
             return self.ref[0](self.l(x), d - 1)
 
     m = Rec()
-    f = wrap(m)
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(m), log, 2)
     shared = nn.Linear(4, 4)
     nn.init.ones_(shared.weight)
     nn.init.ones_(shared.bias)
@@ -536,9 +522,7 @@ def getattr_overrides(wrap, log):
         def forward(self, x):
             return self.a(x) * self.zz
 
-    f = wrap(G())
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(G()), log, 2)
 
 
 @scenario
@@ -639,9 +623,7 @@ def script_traced(wrap, log):
         def forward(self, x):
             return self.t(self.s(self.a(x))) + 1
 
-    f = wrap(A())
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(A()), log, 2)
     f = wrap(s)
     log.append(f(X))
     f = wrap(t)
@@ -667,9 +649,7 @@ def graphmodules(wrap, log):
         def forward(self, x):
             return self.g(self.a(x)) + 1
 
-    f = wrap(A())
-    for _ in range(2):
-        log.append(f(X))
+    f = called(wrap(A()), log, 2)
     f = wrap(g)
     log.append(f(X))
     g.graph.lint()
@@ -697,9 +677,7 @@ def quantised(wrap, log):
 @scenario
 def dp(wrap, log):
     m = nn.DataParallel(net())
-    f = wrap(m)
-    log.append(f(X))
-    log.append(f(X))
+    f = called(wrap(m), log, 2)
     log.append(list(f.state_dict()))
 
 
@@ -710,9 +688,7 @@ def nested_opt(wrap, log):
     def fn(x):
         return inner(x + 1) * 2
 
-    f = wrap(fn)
-    log.append(f(X))
-    log.append(f(X))
+    f = called(wrap(fn), log, 2)
 
     class A(nn.Module):
         def __init__(self):

@@ -80,8 +80,7 @@ def test_maxima_without_indices_are_no_library_call(indices: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "loops"),
-    [(([2, 2],), True), (([3, 3], [1, 1], [1, 1]), True), (([5, 5],), False), (([3, 3], [2, 2], [0, 0], True), False)],
+    ("args", "loops"), [(([2, 2],), True), (([3, 3], [1, 1], [1, 1]), True), (([5, 5],), False), (([3, 3], [2, 2], [0, 0], True), False)]
 )
 def test_large_windows_and_odd_divisors_stay_library_calls(args: tuple[Any, ...], loops: bool) -> None:
     r = Recorder(images()[0])

@@ -16,13 +16,7 @@ from torch.overrides import get_ignored_functions, get_overridable_functions
 import magneto
 
 F = torch.nn.functional
-NAMESPACES: dict[str, Any] = {
-    "torch": torch,
-    "nn.functional": F,
-    "linalg": torch.linalg,
-    "fft": torch.fft,
-    "special": torch.special,
-}
+NAMESPACES: dict[str, Any] = {"torch": torch, "nn.functional": F, "linalg": torch.linalg, "fft": torch.fft, "special": torch.special}
 
 
 @functools.cache

@@ -553,14 +553,7 @@ def _on_the_stack_at_a_break(obj):
 
 @pytest.mark.parametrize("kind", [Held, Mortal])
 @pytest.mark.parametrize(
-    "fn",
-    [
-        _in_a_cycle,
-        _in_an_object_that_knows_itself,
-        _in_a_generator_of_a_closure,
-        _in_a_recursive_function,
-        _on_the_stack_at_a_break,
-    ],
+    "fn", [_in_a_cycle, _in_an_object_that_knows_itself, _in_a_generator_of_a_closure, _in_a_recursive_function, _on_the_stack_at_a_break]
 )
 def test_a_capture_lets_go_of_the_objects_of_its_call(fn: Callable[..., Any], kind: type) -> None:
     """At once, not at the next collection of garbage."""

@@ -255,25 +255,8 @@ def gradients_kept_on_the_module(seen: list[Any]) -> nn.Module:
     return n
 
 
-def whole_step(n: nn.Module, backend: str | None) -> Callable[[torch.Tensor], Any]:
+def stepping(n: nn.Module, forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
     o = torch.optim.SGD(n.parameters(), 0.1, momentum=0.9)
-
-    def step(x: torch.Tensor) -> Any:
-        o.zero_grad()
-        loss = n(x).pow(2).sum()
-        try:
-            loss.backward()
-        except (ValueError, RuntimeError) as error:
-            return torch.tensor(len(str(error)) + 0.5 * torch.is_grad_enabled())
-        o.step()
-        return loss
-
-    return magneto.optimize(backend)(step) if backend else step
-
-
-def only_forward(n: nn.Module, backend: str | None) -> Callable[[torch.Tensor], Any]:
-    o = torch.optim.SGD(n.parameters(), 0.1, momentum=0.9)
-    forward = magneto.optimize(backend)(n) if backend else n
 
     def step(x: torch.Tensor) -> Any:
         o.zero_grad()
@@ -286,6 +269,14 @@ def only_forward(n: nn.Module, backend: str | None) -> Callable[[torch.Tensor], 
         return loss
 
     return step
+
+
+def whole_step(n: nn.Module, backend: str | None) -> Callable[[torch.Tensor], Any]:
+    return magneto.optimize(backend)(stepping(n, n)) if backend else stepping(n, n)
+
+
+def only_forward(n: nn.Module, backend: str | None) -> Callable[[torch.Tensor], Any]:
+    return stepping(n, magneto.optimize(backend)(n) if backend else n)
 
 
 def run(p: Program, kind: Any, backend: str | None) -> list[Any]:

@@ -297,12 +297,7 @@ def test_program(program: Program) -> None:
     check(program)
 
 
-DATA = {
-    "nothing": -X.abs() - 1,
-    "one": torch.cat([X[:1].abs() + 1, -X[1:].abs() - 1]),
-    "some": X,
-    "all": X.abs() + 1,
-}
+DATA = {"nothing": -X.abs() - 1, "one": torch.cat([X[:1].abs() + 1, -X[1:].abs() - 1]), "some": X, "all": X.abs() + 1}
 ONE_GRAPH = [program for program in programs if program.graphs == 1 and len(program.args) == 1 and program.args[0].is_floating_point()]
 
 

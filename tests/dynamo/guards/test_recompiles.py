@@ -89,12 +89,7 @@ CALLS = {
     "size": ({}, {"x": torch.ones(5, 4)}, "ARGUMENTS", ("x", "x has size 3 in dimension 0", "it has size 5 in dimension 0")),
     "rank": ({}, {"x": torch.ones(4)}, "ARGUMENTS", ("x", "x has 2 dimensions", "it has 1 dimensions")),
     "stride": ({}, {"x": torch.ones(4, 3).t()}, "ARGUMENTS", ("x", "x has strides (4, 1)", "it has strides (1, 3)")),
-    "requires_grad": (
-        {},
-        {"x": X.clone().requires_grad_()},
-        "ARGUMENTS",
-        ("x", "x has requires_grad False", "it has requires_grad True"),
-    ),
+    "requires_grad": ({}, {"x": X.clone().requires_grad_()}, "ARGUMENTS", ("x", "x has requires_grad False", "it has requires_grad True")),
     "int": ({}, {"n": 5}, "NUMBER", ("n", "n == 2", "it is 5")),
     "string": ({}, {"s": "abd"}, "TEXT", ("s", "s == 'abc'", "it is 'abd'")),
     "list length": ({"items": [1, 2]}, {"items": [1, 2, 3]}, "ITEMS", ("items", "len(items) == 2", "the length is 3")),

@@ -336,10 +336,7 @@ def grad_mode():
     return (
         lambda x: ((x * w).requires_grad, torch.is_grad_enabled()),
         (X,),
-        [
-            lambda: modes.append(torch.is_grad_enabled()) or torch._C._set_grad_enabled(False),
-            lambda: torch._C._set_grad_enabled(True),
-        ],
+        [lambda: modes.append(torch.is_grad_enabled()) or torch._C._set_grad_enabled(False), lambda: torch._C._set_grad_enabled(True)],
     )
 
 
@@ -357,10 +354,7 @@ def a_setting_of_torch_backends():
     return (
         lambda x: x * 2 if torch.backends.cudnn.benchmark else x * 3,
         (X,),
-        [
-            lambda: setattr(torch.backends.cudnn, "benchmark", True),
-            lambda: setattr(torch.backends.cudnn, "benchmark", False),
-        ],
+        [lambda: setattr(torch.backends.cudnn, "benchmark", True), lambda: setattr(torch.backends.cudnn, "benchmark", False)],
     )
 
 

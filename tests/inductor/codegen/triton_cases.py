@@ -585,14 +585,7 @@ def _products_of_floats(g: Graph) -> None:
     """In full: one with bias and residual, whose terms end within a block; one with nothing behind it."""
     x, w, y = g.input(torch.randn(70, 72)), g.input(torch.randn(80, 72) * 0.2), g.input(torch.randn(3, 66, 70))
     first = g.call(torch.ops.aten.addmm.default, g.input(torch.randn(80)), x, g.transpose(w, (1, 0)))
-    g.output(
-        g.add(g.tanh(first), g.input(torch.randn(70, 80))),
-        g.call(
-            torch.ops.aten.bmm.default,
-            y,
-            g.input(torch.randn(3, 70, 64)),
-        ),
-    )
+    g.output(g.add(g.tanh(first), g.input(torch.randn(70, 80))), g.call(torch.ops.aten.bmm.default, y, g.input(torch.randn(3, 70, 64))))
 
 
 @product("a product of what a gelu makes", 32, 32, 32, 4, 3, 0, 0, 1, 1)

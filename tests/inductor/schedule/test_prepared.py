@@ -168,13 +168,7 @@ def counting_plan(fn: Callable[[torch.Tensor], torch.Tensor]) -> _C.Plan:
     """w -> (fn(w), computed when w has changed) + 1"""
     one = torch.ones(1)
     return _C.Plan(
-        (
-            ("CONST", 3, one),
-            ("KEEP", 2, (0,), (16,), (1,)),
-            ("CALL", 1, fn, (0,), ()),
-            ("KEPT",),
-            ("CALL", 2, torch.add, (1, 3), ()),
-        ),
+        (("CONST", 3, one), ("KEEP", 2, (0,), (16,), (1,)), ("CALL", 1, fn, (0,), ()), ("KEPT",), ("CALL", 2, torch.add, (1, 3), ())),
         4,
         1,
         (2,),

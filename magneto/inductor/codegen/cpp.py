@@ -388,6 +388,7 @@ class Writer:
     def store(self, member: Member, target: str = "") -> str:
         """The statement that writes a member's value at the point of the innermost scope. `target`: where to, instead of its buffer."""
         body, dtype = member.body, member.buffer.dtype
+        exact = self.exact(member)
         if isinstance(body, Op) and body.name == "convert_element_type" and body.dtype is dtype and dtype in HALVES:
             value = convert(self.emitter.emit(body.args[0]), body.args[0].dtype, torch.float32)  # rounded once, on its way to memory
         else:
@@ -396,7 +397,13 @@ class Writer:
             return f"{target} = {value};"
         if not target:
             target = f"{self.pointers[member.name]}[{self.emitter.index(member.store, '', len(self.emitter.scopes) - 1)}]"
-        return f"{target} = {to_memory(value, dtype)};"
+        return f"{target} = {f'mg_cut_bf16({value})' if exact else to_memory(value, dtype)};"
+
+    def exact(self, member: Member) -> bool:
+        """Is a result in bfloat16 what bfloat16 holds, before it is converted?"""
+        body = member.body
+        rounding = isinstance(body, Op) and body.name == "convert_element_type" and body.args[0].dtype is torch.float32
+        return member.buffer.dtype is torch.bfloat16 is body.dtype and self.emitter.exact(body.args[0] if rounding else body)  # type: ignore[attr-defined]
 
     def streams(self, member: Member) -> bool:
         """Is a result so large that it should be written past the caches? (See cpp_fill.)"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -38,6 +39,9 @@ class Scope:
 ONE_PLUS = ("erf", "exp", "tanh")
 """Functions with a cheaper form of 1 + f(x) in float (cpp_preamble)."""
 
+CHOOSING = frozenset(("maximum", "minimum", "abs", "neg", "where"))
+"""Operations whose result has no more digits than what they are given."""
+
 Resolver = Callable[[Load], "tuple[str, int] | Value | None"]
 """How a load of a buffer computed in this kernel is answered: (expression, scope depth), the value to compute in its place, or None: memory."""
 
@@ -50,6 +54,7 @@ class Emitter:
         self.resolve = resolve
         self.scopes: list[Scope] = [Scope()]
         self.shared: frozenset[Value] = frozenset()  # functions of which more than one value is computed
+        self._exact: dict[Value, bool] = {}
         self.rounded: frozenset[Value] = frozenset()  # quotients by numbers of which only 16 bits are seen
         self.form = "f32"  # of functions: "half" where all results have 16 bits (cpp_preamble)
         self.maxima: Mapping[str, Value] = {}  # largest values of rows: what of
@@ -159,6 +164,13 @@ class Emitter:
         operand = value.args[-1].dtype
         if value.name == "exp" and value.dtype is torch.float32 and self._below_maximum(value.args[0]):
             return f"mg_exp_down_f32({args[0]})"
+        if (
+            value.name == "convert_element_type"
+            and value.dtype is torch.bfloat16
+            and operand is torch.float32
+            and self.exact(value.args[0])
+        ):
+            return args[0]
         if value in self.rounded and isinstance(divisor := value.args[1], Const):
             return f"{args[0]} * {literal(1 / divisor.value.real, torch.float32)}"
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
@@ -192,6 +204,26 @@ class Emitter:
         largest = self._inlined(value.args[1])
         of = self.maxima.get(largest.buffer) if isinstance(largest, Load) else None
         return of is not None and self._inlined(of) == self._inlined(value.args[0])
+
+    def exact(self, value: Value) -> bool:
+        """Does bfloat16 hold the value as it is? It need not be rounded."""
+        found = self._exact.get(value)
+        if found is None:
+            found = self._exact[value] = self._is_exact(value)
+        return found
+
+    def _is_exact(self, value: Value) -> bool:
+        value = self._inlined(value)
+        if isinstance(value, Const):
+            return value.value == 0 or not int.from_bytes(struct.pack("<f", value.value), "little") & 0xFFFF
+        if isinstance(value, Masked):
+            return self.exact(value.value) and self.exact(value.other)
+        if isinstance(value, Op) and value.name == "convert_element_type":
+            (source,) = value.args
+            return value.dtype is torch.bfloat16 or source.dtype is torch.bool or (source.dtype is torch.bfloat16 and self.exact(source))
+        if isinstance(value, Op):
+            return value.name in CHOOSING and all(map(self.exact, value.args[value.name == "where" :]))
+        return isinstance(value, Load) and value.dtype is torch.bfloat16
 
     def _normal(self, value: Op) -> tuple[Value, ...] | None:
         """(x,) for 0.5 * (1 + erf(x / sqrt 2)), the normal distribution; (y, x) for y * 0.5 * (1 + erf(x / sqrt 2))."""

@@ -145,7 +145,7 @@ class Fill:
             if load.dtype is torch.float16 and run and load.buffer not in writer.members and len(self.widened) < CONVERTED:
                 self.widened[load] = writer.emitter.fresh("h")
         for member in self.stores:
-            if member.buffer.dtype in HALVES and nest.runs(member.store) is not None:
+            if member.buffer.dtype in HALVES and nest.runs(member.store) is not None and not writer.exact(member):
                 self.narrowed[member.name] = writer.emitter.fresh("h")
 
     def _place(self, index: Expr, turn: int) -> str:
@@ -259,6 +259,9 @@ class Fill:
         many = size >= LANES_FROM or bool(self.writer.nest.any)
         if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and many:
             return self._lanes(name, first, last, size, scope, LANES, whole)
+        if size >= 2 * FEW_LANES and any(isinstance(fold, ArgFold) and fold.ordered for fold in self.folds):
+            if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds):
+                return self._lanes(name, first, last, size, scope, FEW_LANES, whole)
         if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
             twice = size >= 8 * FEW_LANES or (size > 4 * FEW_LANES and size % (2 * FEW_LANES) == 0)
             return self._lanes(name, first, last, size, scope, FEW_LANES << twice, whole)

@@ -20,9 +20,10 @@ from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, member_loa
 from magneto.symbolic import Cmp, Expr, add, coefficient, evaluate, substitute, walk
 from magneto.symbolic import Const as IntConst
 
-MOST = 4  # parts
-LONG = 16  # elements of each that lie side by side, at least
-SMALL = 512  # elements of each, at least
+MOST = 5  # parts
+LONG = 16  # elements of the largest that lie side by side, at least: of fewer no vectors are made
+SMALL = 512  # elements of the largest, at least
+BEGUN = 16  # operations of an element on its own, and of beginning a loop
 SPARED = 0.75  # of the work that is left, at most
 
 
@@ -32,24 +33,35 @@ def parts(kernel: FusedKernel, most: int = MOST) -> tuple[FusedKernel, ...]:
     if any_size() or kernel.cols or any(m.kind != POINT for m in kernel.members) or not any(map(_guarded, kernel.members)):
         return whole
     apart = cut_dims(kernel)
-    steps, work = main_terms(apart), _work(apart)
-    best: tuple[float, tuple[FusedKernel, ...]] | None = None
-    for dim in apart.rows:
-        ends = sorted({end for m in apart.members for end in _ends(m.body, dim) if 0 < end < dim.size})
+    cost, found = _best(apart, most)
+    return found if len(found) > 1 and cost <= SPARED * _cost(apart) else whole
+
+
+def _best(kernel: FusedKernel, most: int) -> tuple[float, tuple[FusedKernel, ...]]:
+    """The least work, and the parts that do it."""
+    best: tuple[float, tuple[FusedKernel, ...]] = _cost(kernel), (kernel,)
+    steps, points = main_terms(kernel), prod(d.size for d in kernel.rows)
+    for dim in kernel.rows if most > 1 else ():
+        ends = sorted({end for m in kernel.members for end in _ends(m.body, dim) if 0 < end < dim.size})
         sizes = [b - a for a, b in zip((0, *ends), (*ends, dim.size), strict=True)]
-        points = prod(d.size for d in apart.rows) // dim.size
-        if not 1 < len(sizes) <= most or min(sizes) * steps.get(dim.sym, 0) < LONG or min(sizes) * points < SMALL:
+        largest = max(sizes)
+        if not 1 < len(sizes) <= most or steps.get(dim.sym, 0) * largest < LONG or largest * points // dim.size < SMALL:
             continue
-        made = tuple(_part(apart, dim, a, n) for a, n in zip((0, *ends), sizes, strict=True))
-        left = sum(_work(part) * n for part, n in zip(made, sizes, strict=True)) / dim.size
-        if left <= SPARED * work and (best is None or left < best[0]):
-            best = left, made
-    if best is None:
-        return whole
-    found: list[FusedKernel] = []
-    for position, part in enumerate(best[1]):  # a second dimension
-        found += parts(part, most - len(found) - (len(best[1]) - position - 1))
-    return tuple(found)
+        made = [
+            _best(_part(kernel, dim, a, n), most - len(sizes) + 1 if n == largest else 1) for a, n in zip((0, *ends), sizes, strict=True)
+        ]
+        parts = tuple(part for _, found in made for part in found)
+        best = min(best, (sum(cost for cost, _ in made), parts), key=lambda found: found[0])
+    return best
+
+
+def _cost(kernel: FusedKernel) -> float:
+    """Of all elements, and of beginning with each run of them that lie side by side."""
+    run, steps = 1, main_terms(kernel)
+    for dim in sorted(kernel.rows, key=lambda d: steps.get(d.sym, 0)):
+        run *= dim.size if steps.get(dim.sym, 0) == run else 1
+    points = prod(d.size for d in kernel.rows)
+    return points * _work(kernel) + points / run * BEGUN
 
 
 def _guarded(member: object) -> bool:

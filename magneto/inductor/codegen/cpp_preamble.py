@@ -59,6 +59,7 @@ MG_INLINE f32 mg_load_bf16(u16 b) { return mg_bits_f32((i32)((u32)b << 16)); }
 MG_INLINE u32 mg_high_bf16(f32 f) { /* in the upper half */
     u32 u = (u32)mg_f32_bits(f), r = u + 0x7fffu + ((u >> 16) & 1u); return f != f ? 0x7fc00000u : r;
 }
+MG_INLINE u16 mg_cut_bf16(f32 f) { return (u16)((u32)mg_f32_bits(f) >> 16); } /* of what bfloat16 holds as it is */
 MG_INLINE u16 mg_store_bf16(f32 f) { return (u16)(mg_high_bf16(f) >> 16); }
 MG_INLINE f32 mg_round_bf16(f32 f) { /* NaN by integers, and as it is: behind a comparison of floats, or a constant, gcc makes branches of later ones, and no vectors */
     i32 u = mg_f32_bits(f); return mg_bits_f32((u & 0x7fffffff) > 0x7f800000 ? u : (i32)(((u32)u + 0x7fffu + (((u32)u >> 16) & 1u)) & 0xffff0000u));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -211,3 +212,38 @@ def test_quotients_that_are_rounded_at_once(dtype: torch.dtype) -> None:
     kept = magneto.optimize("inductor", nopython=True)(lambda x: (x.float() / 7).floor().to(dtype))
     assert torch.equal(kept(x).nan_to_num(), (x.float() / 7).floor().to(dtype).nan_to_num())
     assert "mg_div_by(" in "".join(magneto.inspect(kept).kernels)
+
+
+EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "clamp": lambda x: x.clamp(-1, 1.5),
+    "abs": lambda x: -x.abs(),
+    "where": lambda x: torch.where(x > 1, x, 0.5),
+    "turned": lambda x: x.view(256, 256).t().contiguous(),
+    "parts": lambda x: torch.cat([x.view(256, 256), -x.view(256, 256).flip(1)], 1),
+    "largest": lambda x: torch.maximum(x, x.flip(0)).minimum(x.new_ones(())),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_bfloat16_holds_is_not_rounded(name: str) -> None:
+    """Every number, to the bit but for which NaN it is."""
+    x = everything().view(torch.bfloat16)
+    call = magneto.optimize("inductor", nopython=True)(EXACT[name])
+    ours, eager = call(x), EXACT[name](x)
+    assert ours.isnan().equal(eager.isnan()) and ours.stride() == eager.stride()
+    assert torch.where(ours.isnan(), 0, ours.view(torch.int16)).equal(torch.where(eager.isnan(), 0, eager.view(torch.int16)))
+    text = "".join(magneto.inspect(call).kernels)
+    assert "mg_cut_bf16(" in text and "mg_narrow_bf16(" not in text and "mg_round_bf16(" not in text
+
+
+def test_what_bfloat16_does_not_hold_is_rounded() -> None:
+    x = everything().view(torch.bfloat16)
+    for function in (
+        lambda x: x.clamp(-0.1, 0.1) + 1,
+        lambda x: torch.where(x > 1, x, x.float() * 1.1).bfloat16(),
+        lambda x: x.float().clamp(max=0.3).bfloat16(),
+    ):
+        call = magneto.optimize("inductor", nopython=True)(function)
+        torch.testing.assert_close(call(x), function(x), rtol=0, atol=0, equal_nan=True)
+        assert "mg_cut_bf16(" not in "".join(magneto.inspect(call).kernels)

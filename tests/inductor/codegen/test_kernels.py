@@ -371,3 +371,19 @@ def test_rows_of_few_elements_under_a_condition(last: int) -> None:
             lambda x: torch.cat([x, x], 2) + 1,
         ):
             assert torch.equal(magneto.compile(program)(x), program(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("size", [31, 32, 33, 47, 100, 255])
+def test_places_in_short_rows(size: int, dtype: torch.dtype) -> None:
+    """The first of equal ones, NaN before all."""
+    torch.manual_seed(size)
+    x = torch.randint(0, 12, (40, size)).to(dtype)
+    if dtype.is_floating_point:
+        x[::3, size // 2] = torch.nan
+        x[::5, size - 1] = torch.nan
+        x[1] = -torch.inf
+    call = magneto.compile(lambda x: (x.argmax(1), x.argmin(1), x.amax(1)), fullgraph=True)
+    for ours, eager in zip(call(x), (x.argmax(1), x.argmin(1), x.amax(1)), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
+    assert ("s[16]" in "".join(magneto.inspect(call).kernels)) == (size >= 32)

@@ -43,6 +43,9 @@ PROGRAMS: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {
     "bytes": (lambda x, y: torch.cat([x + 1, y], 1), (torch.randint(9, (50, 40)).byte(), torch.randint(9, (50, 60)).byte()), 2),
     "odd": (lambda x, y: torch.cat([x, y], -1) * 2, (R(64, 37).bfloat16(), R(64, 99).bfloat16()), 2),
     "padded": (lambda x: F.pad(x.tanh(), (64, 64)), (R(40, 64),), 3),
+    "images": (lambda x: F.pad(x, (1, 1, 1, 1)), (R(2, 32, 28, 28).bfloat16(),), 5),
+    "a column more": (lambda x, y: torch.cat([x, y], 1), (R(64, 100).half(), R(64, 1).half()), 2),
+    "masks": (lambda x: F.pad(x, (2, 2)), (R(4, 128, 60) > 0,), 3),
     "of whole batches": (lambda x, y: torch.cat([x * 2, y.sin(), x.cos()]), (R(64, 10), R(300, 10)), 3),
     "stacked": (lambda x, y: torch.stack([x.sin(), y.cos()]), (R(640, 64), R(640, 64)), 2),
     "in two dimensions": (lambda x, y: torch.cat([torch.cat([x.sin(), y], 1), torch.cat([y, x.cos()], 1)]), (R(32, 64), R(32, 64)), 4),
@@ -66,8 +69,8 @@ def test_parts_have_loops_of_their_own(name: str) -> None:
 
 
 def test_short_parts_stay_one_loop() -> None:
-    """A column more, and what is side by side in few places."""
-    assert " ? " in run(lambda x, y: torch.cat([x.sin(), y], 1), R(64, 100), R(64, 1))
+    """What is side by side in few places."""
+    assert " ? " in run(lambda x, y: torch.stack([x.sin(), y, y + 1], 2), R(64, 100), R(64, 100))
 
 
 def test_results_in_the_memory_of_inputs() -> None:

@@ -440,6 +440,9 @@ def _lift_fresh(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: 
 def _lift_fresh_view(mode: FunctionalMode, func: Any, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if facts.name == "aten.lift_fresh.default":
         return _lift_fresh(mode, func, args, kwargs)
+    if isinstance(args[0], complex) and facts.name == "aten._conj.default":  # formulas of autograd conjugate the program's complex numbers
+        full = torch.ops.aten.full.default
+        return mode.pure(full, facts_of(full), ([], args[0].conjugate()), {"dtype": torch.complex128, "device": torch.device("cpu")})
     return mode.view(func, facts, args, kwargs)
 
 

@@ -599,3 +599,32 @@ def test_no_collection_while_a_backward_is_compiled(monkeypatch):
     x = torch.randn(4, requires_grad=True)
     magneto.optimize("inductor")(lambda x: x.sin().sum())(x).backward()
     assert seen == [False] and gc.isenabled()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_complex_numbers_of_the_program_train(backend):
+    """Autograd's formulas conjugate them: an operation on a number, not on a tensor."""
+
+    def fn(z):
+        return (torch.exp(1j * z) + z / (1 + 2j) - (2j / z)).abs().sum()
+
+    def step(w, x):
+        loss = ((w * x * 1j).sum() - 1).abs() ** 2
+        loss.backward()
+        return loss.detach()
+
+    torch.manual_seed(0)
+    x = torch.view_as_complex(torch.randn(4, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MagnetoWarning)
+        for of in (x, x[1], x.real.clone()):
+            ours, plain = (of.clone().requires_grad_() for _ in range(2))
+            a, b = magneto.optimize(backend, nopython=True)(fn)(ours), fn(plain)
+            a.backward()
+            b.backward()
+            torch.testing.assert_close((a, ours.grad), (b, plain.grad))
+        ours, plain = (x.clone().requires_grad_() for _ in range(2))
+        compiled = magneto.optimize(backend, nopython=True)(step)
+        for n in range(3):
+            torch.testing.assert_close(compiled(ours, x + n), step(plain, x + n))
+            torch.testing.assert_close(ours.grad, plain.grad)

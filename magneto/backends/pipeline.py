@@ -117,7 +117,8 @@ def choose_layout(unit: Unit) -> Unit:
 
     graph, state = fuse_activations(flatten(take_apart(unit.traced.graph))), state_of(unit)
     if config.channels_last:
-        graph = fold_cudnn(fold(lay_out(graph, state if available() else frozenset()), state, unit.doubted is not None))
+        laid_out = lay_out(graph, state if available() else frozenset())
+        graph = fold_cudnn(fold(laid_out, state, unit.doubted is not None, laid_out is not graph))
     return unit if graph is unit.traced.graph else unit.with_graph(graph)
 
 

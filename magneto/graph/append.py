@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import BuiltinFunctionType
 from typing import Any
@@ -29,7 +29,18 @@ _LASTING = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, BuiltinFunc
 def append_call(graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
     """`graph.create_node(op, target, args, kwargs)`."""
     lasting = isinstance(target, _LASTING) or target.__module__ == "torch.nn.functional"
-    node = graph.create_node(op, target, name=name_of(target) if lasting else None)
+    return _filled(graph.create_node(op, target, name=name_of(target) if lasting else None), args, kwargs)
+
+
+def append_copy(graph: fx.Graph, node: fx.Node, of: Callable[[fx.Node], Any] = lambda node: node) -> fx.Node:
+    """`graph.node_copy(node, of)`."""
+    args, kwargs = fx.node.map_arg(node.args, of), fx.node.map_arg(node.kwargs, of)  # (`of` may make nodes)
+    made = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+    made.meta.update(node.meta)
+    return _filled(made, args, kwargs)  # type: ignore[arg-type]
+
+
+def _filled(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> fx.Node:
     if _SET is not None:
         _SET(node, args, kwargs or node.kwargs)
         return node

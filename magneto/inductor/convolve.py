@@ -47,13 +47,12 @@ class Chain:
     activation: Attribute
 
 
-def fold(graph: fx.Graph, state: frozenset[int] = frozenset(), speculate: bool = False) -> fx.Graph:
-    """A graph with fewer operations; `graph` itself when there is nothing to fold. `state`: inputs that are weights, which seldom change: what is
+def fold(graph: fx.Graph, state: frozenset[int] = frozenset(), speculate: bool = False, ours: bool = False) -> fx.Graph:
+    """A graph with fewer operations; `graph` itself when there is nothing to fold, or when it is `ours` to change. `state`: inputs that are weights, which seldom change: what is
     computed of them alone is kept between calls (schedule/prepared.py), so that they are scaled and brought into the library's own layout once. `speculate`: with calls that make 0 of NaN."""
     if not available() or not any(chain_of(node, True) or packed_of(node) for node in graph.nodes):
         return graph
-    env: dict[fx.Node, fx.Node] = {}
-    made = copied(graph, env)
+    made = graph if ours else copied(graph)
     kept = {node for k, node in enumerate(n for n in made.nodes if n.op == "placeholder") if k in state}
     for node in list(made.nodes):
         chain = chain_of(node, all(_of_state(n, kept) for n in _weights(node)), speculate)

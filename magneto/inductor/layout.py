@@ -28,6 +28,7 @@ from torch import fx
 
 from magneto.base.dataclass import dataclass
 from magneto.base.logs import LOOPS, log
+from magneto.graph.append import append_copy
 from magneto.graph.layout import RuleError, channels_last_strides, view_strides
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import rule_for
@@ -174,7 +175,7 @@ class _Walk:
             elif node.op == "call_function":
                 self.env[node] = self.call(node)
             else:
-                self.env[node] = self.made.node_copy(node)
+                self.env[node] = append_copy(self.made, node)
         for flat in reversed(self.images):  # what follows an image as one reads the image alone
             if not flat.users:
                 self.made.erase_node(flat)
@@ -190,11 +191,11 @@ class _Walk:
         elif node.target is aten.convolution_backward.default:
             self.backward_input(node, sources)
         if all(new.meta["val"] == old.meta["val"] for old, new in sources.items()):
-            return self.made.node_copy(node, sources.__getitem__)
+            return append_copy(self.made, node, sources.__getitem__)
         try:
             return self.follow(node, sources)
         except RuleError:
-            return self.made.node_copy(node, self.restored)
+            return append_copy(self.made, node, self.restored)
 
     def as_image(self, node: fx.Node, sources: dict[fx.Node, fx.Node]) -> fx.Node | None:
         """A 1-D convolution that wishes to be channels-last, or what follows one point by point, as an operation on images; what it gives without their height."""
@@ -204,7 +205,7 @@ class _Walk:
             tuple_: fx.Node = sources[node.args[0]]  # type: ignore[index]
             if tuple_ not in self.images:
                 return None
-            made = self.made.node_copy(node, sources.__getitem__)
+            made = append_copy(self.made, node, sources.__getitem__)
             made.meta = {**node.meta, "val": tuple_.meta["val"][node.args[1]]}
             return self.flat(made) if node.args[1] == 0 else made
         if node.target is aten.convolution.default:
@@ -295,7 +296,7 @@ class _Walk:
             found = _answer(node, sources)
         if node.target is aten.native_group_norm.default and found[0].is_channels_last() and not node.meta["val"][0].is_channels_last():
             self.cost += COSTS.group_norm * found[0].numel if found[0].device.type == "cpu" else GPU.byte * found[0].nbytes
-        made = self.made.node_copy(node, sources.__getitem__)
+        made = append_copy(self.made, node, sources.__getitem__)
         made.meta = {**node.meta, "val": found}
         return made
 

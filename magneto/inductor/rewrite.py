@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import fx
 
+from magneto.graph.append import append_copy
 from magneto.graph.rules import propagate
 
 
-def copied(graph: fx.Graph, env: dict[fx.Node, fx.Node] | None = None) -> fx.Graph:
-    """The same graph, which may be changed. `env` gets the new node of each."""
-    made = fx.Graph(graph.owning_module)
-    made.output(made.graph_copy(graph, {} if env is None else env)).meta.update(graph.output_node().meta)  # type: ignore[arg-type]
+def copied(graph: fx.Graph) -> fx.Graph:
+    """The same graph, which may be changed."""
+    made, env = fx.Graph(graph.owning_module), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        env[node] = append_copy(made, node, env.__getitem__)
     return made
 
 

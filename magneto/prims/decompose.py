@@ -11,6 +11,7 @@ from torch import fx
 
 from magneto.base.events import emit
 from magneto.base.flags import config
+from magneto.graph.append import append_copy
 from magneto.graph.layout import RuleError
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import stays
@@ -70,7 +71,7 @@ class _Decomposition:
         return self.b.graph
 
     def leaf(self, node: fx.Node) -> Any:
-        copy = self.b.graph.node_copy(node)
+        copy = append_copy(self.b.graph, node)
         self.own.add(copy)
         meta = node.meta.get("val")
         return Value(self.b, copy, meta) if type(meta) is TensorMeta else _Opaque(copy)

@@ -548,6 +548,8 @@ def iter_views(x: Any) -> Iterator[ViewOf]:
 
 def walk_values(*roots: Value) -> list[Value]:
     """All values of a body, each once, children before parents (the order in which a kernel would compute them)."""
+    if len(roots) == 1 and (below := _BELOW.get(roots[0])) is not None:
+        return [*below, *roots]
     seen: set[Value] = set()
     order: list[Value] = []
     stack: list[tuple[Value, bool]] = [(r, False) for r in reversed(roots)]
@@ -558,10 +560,13 @@ def walk_values(*roots: Value) -> list[Value]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((c, False) for c in reversed(node.children()))
+            stack.extend([(c, False) for c in reversed(node.children())])
+    if len(roots) == 1:
+        _BELOW[roots[0]] = order[:-1]
     return order
 
 
+_BELOW: WeakKeyDictionary[Value, list[Value]] = WeakKeyDictionary()  # what `walk_values` gives for a body, less the body, which would keep itself alive
 _LOADS: WeakKeyDictionary[Value, list[Load]] = WeakKeyDictionary()
 
 

@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
 
     from magneto.base.collection import no_collection
 
-    with no_collection():
+    with no_collection(lasting=True):
         value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -7,6 +7,7 @@ Everything here works on plain tuples of integers, mirrors the observable behavi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -163,6 +164,12 @@ def expanded_strides(shape: Shape, operand_shape: Sequence[int], operand_strides
 
 
 def iterator_strides(shape: Shape, operands: Sequence[tuple[Shape, Shape]], general: bool = False) -> Shape:
+    """See `_iterator_strides`; equal layers ask the same again and again."""
+    return _iterator_strides(shape, tuple(operands), general)
+
+
+@lru_cache(8192)
+def _iterator_strides(shape: Shape, operands: Sequence[tuple[Shape, Shape]], general: bool) -> Shape:
     """Output strides of an elementwise CPU kernel (ATen's TensorIterator) over `operands` = (shape, strides) pairs.
 
     Same shapes with a common layout keep it; otherwise the dimensions are sorted by the operands' strides, first operand first, and the

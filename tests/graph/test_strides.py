@@ -112,3 +112,11 @@ def test_sizes_of_one() -> None:
             if any(a != b for a, b in steps):
                 wrong.append(f"{op} {tuple(x.shape)} {x.stride()}: {found.strides} for {expected.stride()}")
     assert not wrong, wrong[:5]
+
+
+def test_equal_layouts_are_asked_for_once() -> None:
+    from magneto.graph.layout import _iterator_strides, iterator_strides
+
+    before = _iterator_strides.cache_info().misses
+    assert {iterator_strides((7, 11, 13), [((7, 11, 13), (1, 7, 77)), ((13,), (1,))]) for _ in range(5)} == {(1, 7, 77)}
+    assert _iterator_strides.cache_info().misses == before + 1

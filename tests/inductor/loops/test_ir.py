@@ -128,9 +128,13 @@ def test_indirect_out_of_range_raises() -> None:
             run_program(everything(), x, t, n, torch.tensor([0, wrong, 0, 0]))
 
 
-def test_walks() -> None:
+def test_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     node = everything().nodes[0]
     order = walk_values(node.body)
+    with monkeypatch.context() as patched:  # a body is walked once, and nobody's list is another's
+        patched.setattr(Op, "children", None)
+        walk_values(node.body).clear()
+        assert walk_values(node.body) == order
     assert all(order.index(c) < order.index(v) for v in order for c in v.children())
     assert reads(node) == ("i", "t", "x") and len(loads(node.body)) == 3
 

@@ -100,14 +100,16 @@ def test_abandoned_temporary_files_are_cleared(tmp_path: Path) -> None:
 
 def test_one_sweep_serves_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps: list[Path] = []
-    real = Store._sweep_locked
-    monkeypatch.setattr(Store, "_sweep_locked", lambda self: [sweeps.append(self.root), real(self)][1])
+    real = Store._files
+    monkeypatch.setattr(Store, "_files", lambda self: [sweeps.append(self.root), real(self)][1])
+    monkeypatch.delitem(sys.modules, "filelock", raising=False)
     for i in range(3):  # as many processes
         Store(tmp_path).put("unit", key_of(str(i)), b"one")
     assert len(sweeps) == 1
     os.utime(tmp_path / ".swept", (time.time() - 9999,) * 2)
     Store(tmp_path).put("unit", key_of("4"), b"one")
     assert len(sweeps) == 2
+    assert "filelock" not in sys.modules  # nothing was to be removed
     assert len(Store(tmp_path).entries()) == 4
 
 

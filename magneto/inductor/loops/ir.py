@@ -566,9 +566,7 @@ def walk_values(*roots: Value) -> list[Value]:
     return order
 
 
-_BELOW: WeakKeyDictionary[Value, list[Value]] = (
-    WeakKeyDictionary()
-)  # what `walk_values` gives for a body, less the body, which would keep itself alive
+_BELOW: WeakKeyDictionary[Value, list[Value]] = WeakKeyDictionary()  # what was walked, less the body: it would keep itself alive
 _LOADS: WeakKeyDictionary[Value, list[Load]] = WeakKeyDictionary()
 
 

@@ -153,16 +153,16 @@ def owned(graph: fx.Graph, node: fx.Node, shared: bool = False) -> fx.Node:
     return _cloned(graph, node) if shared or node.op == "placeholder" else node
 
 
-def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx.Node], effects: Sequence[fx.Node] = ()) -> None:
-    """Copy what `roots` and `effects` need into `graph`, in the old order; `env` maps what is there already."""
+def copy_needed(graph: fx.Graph, roots: Iterable[fx.Node], env: dict[fx.Node, fx.Node], effects: Sequence[fx.Node] | None = None) -> None:
+    """Copy what `roots` and a forward's `effects` need into `graph`, in the old order (random numbers have one); `env` maps what is there already."""
     needed: set[fx.Node] = set()
-    stack = [*roots, *effects]
+    stack = [*roots, *(effects or ())]
     while stack:
         node = stack.pop()
         if node not in needed and node not in env:
             needed.add(node)
             stack.extend(node.all_input_nodes)
-    for node in _as_late_as_possible(needed):
+    for node in _as_late_as_possible(needed) if effects is None else sorted(needed):
         copy = append_call(graph, node.op, node.target, *fx.map_arg((node.args, node.kwargs), env.__getitem__))
         copy.meta = node.meta
         env[node] = copy

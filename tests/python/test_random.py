@@ -448,3 +448,26 @@ def test_compiled(backend, recwarn):
             seed_all(seed)
             assert_equal(compiled(X.clone()), expected, 1e-6)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_draws_ahead_of_a_loss_keep_their_order(backend: str) -> None:
+    """The forward of a loss makes a gradient too: what that reads is computed where it stood, or other numbers would be drawn."""
+
+    def fn(x, y, w, target):
+        encoded = torch.nn.functional.dropout(x, 0.5)
+        decoded = torch.nn.functional.dropout(y, 0.5) @ w
+        hidden = (decoded + 1) * (encoded @ w)
+        return torch.nn.functional.cross_entropy(hidden @ w.t() @ torch.ones(7, 40), target), hidden
+
+    compiled = magneto.optimize(backend)(fn)
+    x, y, target = torch.ones(5, 7, requires_grad=True), torch.ones(5, 7), torch.tensor([0, 1, 2, 1, 0])
+    w = torch.linspace(-1, 1, 21).view(7, 3).requires_grad_()
+    for seed in range(3):
+        found = []
+        for f in (fn, compiled):
+            torch.manual_seed(seed)
+            loss, a = f(x, y, w, target)
+            found.append((loss, a, *torch.autograd.grad(loss + a.sum(), (x, w))))
+        for ours, plain in zip(*found, strict=True):
+            torch.testing.assert_close(ours, plain)

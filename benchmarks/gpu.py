@@ -33,9 +33,9 @@ ROUNDS = 25  # at most
 SECONDS = 3.0  # of a row's measuring
 REPEATED = 10  # calls of a kernel between two events: what the host costs is not what is asked there
 DEVICE = "cuda"
-Made = tuple[
-    Callable[..., Any], tuple[Any, ...], bool, int
-]  # function, arguments, trains?, bytes a perfect kernel moves (0: no kernel row)
+LOSS = "loss"  # trains by backward() without a factor
+Made = tuple[Callable[..., Any], tuple[Any, ...], Any, int]
+"""Function, arguments, whether it trains (False, True, LOSS), bytes a perfect kernel moves (0: no kernel row)."""
 
 ROWS: dict[str, Callable[[], Made]] = {}
 
@@ -132,6 +132,13 @@ def cross_entropy_128k() -> Made:
 
 
 @row
+def cross_entropy_128k_loss() -> Made:
+    """The same as a program's last word: backward() without a factor."""
+    fn, args, _, counted = cross_entropy_128k()
+    return fn, args, LOSS, counted
+
+
+@row
 def sum_of_columns() -> Made:
     x = randn(65536, 1024)
     return lambda x: x.sum(0), (x,), False, 4 * x.numel()
@@ -219,7 +226,7 @@ def contender(fn: Any, args: tuple[Any, ...], train: bool) -> Callable[[], Any]:
     def step() -> Any:
         out = fn(*args)
         if not seeds:
-            seeds.append(torch.randn_like(out))
+            seeds.append(torch.ones_like(out) if train == LOSS else torch.randn_like(out))
         out.backward(seeds[0])
         for x in leaves:
             x.grad = None

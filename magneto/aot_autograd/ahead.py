@@ -18,7 +18,8 @@ from magneto.prims.prim import Prim
 from magneto.prims.table import PRIMS
 
 WORTH = 1 << 20  # bytes of a gradient, at least
-DEVICES = ("cpu",)
+DEVICES = {"cpu": False, "cuda": True}
+"""Kinds of them, and whether only gradients of the graph's own inputs are made ahead there: of products computed in the graph it was no faster on an H200 (`docs/design/gpu.md`)."""
 LONGEST = 100  # operations that make one
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Of all that a gradient goes through: what float16 holds depends on the factor (that is what losses are scaled for)."""
@@ -48,8 +49,11 @@ def prepared(joint: JointGraph) -> tuple[JointGraph, list[Ahead]]:
         meta: TensorMeta = node.meta["val"]
         if node is tangent or meta.nbytes < WORTH or not meta.is_dense() or (node not in wanted and linear.keys() >= node.users.keys()):
             continue
+        only_inputs = DEVICES.get(meta.device.type)
+        if only_inputs is None or (only_inputs and node not in wanted):
+            continue
         closure = _closure(node)
-        if closure is None or meta.device.type not in DEVICES:
+        if closure is None:
             continue
         for one in closure:
             if one not in copies:

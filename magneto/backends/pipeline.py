@@ -287,9 +287,19 @@ def join_halves(unit: Unit, half: tuple[Pass, ...]) -> Unit:
     holds = meta.get("backward_holds")
     inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     captured = under_autocast(atomic(unit.gm), unit.autocast)
-    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, captured, True, holds, inputs, scale_here)
+    plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, captured, True, holds, inputs, scale)
     plan.hide(unit.traced.signature.direct)
     return replace(unit, compiled=training_function(plan))
+
+
+def scale(made: torch.Tensor, factor: torch.Tensor) -> None:
+    """A gradient that the forward has made times the loss's own, in place."""
+    if not made.is_cuda:
+        scale_here(made, factor)
+        return
+    from magneto.inductor.runtime.scaled import scale_on_device
+
+    scale_on_device(made, factor)
 
 
 def backward_passes(joint: JointGraph, half: tuple[Pass, ...]) -> tuple[Pass, ...]:

@@ -117,6 +117,34 @@ def gradients_are_kept() -> None:
 
 
 @check
+def gradients_that_a_forward_makes() -> None:
+    """They stay what they were, whatever is called later, and are multiplied by the loss's own gradient."""
+    given, t = [x.to(DEVICE, torch.bfloat16) for x in torch.randn(3, 256, 4099)], torch.randint(0, 4099, (256,)).to(DEVICE)
+
+    def loop(loss: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for turn, factor in enumerate([1.0, 1.0, 1.0, 3.3, 0.25, 1.0, 0.0, 1.0]):
+            x, y = (given[(turn + k) % 3].clone().requires_grad_() for k in range(2))
+            one, other = loss(x), loss(y)
+            (factor * other).backward(retain_graph=turn % 2 == 1)
+            if turn % 2:
+                other.backward()
+            (one / 2 + loss(x)).backward()
+            found += [one.detach().clone(), x.grad, y.grad]  # type: ignore[list-item]
+        return found
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x.float(), t)
+
+    expected = loop(loss)
+    magneto.reset()
+    events.reset()
+    for n, (a, b) in enumerate(zip(loop(magneto.optimize("inductor")(loss)), expected, strict=True)):
+        torch.testing.assert_close(a, b, rtol=0.03, atol=1e-6, msg=lambda m: f"tensor {n}: {m}")  # noqa: B023
+    assert events.counters().get("gradients_ahead") == 1
+
+
+@check
 def two_forwards_before_a_backward() -> None:
     def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
         found = []

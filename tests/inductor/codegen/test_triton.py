@@ -26,6 +26,7 @@ from magneto.inductor.loops.ir import LibraryCall
 from magneto.inductor.loops.philox import limit_of
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable, work_of
+from magneto.inductor.runtime.scaled import kernel_of
 from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.kernel import FusedKernel, TableKernel
 from magneto.inductor.schedule.memory import plan_memory
@@ -93,6 +94,17 @@ def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     with sizes_for(name):
         kernel = max(kernels(CASES[name][0], "in parts" in name), key=lambda k: len(k.body))
     assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
+
+
+@needs_triton
+def test_the_scaling_of_gradients_compiles_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    from magneto.inductor.runtime.triton_compile import binary_of
+    from magneto.inductor.runtime.triton_launch import job_of
+
+    for made, factor in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        assert len(binary_of(job_of(kernel_of(10_000_001, made, factor), (9, 0))).asm["cubin"]) > 1000
 
 
 @needs_triton

@@ -9,7 +9,8 @@ from magneto.base.collection import no_collection
 
 def test_what_lasts_is_old_at_once() -> None:
     """Unless the program has frozen objects, which stay frozen."""
-    assert gc.isenabled() and not gc.get_freeze_count()
+    assert gc.isenabled()
+    gc.unfreeze()  # (torch.compile in a test before this one freezes)
     for frozen in (False, True):
         with no_collection(lasting=True):
             made: list[object] = []

@@ -293,9 +293,7 @@ class Writer:
         rest = "0" if nest.iterations == 1 and not nest.any else "(u32)row" if nest.iterations < 1 << 31 else "row"
         if nest.chunk and nest.cut is not None:
             chunk, _, divisor, _ = nest.cut_in
-            whole = not nest.any and nest.cut.size % nest.chunk == 0
-            hi = f"lo + {chunk}" if whole else f"mg_min(lo + {chunk}, {nest.cut.size})"
-            lines.append(f"const i64 lo = (i64)({rest} % {divisor}) * {chunk}, hi = {hi};")
+            lines.append(f"const i64 lo = (i64)({rest} % {divisor}) * {chunk}, hi = mg_min(lo + {chunk}, {nest.cut.size});")
             rest = f"{rest} / {divisor}" if nest.outer else rest
         for position, dim in reversed(list(enumerate(nest.outer))):
             name = f"i{position}"
@@ -402,8 +400,9 @@ class Writer:
     def exact(self, member: Member) -> bool:
         """Is a result in bfloat16 what bfloat16 holds, before it is converted?"""
         body = member.body
-        rounding = isinstance(body, Op) and body.name == "convert_element_type" and body.args[0].dtype is torch.float32
-        return member.buffer.dtype is torch.bfloat16 is body.dtype and self.emitter.exact(body.args[0] if rounding else body)  # type: ignore[attr-defined]
+        if member.buffer.dtype is not torch.bfloat16 or body.dtype is not torch.bfloat16:
+            return False
+        return self.emitter.exact(body.args[0] if isinstance(body, Op) and body.name == "convert_element_type" else body)
 
     def streams(self, member: Member) -> bool:
         """Is a result so large that it should be written past the caches? (See cpp_fill.)"""

@@ -11,7 +11,7 @@ from math import prod
 import torch
 
 from magneto.base.dataclass import replace
-from magneto.base.varying import any_size
+from magneto.base.varying import any_size, sizes_vary
 from magneto.inductor.codegen.cpp_nest import cut_dims, main_terms
 from magneto.inductor.codegen.cpp_ops import DIVIDING, HEAVY
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
@@ -28,9 +28,9 @@ SPARED = 0.75  # of the work that is left, at most
 
 
 def parts(kernel: FusedKernel, most: int = MOST) -> tuple[FusedKernel, ...]:
-    """The kernels whose loops, one after the other, do the kernel's work: itself alone where nothing is spared."""
+    """The kernels whose loops, one after the other, do the kernel's work: itself alone where nothing is spared, and where sizes vary (their texts would be of many forms)."""
     whole = (kernel,)
-    if any_size() or kernel.cols or any(m.kind != POINT for m in kernel.members) or not any(map(_guarded, kernel.members)):
+    if any_size() or sizes_vary() or kernel.cols or any(m.kind != POINT for m in kernel.members) or not any(map(_guarded, kernel.members)):
         return whole
     apart = cut_dims(kernel)
     cost, found = _best(apart, most)

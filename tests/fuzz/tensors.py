@@ -1,6 +1,6 @@
 """Random tensor programs (tensor_grammar.py): eager against a compiler.
 
-    python -m tests.fuzz.tensors --first 0 --count 500 --size 8 --backends aot_eager,inductor
+    python -m tests.fuzz.tensors --first 0 --count 500 --size 8 --backends aot_eager,inductor [--sizes]
 
 Compared: values (`aot_eager`: bits), gradients, shapes, types, strides, which results share memory, what is written to the inputs, the random stream, errors.
 A difference of `inductor` counts where it stays in float64. An error that eager's backward raises is not asked for.
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import random
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,12 +109,32 @@ def difference(expected: dict[str, Any], found: dict[str, Any], tolerance: float
 def check(program: Program, backend: str, bits: bool = True, variants: Sequence[str] = ("",)) -> str | None:
     """What differs from eager when one optimised function is called in all variants, twice. `bits`: values of `aot_eager` must be equal; sums over inputs with gaps that are written need not be."""
     tolerance = FAST if backend != "aot_eager" else 0 if bits else GRADIENTS
-    fn = program.function()
+    return _first_difference(backend, tolerance, [(program, variant) for variant in (*variants, *variants)])
+
+
+def check_sizes(program: Program, backend: str) -> str | None:
+    """The same where one size of the inputs is another one in each call, there and back. An operation whose result nobody reads does not raise here."""
+    chosen = random.Random(program.seed)
+    sizes = sorted({n for shape, *_ in program.specs for n in shape if n > 1}) or [1]
+    old = chosen.choice(sizes)
+    news = [old, *chosen.sample([n for n in (2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 17, 20, 33, 40, 65) if n != old], 6)]
+    if chosen.random() < 0.3:
+        news.insert(chosen.randrange(1, 5), 1)
+    made = [
+        replace(program, _memory={}, specs=[(tuple(n if k == old else k for k in s), *rest) for s, *rest in program.specs]) for n in news
+    ]
+    tolerance = FAST if backend != "aot_eager" else GRADIENTS
+    return _first_difference(backend, tolerance, [(one, "") for one in (*made, *made[::-1]) if "error" not in outcome(one.function(), one)])
+
+
+def _first_difference(backend: str, tolerance: float, calls: Sequence[tuple[Program, str]]) -> str | None:
+    """Of one optimised function."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         magneto.reset()
+        fn = calls[0][0].function() if calls else len
         optimised = magneto.optimize(backend)(fn)
-        for variant in (*variants, *variants):
+        for program, variant in calls:
             found = difference(outcome(fn, program, False, variant), outcome(optimised, program, False, variant), tolerance)
             if found and backend != "aot_eager" and found.startswith(("value", "gradient")):
                 if any(word in program.source() + str(program.specs) for word in _HALVES):
@@ -120,7 +142,7 @@ def check(program: Program, backend: str, bits: bool = True, variants: Sequence[
                 again = outcome(magneto.optimize(backend)(fn), program, True, variant)
                 found = difference(outcome(fn, program, True, variant), again, DOUBLE)
             if found:
-                return f"{variant} {found}"
+                return f"{variant} {[shape for shape, *_ in program.specs]} {found}"
     return None
 
 
@@ -131,13 +153,14 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=8, help="statements in a program")
     parser.add_argument("--backends", default="aot_eager,inductor")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="how each is called, one after another by one optimised function")
+    parser.add_argument("--sizes", action="store_true", help="call each with sizes that vary instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     failures = 0
     for seed in range(options.first, options.first + options.count):
         program = program_of(seed, options.size)
         for backend in options.backends.split(","):
-            found = check(program, backend, variants=options.variants.split(","))
+            found = check_sizes(program, backend) if options.sizes else check(program, backend, variants=options.variants.split(","))
             if found:
                 failures += 1
                 print(f"---- seed {seed}, {backend}: {program.specs}\n{program.source()}{found}\n", flush=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.fuzz.tensor_grammar import Program, program_of
-from tests.fuzz.tensors import VARIANTS, check, difference, outcome
+from tests.fuzz.tensors import VARIANTS, check, check_sizes, difference, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -16,6 +16,14 @@ def test_programs(backend: str, first: int, count: int, size: int) -> None:
     for seed in range(first, first + count):
         program = program_of(seed, size)
         found = check(program, backend, bits=False, variants=list(VARIANTS))
+        assert found is None, f"seed {seed}: {program.specs}\n{program.source()}{found}"
+
+
+@pytest.mark.parametrize("backend, seeds", [("aot_eager", range(730000, 730006)), ("inductor", [720023, 720031, *range(720000, 720003)])])
+def test_sizes_that_vary(backend: str, seeds: range) -> None:
+    for seed in seeds:
+        program = program_of(seed, 6)
+        found = check_sizes(program, backend)
         assert found is None, f"seed {seed}: {program.specs}\n{program.source()}{found}"
 
 

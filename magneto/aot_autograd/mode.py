@@ -26,6 +26,7 @@ from magneto.aot_autograd.storage import Storages, View, geometry_of, memory_ord
 from magneto.aot_autograd.views import ViewStep, normalised, strided, write_through
 from magneto.graph.append import append_call
 from magneto.graph.higher import checkpoint
+from magneto.graph.layout import overlaps
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 
@@ -249,6 +250,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = view.storage
         parent = view.parent
         if parent is None:
+            if overlaps(view.meta.shape, view.meta.strides, repeated=False):
+                raise Refusal("a write to a tensor that overlaps itself")
             value = self.with_strides(value, view.meta)
             storage.version += 1
         else:

@@ -12,7 +12,8 @@ from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.signature import Alias, Input, Mutation, Output, Result, Value
 from magneto.aot_autograd.storage import View
-from magneto.aot_autograd.views import ViewStep, overlaps
+from magneto.aot_autograd.views import ViewStep
+from magneto.graph.layout import overlaps
 from magneto.graph.meta import TensorMeta
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import fx
 from magneto.aot_autograd.overloads import VIEW, aten, facts_of
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.storage import memory_order
-from magneto.graph.layout import format_strides, is_contiguous
+from magneto.graph.layout import format_strides, is_contiguous, overlaps
 
 if TYPE_CHECKING:
     from magneto.aot_autograd.mode import FunctionalMode
@@ -148,6 +148,14 @@ def _begins(node: fx.Node) -> int | None:
     return begins + (meta.storage_offset - source.storage_offset if facts.kind == VIEW else 0)
 
 
+def _scatter_into_view(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The result has its argument's strides: where elements share memory there, one that is written changes others."""
+    if overlaps(args[0].shape, args[0].stride(), repeated=False):
+        raise Refusal(f"{func} of a tensor that overlaps itself")
+    node = mode.emit(func, tuple(mode.nodes(a) for a in args), kwargs)
+    return mode.results(node, node.meta["val"])  # type: ignore[no-any-return]
+
+
 SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     "aten.copy_.default": _copy_,
     "aten.fill_.Scalar": _fill_,
@@ -161,4 +169,5 @@ SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.index.Tensor": _index,
     "aten.rrelu_with_noise.default": _rrelu_with_noise,
+    **dict.fromkeys([f"aten.{view}_scatter.default" for view in ("select", "slice", "diagonal", "as_strided")], _scatter_into_view),
 }

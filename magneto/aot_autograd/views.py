@@ -7,7 +7,7 @@ A view is described by a `ViewStep` applied to its parent. Writing a new value `
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch import fx
 
 from magneto.aot_autograd.refusal import Refusal
 from magneto.base.dataclass import dataclass
+from magneto.graph.layout import overlaps
 from magneto.graph.meta import TensorMeta
 
 aten = torch.ops.aten
@@ -69,16 +70,6 @@ def _slice(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: Ten
 
 def _diagonal(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: TensorMeta, value: fx.Node) -> fx.Node:
     return e.emit(aten.diagonal_scatter.default, (present(), value, *step.args))
-
-
-def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may share memory."""
-    reach = 0
-    for length, step in sorted(zip(shape, strides, strict=True), key=lambda pair: pair[1]):
-        if length > 1 and step <= reach:
-            return True
-        reach += (length - 1) * step
-    return False
 
 
 def _as_strided(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: TensorMeta, value: fx.Node) -> fx.Node:

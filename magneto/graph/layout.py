@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -112,6 +113,20 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         running *= size
     return True
+
+
+def overlaps(shape: Sequence[Any], strides: Sequence[Any], repeated: bool = True) -> bool:
+    """May two indices mean the same element? Repeated dimensions (stride 0) aside, where `repeated` is False; symbolic sizes are taken not to overlap."""
+    if 0 in shape:
+        return False
+    reach = 0
+    for step, size in sorted(
+        (t, n) for n, t in zip(shape, strides, strict=True) if type(n) is type(t) is int and n > 1 and (t or repeated)
+    ):
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False
 
 
 def preserved_strides(shape: Sequence[int], strides: Sequence[int]) -> Shape:

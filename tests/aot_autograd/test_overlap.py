@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,3 +52,40 @@ def test_overlap_against_sets_of_elements() -> None:
                 assert overlap_in_part(a, b) == (shares and not same)
             elif shares:
                 assert overlap_in_part(a, b)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("layout", [((2, 2), (1, 1), 1), ((5, 4), (2, 1)), ((3, 4), (0, 1))])
+def test_tensors_that_overlap_themselves_are_written_as_in_eager(backend: str, layout: Any) -> None:
+    """A functional scatter copies the whole storage: what shares memory with what it writes changes too."""
+
+    def written(x):
+        x[0].mul_(2)
+        return x + 1, x.sum()
+
+    def selected(x):
+        return torch.select_scatter(x, x[0] * 2, 0, 1) + 1, torch.slice_scatter(x, x[:1] * 3, 0, 0, 1)
+
+    def others(x):
+        return torch.diagonal_scatter(x, x.diagonal() * 2).sum(0), torch.as_strided_scatter(x, x[0, :2] * 3, (2,), (1,)).sum(0)
+
+    for fn in (written, selected, others):
+        x, own = (torch.arange(1.0, 16.0).as_strided(*layout) for _ in range(2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", magneto.MagnetoWarning)
+            results = magneto.optimize(backend)(fn)(own)
+        for expected, found in zip((*fn(x), x), (*results, own), strict=True):
+            assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+def test_gradients_of_a_scatter_into_what_overlaps_itself() -> None:
+    def step(fn):
+        x = torch.arange(1.0, 9.0).as_strided((2, 2), (1, 1), 1).requires_grad_()
+        (fn(x) * torch.arange(1.0, 5.0).view(2, 2)).sum().backward()
+        return x.grad
+
+    def fn(x):
+        return torch.select_scatter(x, x[0] * 2, 0, 1)
+
+    with pytest.warns(magneto.MagnetoWarning, match="overlaps itself"):
+        assert torch.equal(step(magneto.optimize("aot_eager")(fn)), step(fn))

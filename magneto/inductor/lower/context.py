@@ -91,20 +91,6 @@ def compact_strides(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Siz
     return tuple(out)
 
 
-def overlaps(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """May two indices mean the same element, repeated dimensions (stride 0) aside? Symbolic sizes are taken not to overlap."""
-    if 0 in shape:
-        return False
-    reach = 0
-    for t, s in sorted(
-        (t, s) for s, t in zip(shape, strides, strict=True) if isinstance(s, int) and isinstance(t, int) and s != 1 and t != 0
-    ):
-        if t <= reach:
-            return True
-        reach += (s - 1) * t
-    return False
-
-
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Equal strides, but for dimensions of size 1 (or 0), whose stride says nothing."""
     return any(s == 0 for s in shape) or all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.graph.layout import overlaps
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
 from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, views, windows
 from magneto.inductor.lower.box import Box, Stored, View
-from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, overlaps, same_layout
+from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, same_layout
 from magneto.inductor.lower.library import emit_call
 from magneto.symbolic import ZERO
 
@@ -275,7 +276,7 @@ class _GraphLowering:
 
     def copy_of_output(self, box: Box, strides: tuple[Size, ...]) -> Stored:
         """Memory for an output with these strides. Repeated dimensions (stride 0) are stored once."""
-        if overlaps(box.shape, strides):
+        if overlaps(box.shape, strides, repeated=False):
             raise CannotLower(f"an output of shape {box.shape} with overlapping strides {strides}")
         repeated = tuple(t == 0 and s != 1 for s, t in zip(box.shape, strides, strict=True))
         if not any(repeated):

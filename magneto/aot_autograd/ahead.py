@@ -145,6 +145,3 @@ def _scaled(graph: fx.Graph, made: fx.Node, tangent: fx.Node, before: fx.Node) -
     node = to(call("mul", to(made, wide), factor), made.meta["val"].dtype)
     node.meta.update(val=made.meta["val"], ahead=True)
     return node
-
-
-__all__ = ["WORTH", "Ahead", "prepared"]

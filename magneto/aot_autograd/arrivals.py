@@ -157,6 +157,3 @@ def in_order(run: Callable[..., Any], order: Sequence[int]) -> Callable[..., Any
         return run(*passed)
 
     return ordered
-
-
-__all__ = ["Arrivals", "in_order", "watched"]

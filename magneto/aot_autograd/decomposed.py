@@ -68,6 +68,3 @@ def rewritten(joint: JointGraph, rewrite: Callable[[fx.Graph], fx.Graph]) -> Joi
         gradients=tuple(None if node is None else env[node] for node in joint.gradients),
         checked=frozenset(env[node] for node in checked),
     )
-
-
-__all__ = ["decomposable", "decompose_joint", "lay_out_joint"]

@@ -86,6 +86,3 @@ def scale_here(made: torch.Tensor, factor: torch.Tensor) -> None:
     number = factor.item()
     if number != 1:
         made.mul_(number)
-
-
-__all__ = ["Handed", "Scale", "handed", "scale_here"]

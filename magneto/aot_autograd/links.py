@@ -118,6 +118,3 @@ def _stopped(found: dict[int, torch.Tensor], i: int, gradient: torch.Tensor | No
         return None
     found[i] = gradient
     return torch.zeros_like(gradient)
-
-
-__all__ = ["linked"]

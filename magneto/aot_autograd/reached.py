@@ -134,6 +134,3 @@ def _zeros(graph: fx.Graph, like: fx.Node, before: fx.Node) -> fx.Node:
         made = graph.call_function(PRIMS["full"], (meta.shape, 0, meta.dtype, meta.device))
     made.meta.update(val=TensorMeta.contiguous(meta.shape, meta.dtype, meta.device), stack=(), stage="backward")
     return made
-
-
-__all__ = ["Reached", "left_over", "reached"]

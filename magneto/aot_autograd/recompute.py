@@ -143,6 +143,3 @@ def _cost(node: fx.Node) -> int | None:
     if not isinstance(meta, TensorMeta) or (not meta.is_dense() and computed_again(node)):
         return None
     return meta.nbytes + 1
-
-
-__all__ = ["computed_again", "dear", "read_apart", "recompute"]

@@ -97,6 +97,3 @@ def _chained(k: int, outputs: Sequence[Output], values: Sequence[Any], seen: Map
                 if other.steps and other.steps == output.steps[: len(other.steps)]:
                     return replace(output, via=place)
     return output
-
-
-__all__ = ["find_links"]

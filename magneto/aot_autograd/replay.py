@@ -85,6 +85,3 @@ def _statistics_only(node: fx.Node, depending: set[fx.Node]) -> bool:
         others = [arg for i, arg in enumerate(node.args) if i not in _STATISTICS]
         return depending.isdisjoint(arg for arg in others if isinstance(arg, fx.Node))
     return False
-
-
-__all__ = ["Replay", "replay_of"]

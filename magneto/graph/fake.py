@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from magneto.base.dataclass import dataclass
-from magneto.graph.fake_tensor import Counts, FakeMode, FakeTensor, make_fake, meta_of, root_of
+from magneto.graph.fake_tensor import Counts, FakeMode, make_fake, meta_of, root_of
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta
 from magneto.graph.unknown import FAILED, LARGE_PROBES, N_PROBES, Sizes, SizeUnknown, merge, probe, too_large
@@ -220,17 +220,3 @@ def _to_value(value: Any, path: Path, roots: dict[int, Path], aliases: list[tupl
         items = [_to_value(item, (*path, step), roots, aliases) for step, item in enumerate(value)]
         return kind(*items) if hasattr(value, "_fields") else kind(items)
     return value
-
-
-__all__ = [
-    "DataDependent",
-    "FakeMode",
-    "FakeResult",
-    "FakeTensor",
-    "UnsupportedFake",
-    "fake_call",
-    "fake_probes",
-    "make_fake",
-    "meta_of",
-    "root_of",
-]

@@ -451,6 +451,3 @@ def resizer(
         if node in needed:
             needed.update(node.all_input_nodes)
     return lambda: Resizer([step for step in steps if step.node in needed or kept(step.node)], decisions, grad_enabled)
-
-
-__all__ = ["UNKNOWN", "Form", "Resizer", "form_of", "layouts", "probed", "resizer"]

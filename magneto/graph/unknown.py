@@ -244,19 +244,3 @@ def _merge_metas(values: Sequence[Any], present: Sequence[TensorMeta], first: Te
     if all(meta == first for meta in present):
         return first
     return UnknownMeta(tuple(None if value is FAILED else value for value in values))
-
-
-__all__ = [
-    "EXAMPLE",
-    "FAILED",
-    "LARGE_PROBES",
-    "N_PROBES",
-    "SizeUnknown",
-    "Sizes",
-    "UnknownMeta",
-    "UnknownNumber",
-    "arithmetic",
-    "merge",
-    "probe",
-    "too_large",
-]

@@ -179,5 +179,3 @@ WAYS.update(dict.fromkeys((torch.nn.functional.one_hot, torch.ops.aten.one_hot.d
 WAYS[torch.nn.functional.embedding_bag] = _embedding_bag
 WAYS[torch.nn.functional.ctc_loss] = ctc_loss
 BY_ID = {id(call): way for call, way in WAYS.items()}
-
-__all__ = ["BY_ID", "WAYS"]

@@ -98,6 +98,3 @@ def _tells(user: fx.Node, at: fx.Node) -> bool:
 
 def _is_library(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "namespace", "") == "mkldnn"
-
-
-__all__ = ["SLOPE", "Attribute", "attribute_of", "only_summed"]

@@ -290,6 +290,3 @@ def hides_nan(op: Any, args: Sequence[Any]) -> bool:
 def _aliases(op: Any) -> bool:
     """May a result share memory with an argument?"""
     return not isinstance(op, torch._ops.OpOverload) or may_alias(op)
-
-
-__all__ = ["OPAQUE", "Chain", "addend", "available", "chain_of", "fold", "hides_nan", "only_user"]

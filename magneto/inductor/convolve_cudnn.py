@@ -226,6 +226,3 @@ class _Folding:
         with self.graph.inserting_before(end):
             end.update_arg(4, self.add(chain.norm, aten.add.Tensor, end.args[4], shift))
         chain.last.replace_all_uses_with(made)
-
-
-__all__ = ["fold_cudnn"]

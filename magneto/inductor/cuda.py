@@ -241,6 +241,3 @@ def _report(name: str, plan: Schedule, texts: Mapping[Kernel, Launched], code: P
     counter("library_calls", calls)
     emit("artifact", artifact="plan", graph=name, kernels=len(texts), distinct=len(distinct), library_calls=calls)
     dump(f"{name}_plan", ".txt", lambda: show_plan(code))
-
-
-__all__ = ["compile_for", "compile_on_cuda", "replayed"]

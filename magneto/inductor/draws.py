@@ -106,6 +106,3 @@ def _is_known(node: fx.Node) -> bool:
     if node.op != "call_function" or prim_name(node.target) is not None:
         return True
     return getattr(node.target, "namespace", "aten" if getattr(node.target, "__module__", "") == "_operator" else "") in ("aten", "prims")
-
-
-__all__ = ["aligned", "draw_state", "drawn_by_loops", "states_of"]

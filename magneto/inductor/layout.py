@@ -387,6 +387,3 @@ def _same_values(found: Any, expected: Any) -> bool:
     if isinstance(expected, (tuple, list)):
         return isinstance(found, (tuple, list)) and len(found) == len(expected) and all(map(_same_values, found, expected))
     return bool(found == expected)
-
-
-__all__ = ["Abandoned", "Costs", "lay_out", "tensor_cores", "wish"]

@@ -79,6 +79,3 @@ def _as_linear(add: Adding, node: fx.Node) -> fx.Node:
     w = add(aten.permute.default, w, [1, 0])
     product = add(aten.mm.default, a, w) if bias is None else add(aten.addmm.default, bias, a, w)
     return add(aten.view.default, product, list(node.meta["val"].shape))
-
-
-__all__ = ["flatten"]

@@ -169,6 +169,3 @@ def _product(graph: fx.Graph, group: list[fx.Node], before: fx.Node | None) -> f
     )
     made.meta = dict(first.meta)
     return made
-
-
-__all__ = ["join_products"]

@@ -87,6 +87,3 @@ def _replace(graph: fx.Graph, product: fx.Node, activation: fx.Node) -> None:
     graph.erase_node(product)
     activation.replace_all_uses_with(activation.args[0])  # type: ignore[arg-type]
     graph.erase_node(activation)
-
-
-__all__ = ["fuse_activations"]

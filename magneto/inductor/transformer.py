@@ -110,6 +110,3 @@ def _encode(
     wide = add(aten.gelu.default if gelu else aten.relu.default, _linear(add, rows, inner, inner_bias))
     x = add(aten.add.Tensor, add(aten.view.default, _linear(add, wide, outer, outer_bias), shape), x)
     return x if first else norm(x, 1)
-
-
-__all__ = ["take_apart"]

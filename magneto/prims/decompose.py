@@ -254,6 +254,3 @@ def _is_left(target: Any) -> bool:
     if torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory() and "empty" in str(target):
         return True
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
-__all__ = ["decompose", "row_of"]

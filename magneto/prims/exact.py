@@ -51,6 +51,3 @@ def _by_number_on_device(node: fx.Node) -> bool:
     """A GPU's kernels multiply by the reciprocal of a number."""
     meta: Any = node.meta.get("val")
     return type(meta) is TensorMeta and meta.device != torch.device("cpu") and len(node.all_input_nodes) < 2
-
-
-__all__ = ["gives_eagers_bits"]

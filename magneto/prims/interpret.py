@@ -80,6 +80,3 @@ def as_tensor(value: Any, meta: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(as_tensor(item, one) for item, one in zip(value, meta, strict=True))
     return value
-
-
-__all__ = ["interpret"]

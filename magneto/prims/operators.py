@@ -144,6 +144,3 @@ def _classified(packet: str, op: Any) -> Operator:
     if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
         return Operator(op, "composite", "PyTorch writes it as other operators, which are followed")
     return Operator(op, "library", _matching(LIBRARY_WHY, packet))
-
-
-__all__ = ["EXCEPT", "LIBRARY_WHY", "OUTSIDE", "ROUNDED", "Operator", "public_operators", "rounding_of"]

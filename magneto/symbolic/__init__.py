@@ -11,7 +11,6 @@ from magneto.symbolic.nodes import (
     Const,
     Expr,
     FloorDiv,
-    IntLike,
     Max,
     Min,
     Mod,
@@ -24,10 +23,4 @@ from magneto.symbolic.nodes import (
     walk,
 )
 from magneto.symbolic.printing import coefficient, evaluate, parse_expr, strided_form, substitute, to_c, to_python
-from magneto.symbolic.rules import RULES, compare, conj, disj, divisor_of, floordiv, known_lt, known_nonneg, maximum, minimum, mod, within
-
-__all__ = [
-    "ONE", "RULES", "ZERO", "Add", "And", "Cmp", "Const", "Expr", "FloorDiv", "IntLike", "Max", "Min", "Mod", "Mul", "Or", "Sym",
-    "add", "coefficient", "compare", "conj", "disj", "divisor_of", "evaluate", "floordiv", "known_lt", "known_nonneg",
-    "maximum", "minimum", "mod", "mul", "parse_expr", "strided_form", "substitute", "to_c", "to_expr", "to_python", "walk", "within",
-]  # fmt: skip
+from magneto.symbolic.rules import RULES, compare, conj, floordiv, maximum, minimum, mod, within

@@ -145,6 +145,3 @@ def _compiled(
     source = "\n".join(lines) + "\n"
     key = (source, tuple(id(value) for name, value in namespace.items() if name not in _NAMES))
     return compile_source("a decision", source, namespace)["decide"], key
-
-
-__all__ = ["Decision", "decision_of"]

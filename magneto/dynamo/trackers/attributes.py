@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import enum
 import functools
 import re
 import threading
@@ -342,17 +341,3 @@ def _inherited(cls: type, name: str, raw: Any) -> bool:
     """Whether C code is that of the nearest C class among the bases, and not put into a class of the program by an assignment."""
     own = (namespace_of(base)[name] for base in cls.__mro__ if getattr(namespace_of(base).get(name), "__objclass__", None) is base)
     return raw is next(own, None)
-
-
-__all__ = [
-    "bind_attr",
-    "enum",
-    "find_special",
-    "generic_get",
-    "generic_set",
-    "get_attr",
-    "no_attribute",
-    "set_attr",
-    "user_method",
-    "OpaqueTracker",
-]

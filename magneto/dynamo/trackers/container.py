@@ -15,7 +15,7 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Item, Source
-from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker, read
+from magneto.dynamo.trackers.base import MISSING, Const, Entry, Later, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_constant
 
 if TYPE_CHECKING:
@@ -232,6 +232,3 @@ class SliceTracker(Tracker):
 def later_items(obj: Sequence[Any], source: Source) -> list[Entry]:
     """Unread entries of an existing sequence."""
     return [Later(item, Item(source, index)) for index, item in enumerate(obj)]
-
-
-__all__ = ["DequeTracker", "ListTracker", "NamedTupleTracker", "SequenceTracker", "SliceTracker", "TupleTracker", "later_items", "read"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import builtins
 import sys
 import types
 import typing
@@ -14,13 +13,12 @@ import torch
 from magneto import _C
 from magneto.dynamo.trackers.attributes import PROXIES, generic_get, generic_set, get_attr, no_attribute, set_attr
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker, namespace_of
-from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker
-from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, has_rows, rule
+from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, rule
 from magneto.dynamo.trackers.function import BuiltinTracker, CellTracker
 from magneto.dynamo.trackers.klass import ClassTracker, held
-from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker
+from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.object import IdTracker, ObjectTracker
 from magneto.dynamo.trackers.parent import SuperTracker
@@ -348,4 +346,3 @@ def call_numpy(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
 
 
 FALLBACKS.append(call_numpy)
-__all__ = ["DictViewTracker", "IteratorTracker", "builtins", "has_rows", "is_instance"]

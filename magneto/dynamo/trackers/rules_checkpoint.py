@@ -69,6 +69,3 @@ def _node(
 
 def _differentiable(value: Tracker) -> bool:
     return not isinstance(value, TensorTracker) or value.meta.requires_grad or not value.meta.dtype.is_floating_point
-
-
-__all__ = ["checkpoint"]

@@ -499,6 +499,3 @@ def len_(m: Machine, v: Tracker) -> Any:
     if not hasattr(v.python_type(), "__len__"):
         m.raise_exception(TypeError(f"object of type '{_C.type_name(v.python_type())}' has no len()"))
     return NotImplemented
-
-
-__all__ = ["MISSING", "sort_items"]

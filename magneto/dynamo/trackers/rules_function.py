@@ -182,6 +182,3 @@ def _backward(m: Machine, body: Any, klass: ClassTracker, context: ContextTracke
             machine.read_by_backward.add(row)
         else:
             body.refuse(f"its backward reads {row.source.text()}, which may change before it runs")
-
-
-__all__ = ["ContextTracker"]

@@ -149,6 +149,3 @@ def identities_among(m: Machine, nodes: set[fx.Node], known: Sequence[TensorTrac
             found[hooked.node] = Identity([one if one.meta.requires_grad else None for one in tensors], metas)
         found[hooked.node].hooks.append(hooked)
     return list(found.values())
-
-
-__all__ = ["Identity", "identities_among"]

@@ -112,6 +112,3 @@ def _run(
     if len(effects) != known:
         m.restart_before(_NAME, "the module's forward has side effects")
     return result
-
-
-__all__ = ["functional_call"]

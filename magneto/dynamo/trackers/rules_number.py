@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from magneto import _C
 from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Tracker
-from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import apply, fold, rule
 from magneto.dynamo.trackers.klass import ClassTracker
@@ -193,6 +192,3 @@ class _Hashed:
 def _index_hash(value: Any) -> int:
     """What hash() makes of the result of __hash__."""
     return hash(value) if -(2**63) > value or value >= 2**63 - 1 or value == -1 else int(value)
-
-
-__all__ = ["ConstTracker"]

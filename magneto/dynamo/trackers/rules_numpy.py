@@ -15,7 +15,7 @@ from magneto import _C
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.trackers.array import NOT_RECORDED, ArrayTracker, function_text, numpy_module, track
 from magneto.dynamo.trackers.array_memory import view_of
-from magneto.dynamo.trackers.base import MISSING, Tracker
+from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, prefer, rule
@@ -502,6 +502,3 @@ def copied(m: Machine, v: ArrayTracker, /, **kwargs: Tracker) -> Any:
         return NotImplemented
     made = m.node("clone", [read], {}, method=True)
     return m.apply(torch.Tensor.to, made, **kwargs) if kwargs else made
-
-
-__all__ = ["MISSING", "construct_number", "is_numpy_scalar", "record_expression"]

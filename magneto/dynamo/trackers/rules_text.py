@@ -15,7 +15,7 @@ from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import DequeTracker, SequenceTracker
 from magneto.dynamo.trackers.dispatch import fold, rule
 from magneto.dynamo.trackers.exception import ExceptionTracker, built_in
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, FunctionTracker
+from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import iterate
 from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
@@ -319,6 +319,3 @@ class _Values(dict[Any, Any]):
 def str_join(m: Machine, v: ConstTracker, items: Tracker) -> Any:
     parts = [payload_of(item) for item in iterate(m, items)]
     return fold(m, lambda text, *parts: text.join(parts), (v, *parts), {})
-
-
-__all__ = ["BoundMethodTracker", "FunctionTracker", "text_of"]

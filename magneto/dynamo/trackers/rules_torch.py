@@ -10,7 +10,6 @@ import torch
 
 from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Held, Source
-from magneto.dynamo.trackers import rules_checkpoint, rules_function, rules_functional_call, rules_transform
 from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import FUNCTION_BUILDERS
@@ -19,7 +18,7 @@ from magneto.dynamo.trackers.context import tracked_autocast
 from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.iterator import iterate
-from magneto.dynamo.trackers.klass import ClassTracker, held
+from magneto.dynamo.trackers.klass import held
 from magneto.dynamo.trackers.module import ModuleTracker
 from magneto.dynamo.trackers.rules_tensor import METHODS
 from magneto.dynamo.trackers.size import SizeTracker
@@ -334,6 +333,3 @@ def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
         return NotImplemented
     function, prefix = resolved
     return m.inline(function, [*prefix, *args], kwargs)
-
-
-__all__ = ["ClassTracker", "Held", "rules_checkpoint", "rules_function", "rules_functional_call", "rules_transform", "types"]

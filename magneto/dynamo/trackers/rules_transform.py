@@ -362,4 +362,3 @@ def existing(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | N
 
 
 FUNCTION_BUILDERS.append(existing)
-__all__ = ["TransformTracker", "transformed"]

@@ -14,7 +14,7 @@ from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
-from magneto.dynamo.trackers.dispatch import FALLBACKS, has_rows
+from magneto.dynamo.trackers.dispatch import FALLBACKS
 from magneto.dynamo.trackers.function import FunctionTracker
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.klass import ClassTracker
@@ -236,4 +236,3 @@ def call_torch(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
 
 
 FALLBACKS.append(call_torch)
-__all__ = ["Plain", "call_torch", "element", "graph_argument", "has_rows", "is_graph_callable", "lower", "record", "tensor_method"]

@@ -177,6 +177,3 @@ class _Writer:
 def _sum_type(dtype: torch.dtype) -> str:
     """What cumulative sums run in: eager's type."""
     return "f64" if dtype in (torch.float32, torch.float64) else "f32" if dtype in HALVES else "i64"
-
-
-__all__ = ["ordered_text", "vector_dim"]

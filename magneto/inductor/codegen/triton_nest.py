@@ -245,6 +245,3 @@ def _walked_rows(kernel: FusedKernel) -> Blocks:
     stages = max(1, min(4, 1 + AHEAD // max(turn, 1)))
     x, r = Axis("x", inner, wide), Axis("r", kernel.cols, whole)
     return Blocks(kernel, (x, r), False, max(4, min(16, wide * whole // 512)), outer, stages=stages)
-
-
-__all__ = ["Axis", "Blocks", "blocks_of", "power_above", "widest"]

@@ -98,5 +98,3 @@ OPAQUE = frozenset(
     if (op := getattr(namespace, name, None)) is not None
 )
 """Operations whose result has a layout that only the library knows."""
-
-__all__ = ["OPAQUE", "as_vector", "packed_product", "packs"]

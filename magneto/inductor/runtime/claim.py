@@ -53,6 +53,3 @@ def _references() -> int:
 def _users() -> int:
     """Users of the storage of a tensor of its own, the object that is asked included."""
     return int(torch._C._storage_Use_Count(torch.empty(1).untyped_storage()._cdata))  # type: ignore[attr-defined]
-
-
-__all__ = ["WORTH", "available", "claim"]

@@ -99,6 +99,3 @@ def _renumbered(i: Instruction, numbers: dict[int, int], n_inputs: int) -> Instr
     for place in REGISTERS[i[0]]:
         found[place] = tuple(map(number, i[place])) if isinstance(i[place], tuple) else number(i[place])
     return tuple(found)
-
-
-__all__ = ["Parted", "parted"]

@@ -182,6 +182,3 @@ _LOOKUP = re.compile(r"aten\._?(unsafe_)?index(_put)?_?\.")
 _WAITS = re.compile(
     r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|unique|bincount|histc|ctc_loss|_cudnn_rnn|nms"
 )
-
-
-__all__ = ["capturing", "recordable", "recorded", "release", "stream"]

@@ -40,6 +40,3 @@ def scale_on_device(made: torch.Tensor, factor: torch.Tensor) -> None:
         found[kernel](made, factor)
     else:
         made.mul_(factor)
-
-
-__all__ = ["kernel_of", "scale_on_device"]

@@ -85,6 +85,3 @@ def changes_of(notes: Sequence[Mapping[str, Any]], stream: int, skipped: int) ->
             name, size = living.pop(note["addr"])
             changes.append((name, -size))
     return changes, held
-
-
-__all__ = ["MIB", "Changes", "blocks", "changes_of", "rounded", "segments"]

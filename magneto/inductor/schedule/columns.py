@@ -184,6 +184,3 @@ def _sound(own: Sequence[Member], added: Sequence[Member]) -> bool:
     """What the sums read of the other kernel's results, they read where these are computed."""
     places: dict[str, Expr] = {m.name: m.store for m in own}
     return all(load.index is places.get(load.buffer, load.index) for m in added for load in member_loads(m.body))
-
-
-__all__ = ["COLUMNS", "join_columns", "rows_beside"]

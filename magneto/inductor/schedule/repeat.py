@@ -107,6 +107,3 @@ def _step(kernels: Sequence[FusedKernel], rows: Sequence[_Row]) -> TableKernel:
     why = f"{len(rows)} kernels that are equal but for their memory"
     names, offsets = tuple(row.names for row in rows), tuple(row.offsets for row in rows)
     return TableKernel(rows[0].kernel, names, (1,) * len(rows), stored, origins, why, offsets, rows[0].wide)
-
-
-__all__ = ["repeated"]

@@ -62,6 +62,3 @@ def _moves(step: Step) -> bool:
     if isinstance(step, FusedKernel):
         return not any(member.kind == SCATTER for member in step.members)
     return isinstance(step, LibraryCall) and step.out_op is not None and torch.Tag.nondeterministic_seeded not in step.op.tags
-
-
-__all__ = ["results_last"]

@@ -41,6 +41,3 @@ def _added(node: Ordered) -> tuple[Value, ...]:
     if isinstance(body, Op) and body.name == "where" and node.init is zero and body.args[2] is zero:
         return body.args[1], body.args[0]
     return (body,)
-
-
-__all__ = ["with_scatters"]

@@ -19,7 +19,7 @@ from magneto.base.varying import chosen
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Program, ViewOf, reads
 from magneto.inductor.schedule.dependence import predecessors
 from magneto.inductor.schedule.fuse import No, Yes, may_fuse
-from magneto.inductor.schedule.group import CannotSchedule, Group, group_of, static_sizes
+from magneto.inductor.schedule.group import Group, group_of, static_sizes
 from magneto.inductor.schedule.kernel import FusedKernel, OrderedKernel, Step, member_loads
 
 LARGE = 1 << 17  # bytes whose life matters in training
@@ -270,6 +270,3 @@ def _kernel(group: Group, unit: int, readers: Mapping[str, set[int]], pinned: fr
             needed.update(load.buffer for load in member_loads(member.body))
     names = tuple(m.name for m in reversed(live) if m.name in stored)
     return FusedKernel(group.rows, group.cols, tuple(reversed(live)), names, group.origins, "; ".join(group.why))
-
-
-__all__ = ["CannotSchedule", "Schedule", "schedule"]

@@ -30,6 +30,3 @@ def _changes(plan: Schedule, memory: Memory) -> Iterator[tuple[str, int]]:
         if position < end and size > MIB:
             yield buffer.name, size
             dying.setdefault(until, []).append((buffer.name, -size))
-
-
-__all__ = ["first_blocks"]

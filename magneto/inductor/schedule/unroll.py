@@ -103,6 +103,3 @@ class _Turn:
     def _index(self, index: Expr) -> Expr:
         computed: dict[Expr, Expr] = {s: Indirect(self.value(s.value), s.extent) for s in index.free if isinstance(s, Indirect)}
         return substitute(index, {**self.mapping, **computed})
-
-
-__all__ = ["unrolled", "worthwhile"]

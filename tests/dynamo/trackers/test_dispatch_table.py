@@ -11,11 +11,8 @@ import types
 import pytest
 import torch
 
-from magneto.dynamo import trackers
 from magneto.dynamo.trackers.dispatch import PURE, TABLE
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
-
-assert trackers.RULES
 
 CONTAINERS = (list, tuple, dict, collections.OrderedDict, set, frozenset, collections.deque)
 

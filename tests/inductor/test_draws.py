@@ -23,7 +23,6 @@ from magneto.inductor import draws
 from magneto.inductor import halves as joining
 from magneto.inductor.devices import split
 from magneto.inductor.halves import Joined
-from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.philox import advance_of, limit_of, threads_of, vector_of, word_of
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.lower.dropout import DROPOUT
@@ -32,6 +31,7 @@ from magneto.prims import prims
 from magneto.prims.decompose import decompose
 from tests.aot_autograd.capture import capture
 from tests.inductor.codegen.triton_draws import DRAWS
+from tests.inductor.loops.interp import run_program
 from tests.inductor.lower.prim_graphs import Graph, check
 from tests.inductor.test_device_halves import CPU, CUDA, Building, meta, one_stream, scaled  # noqa: F401
 

@@ -1,7 +1,1 @@
-"""The loops IR: grammar (`ir`), text (`show`, `parse`), checks (`verify`), meaning (`interp`)."""
-
-from __future__ import annotations
-
-from magneto.inductor.loops import show
-
-__all__ = ["show"]
+"""The loops IR: grammar (`ir`), text (`show`). Its meaning, the reader of its text and its checks are the tests' (tests/inductor/loops)."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from magneto.inductor.compile import compile_program
-from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.ir import Program
 from magneto.inductor.lower import lower_graph
+from tests.inductor.loops.interp import run_program
 from tests.inductor.lower.prim_graphs import Graph
 
 

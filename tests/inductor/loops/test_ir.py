@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.ir import (
     Buffer,
     Const,
@@ -30,10 +29,11 @@ from magneto.inductor.loops.ir import (
     reduce_symbols,
     walk_values,
 )
-from magneto.inductor.loops.parse import parse_program
 from magneto.inductor.loops.show import show_node, show_program
-from magneto.inductor.loops.verify import InvalidProgram, verify_program
 from magneto.symbolic import Sym, compare
+from tests.inductor.loops.interp import run_program
+from tests.inductor.loops.parse import parse_program
+from tests.inductor.loops.verify import InvalidProgram, verify_program
 
 F, B, L = torch.float32, torch.bool, torch.int64
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import torch
 from torch import fx
 
 from magneto.graph.meta import TensorMeta
-from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.ir import Program
-from magneto.inductor.loops.parse import parse_program
 from magneto.inductor.loops.show import show_program
-from magneto.inductor.loops.verify import verify_program
 from magneto.inductor.lower import PRIM_ROWS, lower_graph
 from magneto.prims import PRIMS
+from tests.inductor.loops.interp import run_program
+from tests.inductor.loops.parse import parse_program
+from tests.inductor.loops.verify import verify_program
 
 
 def _var(x: torch.Tensor, dims: Sequence[int], correction: float) -> tuple[torch.Tensor, torch.Tensor]:

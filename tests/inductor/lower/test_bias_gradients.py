@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from magneto.graph.meta import TensorMeta
-from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.ir import LibraryCall, Program, Reduction
 from magneto.inductor.lower import lower_graph
+from tests.inductor.loops.interp import run_program
 from tests.inductor.lower.prim_graphs import Graph
 
 aten = torch.ops.aten

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.ir import LibraryCall, Pointwise, Reduction, ViewOf, reads
 from magneto.inductor.lower import CannotLower, lower_graph
+from tests.inductor.loops.interp import run_program
 from tests.inductor.lower.prim_graphs import Graph, check
 
 aten = torch.ops.aten
@@ -205,7 +205,7 @@ def test_wrong_index_raises_eagers_error() -> None:
     g = Graph()
     table, index = g.input(torch.randn(9, 4)), g.input(torch.tensor([1, 8, 0]))
     g.output(g.index_select(table, 0, index), g.exp(g.index_select(table, 0, index)))
-    from magneto.inductor.loops.interp import run_program
+    from tests.inductor.loops.interp import run_program
 
     with pytest.raises(IndexError):
         run_program(lower_graph(g.fx), torch.randn(9, 4), torch.tensor([1, 9, 0]))
@@ -352,8 +352,8 @@ def test_symbolic_sizes() -> None:
     from torch import fx
 
     from magneto.graph.meta import TensorMeta
-    from magneto.inductor.loops.interp import run_program
     from magneto.symbolic import Sym
+    from tests.inductor.loops.interp import run_program
     from tests.inductor.lower.prim_graphs import Prim
 
     s = Sym("s0", 2)

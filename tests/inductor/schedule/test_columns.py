@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magneto.inductor.loops.interp import run_program
-from magneto.inductor.loops.verify import verify_program
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.columns import join_columns
 from magneto.inductor.schedule.kernel import COLUMN, FusedKernel, TableKernel
@@ -14,6 +12,8 @@ from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
 from tests.inductor.codegen.triton_cases import as_on_a_gpu, norm_backward, sizes_for
+from tests.inductor.loops.interp import run_program
+from tests.inductor.loops.verify import verify_program
 from tests.inductor.lower.prim_graphs import Graph
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magneto.inductor.loops.interp import run_program
 from magneto.inductor.loops.ir import Pointwise, Reduction, loads, reduce_symbols
-from magneto.inductor.loops.verify import verify_program
 from magneto.inductor.lower import lower_graph
 from magneto.inductor.schedule.split import ENOUGH, split_reductions
 from magneto.symbolic import coefficient
+from tests.inductor.loops.interp import run_program
+from tests.inductor.loops.verify import verify_program
 from tests.inductor.lower.prim_graphs import Graph
 
 

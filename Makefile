@@ -53,7 +53,7 @@ types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
 docs: $(VENV)/.test
-	$(VENV)/bin/python -m magneto.debug.pages docs
+	$(VENV)/bin/python -m docs.pages docs
 
 # In place, with the interpreter given by PY (no virtual environment needed): make ext PY=python3.12
 ext:

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from docs.operators import Operator, public_operators, rounding_of
 from magneto.backends import pipeline
 from magneto.backends.pipeline import Pass, Unit
 from magneto.base.flags import config
-from magneto.prims.operators import Operator, public_operators, rounding_of
 from tests.prims.operator_samples import DTYPES, KINDS, Call, Kind, calls_of
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from docs.operators import Operator, public_operators
 from magneto.backends import pipeline
-from magneto.prims.operators import Operator, public_operators
 from tests.prims.exactness import bound_of, check, comparable, describe, kinds, numpy_terms, special_for
 from tests.prims.operator_samples import DTYPES, FLOATS, KINDS, Kind, calls_of
 

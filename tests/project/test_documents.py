@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from magneto.debug import pages
+from docs import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,4 +1,4 @@
-"""Documentation pages that are generated from tables: errors, flags, opcodes, operators. `python -m magneto.debug.pages docs` writes them.
+"""Documentation pages that are generated from tables: errors, flags, opcodes, operators. `python -m docs.pages docs` writes them.
 
 A test compares the files with what this module says, so that the pages cannot lag behind the code.
 """
@@ -101,7 +101,7 @@ _BECOMES = {
 def prims_page() -> str | None:
     """docs/prims.md: what becomes of each public operator; None where torch is missing or another version than the page is about."""
     try:
-        operators = importlib.import_module("magneto.prims.operators")
+        operators = importlib.import_module("docs.operators")
         version = importlib.import_module("torch").__version__
     except ImportError:
         return None
@@ -109,7 +109,7 @@ def prims_page() -> str | None:
         return None
     rows = operators.public_operators()
     parts = [
-        _MADE.format(table="`magneto/prims/operators.py` and `magneto/prims/decompositions/`") + "# Operators\n",
+        _MADE.format(table="`docs/operators.py` and `magneto/prims/decompositions/`") + "# Operators\n",
         f"The {len(rows)} functional overloads of PyTorch {version.partition('+')[0]}'s public operators, and what becomes of each. Complex numbers are always library calls. "
         '"Bits" says whether a decomposition gives the same bits as eager on the CPU, or how far the last digit may be off: tested over dtypes and layouts by `tests/prims/test_operators.py`.\n',
     ]
@@ -123,7 +123,7 @@ def prims_page() -> str | None:
 
 def _complete_run() -> str | None:
     """What `python -m tests.prims.exactness --record` has counted; None outside of the repository."""
-    path = Path(__file__).parents[2] / "benchmarks" / "results" / "prims.json"
+    path = Path(__file__).parents[1] / "benchmarks" / "results" / "prims.json"
     if not path.exists():
         return None
     slices: dict[str, dict[str, Any]] = json.loads(path.read_text())["slices"]

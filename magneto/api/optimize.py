@@ -27,7 +27,6 @@ MODES: Mapping[str, Mapping[str, bool]] = {
     "no-cudagraphs": {"cuda_graphs": False},
 }
 """Flags that a mode sets."""
-_policies: list[Any] = []
 
 
 def optimize(

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from magneto.dynamo.guards.source import Source
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
-_View: Any = types.MappingProxyType
-
 
 class ReadOnlyTracker(Tracker):
     """A view of `mapping`."""

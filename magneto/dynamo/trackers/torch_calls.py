@@ -82,15 +82,6 @@ def is_graph_callable(fn: Any) -> bool:
     return tensor_method(fn) is not None
 
 
-class Plain:
-    """A value that goes into a graph node as it is."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 def lower(m: Machine, v: Tracker) -> Any:
     """The graph argument of a tracker: nested Python values whose only tracker leaves are TensorTrackers and SizeTrackers."""
     if isinstance(v, (TensorTracker, SizeTracker)):
@@ -129,12 +120,6 @@ def plain_number(value: Any) -> Any:
             if isinstance(value, cls):
                 return cls(value.value)
     return value.item() if is_numpy_scalar(value) and hasattr(value, "item") else value
-
-
-def graph_argument(m: Machine, v: Tracker) -> Any:
-    """`lower`, with plain values marked."""
-    found = lower(m, v)
-    return found if isinstance(found, (TensorTracker, SizeTracker, list, tuple, dict, slice)) else Plain(found)
 
 
 def element(m: Machine, value: Any, step: Any) -> Any:

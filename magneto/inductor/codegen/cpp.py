@@ -511,7 +511,6 @@ class Writer:
     def _outer_row(self) -> list[str]:
         """Accumulators for a block of rows side by side; the vector loop runs over the rows of the block."""
         emitter, row = self.emitter, self.emitter.scopes[-1]
-        depth = len(emitter.scopes) - 1
         body: list[str] = list(row.lines)
         row.lines.clear()
         vector = self.nest.inner[-1]
@@ -535,7 +534,7 @@ class Writer:
                 for fold in folds:
                     body.extend(fold.declare_across(block, self._block))
                 position = len(dims) - 1
-                fill = Fill(self, stores, folds, keeps, across=True, results=dict(results), blocks=block, vector_depth=depth + len(dims))
+                fill = Fill(self, stores, folds, keeps, across=True, results=dict(results), blocks=block)
                 step = max(1, ROWS_BLOCK // max(1, prod(d.size for d in dims[1:-1])))
                 cut = bool(blocked) and (dims[0].size > step or bool(self.nest.any))
                 loop = self.loops(dims, fill, {position: ("lo", "hi"), **({0: ("b", "e")} if cut else {})})

@@ -53,11 +53,10 @@ class Fill:
         across: bool = False,
         results: dict[str, tuple[str, torch.dtype]] | None = None,
         blocks: str = "",
-        vector_depth: int = 0,
         downs: Sequence[Fold] = (),
     ) -> None:
         self.writer, self.stores, self.folds, self.keeps, self.downs = writer, stores, folds, keeps, downs
-        self.across, self.results, self.blocks, self.vector_depth = across, results or {}, blocks, vector_depth
+        self.across, self.results, self.blocks = across, results or {}, blocks
         self.streamed: dict[str, str] = {}  # member -> array of the piece
         self.widened: dict[
             Load, str

@@ -180,8 +180,7 @@ class Builder:
         kwargs = [(name, self.argument(v)) for name, v in step.kwargs]
         function = fast_callable(step)
         if step.out_op is not None:
-            names = out_names(step)
-            kwargs += [(n, self.buffer(b.name)) for n, b in zip(names, step.buffers, strict=True)]
+            kwargs += [(n, self.buffer(b.name)) for n, b in zip(step.out_names, step.buffers, strict=True)]
             self.instructions.append(("CALL", -1, function, (*args, *(r for _, r in kwargs)), tuple(n for n, _ in kwargs)))
             return
         result = self.fresh() if any(b is not None for b in step.outputs) else -1
@@ -246,13 +245,6 @@ def same_tensor(view: ViewOf, buffer: Buffer) -> bool:
     if view.offset != 0 or view.shape != buffer.shape or view.dtype is not buffer.dtype:
         return False
     return all(n == 1 or s == t for n, s, t in zip(view.shape, view.strides, buffer.strides, strict=True))
-
-
-def out_names(step: LibraryCall) -> list[str]:
-    """Names of the out= arguments."""
-    assert step.out_op is not None
-    schema = step.out_op._schema
-    return [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write and a.kwarg_only]
 
 
 def _constant_key(value: Any) -> Any:

@@ -23,7 +23,7 @@ from torch import fx
 from magneto import _C
 from magneto.base.dataclass import dataclass
 from magneto.base.events import counter
-from magneto.base.flags import FLAGS, config
+from magneto.base.flags import config
 from magneto.base.logs import LOOPS, dumping, logging
 from magneto.graph import TensorMeta
 from magneto.inductor.runtime import claim, plan_code
@@ -73,7 +73,7 @@ def key_of_graph(
     except _NotKept:
         counter("graphs_not_kept")
         return None
-    flags = [f"{flag.name}={getattr(config, flag.name)!r}" for flag in FLAGS if flag.in_cache_key]
+    flags = [f"{name}={value!r}" for name, value in config.cache_key()]
     machine = ("", "") if isinstance(compiler, NoCompiler) else (compiler.key(), str(vector_math_level()))
     where = foreign and foreign + _cudnn(), f"{torch.get_default_dtype()} {torch.are_deterministic_algorithms_enabled()}"
     rest = sorted(written.items()), sorted(state), training, _C.pages_watched() < 0

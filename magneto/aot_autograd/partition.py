@@ -49,7 +49,6 @@ class Partition:
     forward: fx.Graph
     backward: fx.Graph
     kept: tuple[Kept, ...]
-    n_extras: int
     gradients: tuple[Gradient, ...]
     origins: tuple[frozenset[int], ...]
 
@@ -94,7 +93,7 @@ def partition(joint: JointGraph) -> Partition:
     drop_dead(forward)
     backward = _backward_graph(joint, kept_nodes, wanted)
     gradients = tuple(_gradient(node, wanted, joint.tangents) for node in joint.gradients)
-    return Partition(forward, backward, tuple(kept), len(extras), gradients, joint.origins)
+    return Partition(forward, backward, tuple(kept), gradients, joint.origins)
 
 
 def _wanted(joint: JointGraph) -> list[fx.Node]:

@@ -22,5 +22,5 @@ from magneto.symbolic.nodes import (
     to_expr,
     walk,
 )
-from magneto.symbolic.printing import coefficient, evaluate, parse_expr, strided_form, substitute, to_c, to_python
+from magneto.symbolic.printing import coefficient, evaluate, strided_form, substitute, to_c, to_python
 from magneto.symbolic.rules import RULES, compare, conj, floordiv, maximum, minimum, mod, within

@@ -205,7 +205,7 @@ def relu_behind_a_norm(size: int) -> tuple[partition.Partition, list[torch.Tenso
     wanted = torch.autograd.grad(net(*inputs), inputs[1:], tangent)
     plain = [t.detach() for t in inputs]
     results = run_graph(cut.forward, plain)
-    n = len(results) - cut.n_extras
+    n = len(results) - sum(k.kind == "extra" for k in cut.kept)
     sources = {"input": plain, "result": results[:n], "extra": results[n:]}
     return cut, [*(sources[k.kind][k.index] for k in cut.kept), tangent], [*wanted]
 

@@ -20,12 +20,12 @@ from magneto.symbolic import (
     evaluate,
     maximum,
     minimum,
-    parse_expr,
     strided_form,
     substitute,
     to_c,
     to_python,
 )
+from tests.symbolic.parse import parse_expr
 from tests.symbolic.random_exprs import SYMBOLS, random_expr
 
 pytestmark = pytest.mark.torchfree

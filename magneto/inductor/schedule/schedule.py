@@ -28,14 +28,13 @@ CANDIDATES = 16  # groups that one node tries to join
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`steps` in order; `buffers`: every buffer by name; `fused_away`: buffers that never exist in memory; `into`: buffers that are an input's memory,
+    """`steps` in order; `buffers`: every buffer by name; `into`: buffers that are an input's memory,
     by whose kernels, from step `last` on, that input is written. The first `prepared` steps depend on the inputs `watched` only and run when those have
     changed; what later steps read of their results is `kept` between calls. From step `tail` on nothing is made but results, which takes over no memory from before."""
 
     program: Program
     steps: tuple[Step, ...]
     buffers: Mapping[str, Buffer]
-    fused_away: frozenset[str]
     into: Mapping[str, str] = field(default_factory=dict)
     last: int = -1
     prepared: int = 0
@@ -242,22 +241,17 @@ def schedule(program: Program, updates: frozenset[str] = frozenset(), training: 
         for name in names:
             readers.setdefault(name, set()).add(unit)
     steps: list[Step] = []
-    stored: set[str] = set()
     for unit in order:
         entry = fusion.units[unit]
         if isinstance(entry, LibraryCall):
             steps.append(entry)
         elif isinstance(entry, Ordered):
             steps.append(OrderedKernel(entry))
-            stored.add(entry.name)
         elif prod(d.size for d in entry.rows):
             kernel = _kernel(entry, unit, readers, fusion.pinned)
-            stored.update(kernel.stored)
             if kernel.stored:
                 steps.append(kernel)
-    computed = {b.name for node in program.nodes for b in node.buffers if not isinstance(node, LibraryCall)}
-    empty = {name for name in computed if prod(buffers[name].shape) == 0}
-    return Schedule(program, tuple(steps), buffers, frozenset(computed - stored - empty))
+    return Schedule(program, tuple(steps), buffers)
 
 
 def _kernel(group: Group, unit: int, readers: Mapping[str, set[int]], pinned: frozenset[str]) -> FusedKernel:

@@ -30,7 +30,8 @@ from magneto.inductor.loops.ir import (
     reduce_symbols,
 )
 from magneto.symbolic import Const as IntConst
-from magneto.symbolic import Expr, Sym, parse_expr
+from magneto.symbolic import Expr, Sym
+from tests.symbolic.parse import parse_expr
 
 
 def _simple_size(e: Expr) -> Size:

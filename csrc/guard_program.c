@@ -495,7 +495,6 @@ static PyMethodDef program_methods[] = {
 
 static PyMemberDef program_members[] = {
     {"failed_row", T_INT, offsetof(mg_program, failed_row), READONLY, "row that failed in the last check; -1: none"},
-    {"n_instructions", T_INT, offsetof(mg_program, n_instructions), READONLY, NULL},
     {"n_exports", T_INT, offsetof(mg_program, n_exports), READONLY, NULL},
     {"n_precise", T_ULONGLONG, offsetof(mg_program, n_precise), READONLY, "checks that evaluated every instruction"},
     {"n_recorded", T_ULONGLONG, offsetof(mg_program, n_recorded), READONLY, "how often the fast list was made"},

@@ -1,4 +1,4 @@
-/* What plan.c, which runs plans, and plan_parse.c, which makes them of Python's tuples, share. */
+/* What plan.c, which runs plans, plan_parse.c, which makes them of Python's tuples, and plan_type.c share. */
 #ifndef MAGNETO_PLAN_H
 #define MAGNETO_PLAN_H
 
@@ -74,6 +74,11 @@ enum { BLOCK_NEVER = 0, BLOCK_ASK = 1, BLOCK_TAKE = 2 }; /* PlanInstr.slot of an
 /* plan.c. The address of the first element of a tensor: 0, or -1 with an exception. torch's table of DLPack functions, or NULL (no exception is left). */
 int mg_plan_data(PyObject *tensor, void **out);
 const mg_dlpack_api *mg_plan_dlpack(void);
+/* Finds the torch functions that every plan needs: 0, or -1 with an exception. */
+int mg_plan_bind(void);
+void mg_plan_forget(PlanObject *plan, Workspace *ws);
+PyObject *mg_plan_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+PyObject *mg_plan_consume(PyObject *self, PyObject *list);
 
 /* plan_parse.c: 0, or -1 with an exception */
 int mg_plan_parse(PlanObject *plan, PyObject *instructions, PyObject *outputs);

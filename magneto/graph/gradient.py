@@ -18,6 +18,7 @@ from magneto.graph.fake_tensor import FakeMode, make_fake, meta_of
 from magneto.graph.layout import is_dense
 from magneto.graph.meta import TensorMeta
 from magneto.graph.modes import modes_kept
+from magneto.graph.unknown import EXAMPLE, probe
 from magneto.graph.ways import BY_ID
 
 _use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
@@ -135,7 +136,7 @@ def propagate_gradients(
     with modes_kept(grad_enabled), mode:
         for node in graph.nodes:
             if node.op == "placeholder":
-                env[node] = _placeholder(node.meta["val"])
+                env[node] = _placeholder(probe(node.meta["val"], EXAMPLE))
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
                 if isinstance(node.target, str):

@@ -22,6 +22,7 @@ from magneto.base.flags import config
 from magneto.base.heard import taken
 from magneto.graph.fake import fake_call
 from magneto.graph.fallback import DataDependent
+from magneto.graph.gradient import Gradients
 from magneto.graph.meta import TensorMeta
 from magneto.graph.modes import modes_kept
 from magneto.graph.remember import is_torchs, key_of
@@ -113,6 +114,8 @@ class Step:
             if mode
             else "none"
             if val is None
+            else "gradients"
+            if isinstance(node.target, Gradients)
             else "number"
             if number
             else "leaf"
@@ -260,6 +263,8 @@ def _value(step: Step, sizes: tuple[int, ...], now: _Now) -> Any:
         return now.put(step.node, val.probes[0].with_(shape=shape, strides=strides))
     if step.kind == "none":
         return now.put(step.node, None)
+    if step.kind == "gradients":  # of leaves whose sizes are constants, laid out as these
+        return now.put(step.node, val)
     tensors: list[fx.Node] = []
     args = _read(step.args, present, tensors)
     if any(present[node] is UNKNOWN for node in tensors):

@@ -339,7 +339,7 @@ def _record(
     """The node, and a tracker per gradient."""
     recorder = m.recorder  # type: ignore[attr-defined]
     recorder.guard_modes()
-    if any(isinstance(node.meta.get("val"), UnknownMeta) for node in recorder.graph.nodes):
+    if any(isinstance(node.meta.get("val"), UnknownMeta) for node in recorder.graph.nodes) and not _follow_leaves(m, target, inputs):
         _refuse(m, name, "sizes that depend on data are in the graph")
     arguments = tuple(recorder.argument(tuple(values), []) for values in (outputs, seeds, inputs, *(replaced if replaced[0] else ())))
     try:
@@ -365,6 +365,12 @@ def _record(
         item.meta.update(val=meta, stack=node.meta["stack"])
         gradients.append(TensorTracker(meta, node=item))
     return gradients
+
+
+def _follow_leaves(m: Machine, target: Gradients, inputs: Sequence[TensorTracker]) -> bool:
+    """Whether gradients are the same at all sizes: those of leaves whose sizes are constants, laid out as these, in a graph of which some inputs' sizes vary."""
+    constant = not any(isinstance(tensor.meta, UnknownMeta) for tensor in inputs)
+    return constant and target.accumulated and not target.seen and not m.recorder.sizes.found  # type: ignore[attr-defined]
 
 
 def _accumulate(m: Machine, leaf: TensorTracker, gradient: TensorTracker) -> None:

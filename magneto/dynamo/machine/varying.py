@@ -7,6 +7,7 @@ dimension a constant: capture starts again (`settle`). Sizes 0 and 1 are constan
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -168,8 +169,8 @@ class Varying:
         forms = {node: form for node, tracker in recorder.inputs for source, form in self.inputs if source == tracker.source}
         used: dict[int, int] = {}  # symbols, and their numbers in the graph
         for node, form in forms.items():
-            if any(symbol not in used for _, symbol in form.symbols):
-                used.update({symbol: len(used) + k for k, symbol in enumerate(s for _, s in form.symbols if s not in used)})
+            if new := dict.fromkeys(symbol for _, symbol in form.symbols if symbol not in used):
+                used.update(zip(new, itertools.count(len(used))))
                 recorder.keep.add(node)  # from it they are read
             node.meta["form"] = form.renamed(used)
         made = resizer(list(recorder.graph.nodes), lambda node: not node._erased, list(self.decisions.items()), recorder.initial_grad_mode)

@@ -185,8 +185,12 @@ class Families:
         cuts: dict[Key, Cut] = {}
         choices: Choices | None = None
         reason = ""
-        for narrow, few in ATTEMPTS[: 3 if len(key) < 3 else 2]:  # with many sizes samples and attempts are many
-            wanted = probes(key, narrow, few)
+        attempts: list[tuple[bool, bool, Key]] = [
+            (*one, ()) for one in ATTEMPTS[: 3 if len(key) < 3 else 2]
+        ]  # with many sizes samples and attempts are many
+        while attempts:
+            narrow, few, by = attempts.pop(0)
+            wanted = probes(key, narrow, few, by)
             for sizes in wanted:
                 if sizes in nodes:
                     continue
@@ -203,20 +207,23 @@ class Families:
                 if cut is not None:
                     cuts[sizes] = cut
                 samples.append((sizes, *sample))
-            if few and len(samples) < len(wanted):
-                continue
-            found = Family.of(samples, few)
+            if few and not nodes.keys() >= set(wanted):
+                found = reason or "the graph is another one at other sizes"
+            else:
+                found = Family.of(samples, few, by)
             if isinstance(found, str):
                 reason = found
+                if not by and max(divisors := _divisors(key, samples, wanted)) > 1:
+                    attempts = [(*one, divisors) for one in ATTEMPTS[:2]]
                 continue
             try:
-                evidence = Evidence(self.gm, {sizes: values for sizes, values in nodes.items() if found.holds(sizes)})
+                evidence = Evidence(self.gm, {sizes: values for sizes, values in nodes.items() if found.holds(sizes)}, by)
             except Refusal as refusal:
                 reason = refusal.reason
                 continue
             inside = {sizes: cut for sizes, cut in cuts.items() if found.holds(sizes)}
-            rest = [sizes for sizes in probes(key, narrow) if few and sizes not in nodes]
-            return found, evidence, Backwards(self, inside, rest, choices, inputs, samples[0][2].autocast) if cuts else None
+            rest = [sizes for sizes in probes(key, narrow, by=by) if few and sizes not in nodes]
+            return found, evidence, Backwards(self, inside, rest, choices, inputs, samples[0][2].autocast, by) if cuts else None
         return reason
 
 
@@ -231,8 +238,9 @@ class Backwards:
         choices: Choices | None,
         inputs: Sequence[Any],
         autocast: tuple[str, ...],
+        by: Key,
     ) -> None:
-        self.owner, self.cuts, self.rest, self.choices = owner, cuts, rest, choices
+        self.owner, self.cuts, self.rest, self.choices, self.by = owner, cuts, rest, choices, by
         self.cut_at = under_autocast(self._cut_at, autocast)
         self.metas = list(map(_meta_of, inputs))  # not they themselves: that would be memory
         self.name = f"{owner.name}_backward"
@@ -315,7 +323,7 @@ class Backwards:
             except Exception as error:
                 if choices is None:
                     return f"{type(error).__name__}: {error}"
-        return Family.of(samples, bool(self.rest))
+        return Family.of(samples, bool(self.rest), self.by)
 
     def _alone(self, graph: fx.Graph) -> Compiled:
         """A backward of no family."""
@@ -325,6 +333,20 @@ class Backwards:
         counter("sizes_compiled")
         with timer("compile"), timer("backend"), no_collection(), varying(True), taken([]):
             return next(iter(self.cuts.values())).alone(graph, self.name)
+
+
+def _divisors(key: Key, samples: Sequence[Any], wanted: Sequence[Key]) -> Key:
+    """Where there is no family of all sizes, there may be one of those that leave the same as these, divided by these numbers: where the graph is the same at no others."""
+    from magneto.inductor.family import differ
+
+    if len(samples) == 1:
+        return tuple(min(n & -n, 8) for n in key)
+    fits = [sample[0] for sample in samples if not differ(samples[0], sample)]
+    same = [sample[0] for sample in samples if not any((n - m) % 2 for n, m in zip(sample[0], key, strict=True))]
+    if len(fits) == 1 and len(same) > 2:  # (with several sizes there may have been none but these and an end)
+        return (1,) * len(key)
+    columns = zip(zip(*fits, strict=True), zip(*wanted, strict=True), strict=True)
+    return tuple(2 if len({n % 2 for n in fit}) == 1 < len({n % 2 for n in every}) else 1 for fit, every in columns)
 
 
 def _elsewhere(fn: Callable[[], T]) -> T:
@@ -366,7 +388,7 @@ def _kinds(value: Any) -> list[str]:
 class Evidence:
     """What samples say of all sizes: the numbers that describe what the graph's nodes are, as expressions of the sizes. `samples`: what the nodes are there. Refusal where a number that matters is none."""
 
-    def __init__(self, gm: fx.GraphModule, samples: Mapping[Key, Values]) -> None:
+    def __init__(self, gm: fx.GraphModule, samples: Mapping[Key, Values], by: Key = ()) -> None:
         from magneto.inductor.fit import Fit
 
         first, graph = next(iter(samples.values())), set(gm.graph.nodes)
@@ -379,7 +401,7 @@ class Evidence:
             [kind for node in self.nodes for kind in _kinds(values[node])] != [kind for _, kind in owners] for values in samples.values()
         ):
             raise Refusal("what the graph computes depends on sizes")
-        fit = Fit(list(samples))
+        fit = Fit(list(samples), by)
         numbers = {node for node, kind in owners if kind == "number"}
         known: dict[tuple[Any, ...], int | None] = {}
         texts: list[str] = []

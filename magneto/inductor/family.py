@@ -77,16 +77,20 @@ class _Differs(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`domain`: the smallest and the largest of each size. `make`: from sizes to (instructions, the samples' third part)."""
+    """`domain`: the smallest and the largest of each size; divided by `by`, they leave what those of `like` do. `make`: from sizes to (instructions, the samples' third part)."""
 
     domain: tuple[tuple[int, int], ...]
     code: PlanCode
     make: Callable[..., tuple[tuple[tuple[Any, ...], ...], Any]]
     arenas: _Arenas
+    like: Sizes
+    by: Sizes
 
     @staticmethod
-    def of(samples: Sequence[Sample], whole: bool = False) -> Family | str:
-        """The family of the first sample, and of the largest domain between others that is one; why there is none. `whole`: of all samples, or none."""
+    def of(samples: Sequence[Sample], whole: bool = False, by: Sizes = ()) -> Family | str:
+        """The family of the first sample, and of the largest domain between others that is one; why there is none. `whole`: of all samples, or none. `by`: of sizes that leave what it leaves."""
+        by = by or (1,) * len(samples[0][0])
+        samples = [sample for sample in samples if alike(sample[0], samples[0][0], by)]
         why = {sizes: differ(samples[0], sample) for sample in samples for sizes in sample[:1]}
         reason = next((f"at {sizes}: {text}" for sizes, text in why.items() if text), "there are too few samples")
         for domain in _domains(list(why))[:ATTEMPTS]:
@@ -95,11 +99,11 @@ class Family:
                 continue
             if whole and len(kept) < len(samples):
                 break
-            if not _mixed([sizes for sizes, _, _ in kept], domain):
+            if not _mixed([sizes for sizes, _, _ in kept], domain, by):
                 reason = f"between {domain} all samples have the same divisors"
                 continue
             try:
-                return _Template(kept, domain).family()
+                return _Template(kept, domain, by=by).family()
             except _Differs as error:
                 reason = f"between {domain}: {error}"
             except Exception as error:
@@ -109,7 +113,7 @@ class Family:
         return reason
 
     def holds(self, sizes: Sizes) -> bool:
-        return _inside(sizes, self.domain)
+        return _inside(sizes, self.domain) and alike(sizes, self.like, self.by)
 
     def at(self, sizes: Sizes, name: str) -> tuple[_C.Plan, Any] | None:
         """The plan for these sizes, and the samples' third part; None outside of the domain."""
@@ -124,9 +128,9 @@ class Family:
         return plan, rest
 
 
-def probes(sizes: Sizes, narrow: bool = False, few: bool = False) -> list[Sizes]:
+def probes(sizes: Sizes, narrow: bool = False, few: bool = False, by: Sizes = ()) -> list[Sizes]:
     """Sizes at which to take samples for a family of these: themselves, both ends of a domain, and between these prime numbers, even ones, and multiples of 8. Reductions are written in another way from each of ENDS on; where a
-    graph's structure changes in between, `narrow` gives a smaller domain. `few`: those that will do where all are of one family."""
+    graph's structure changes in between, `narrow` gives a smaller domain. `few`: those that will do where all are of one family. `by`: those beside that, divided by these, leave what the sizes leave."""
     lows = [max(2, 3 * n // 4) if narrow else max(end for end in ENDS if end <= n) for n in sizes]
     highs = [5 * n // 4 + 2 if narrow else min((end for end in ENDS if end > n), default=4 * n) - 1 for n in sizes]
     found = [sizes, tuple(lows), tuple(highs)]
@@ -135,7 +139,19 @@ def probes(sizes: Sizes, narrow: bool = False, few: bool = False) -> list[Sizes]
     for step in FEW if few else range(1, STEPS + 1):  # further apart the larger they are; each size in another order
         where = [(step * (2 * k + 1)) % (STEPS + 1) / (STEPS + 1) for k in range(len(sizes))]
         found.append(tuple(_between(low, high, at, step + k) for k, (low, high, at) in enumerate(zip(lows, highs, where, strict=True))))
-    return list(dict.fromkeys(found))
+    beside = [tuple(map(_beside, one, sizes, highs, by or (1,) * len(sizes))) for one in found]
+    return list(dict.fromkeys(beside))
+
+
+def _beside(size: int, like: int, high: int, by: int) -> int:
+    """The next one that leaves the same as another, divided by a number."""
+    found = size + (like - size) % by
+    return found if found <= high else found - by
+
+
+def alike(a: Sizes, b: Sizes, by: Sizes) -> bool:
+    """Do sizes leave the same, divided by these numbers?"""
+    return all((n - m) % divisor == 0 for n, m, divisor in zip(a, b, by, strict=True))
 
 
 ENDS = (2, 32, 256, 2048, 16384, 131072, 1 << 20)
@@ -151,10 +167,14 @@ def _between(low: int, high: int, at: float, turn: int) -> int:
     return times * next((n for n in candidates if all(n % d for d in range(2, math.isqrt(n) + 1))), first)
 
 
-def _mixed(samples: Sequence[Sizes], domain: Sequence[tuple[int, int]]) -> bool:
-    """Are of each size some samples even, and some multiples of 8, and others not?"""
-    columns = zip(zip(*samples, strict=True), domain, strict=True)
-    return all(len({n % by == 0 for n in column}) == 2 for column, (low, high) in columns for by in (2, 8) if high - low >= 2 * by)
+def _mixed(samples: Sequence[Sizes], domain: Sequence[tuple[int, int]], like: Sizes) -> bool:
+    """Are of each size some samples even, and some multiples of 8, and others not? `like`: but where sizes that leave the same, divided by these, cannot be."""
+    return all(
+        len({n % by == 0 for n in column}) == 2
+        for column, (low, high), divisor in zip(zip(*samples, strict=True), domain, like, strict=True)
+        for by in (2, 8)
+        if high - low >= 2 * by and divisor % by and column[0] % math.gcd(divisor, by) == 0
+    )
 
 
 def _inside(sizes: Sizes, domain: Sequence[tuple[int, int]]) -> bool:
@@ -185,9 +205,9 @@ class _Same:
 class _Template:
     """Python source of the instructions, over the sizes n0, n1, ... and the objects c[0], c[1], ... `fitted`: expressions are looked for; otherwise only whether samples have one structure."""
 
-    def __init__(self, samples: Sequence[Sample], domain: Sequence[tuple[int, int]], fitted: bool = True) -> None:
-        self.sizes, self.domain, self.fitted = [sizes for sizes, _, _ in samples], domain, fitted
-        self.fit = Fit(self.sizes)
+    def __init__(self, samples: Sequence[Sample], domain: Sequence[tuple[int, int]], fitted: bool = True, by: Sizes = ()) -> None:
+        self.sizes, self.domain, self.fitted, self.by = [sizes for sizes, _, _ in samples], domain, fitted, by
+        self.fit = Fit(self.sizes, by)
         self.largest = max(range(len(samples)), key=lambda k: self.sizes[k])
         self.objects: list[Any] = []
         self.arenas = _Arenas()
@@ -365,7 +385,7 @@ class _Template:
         names = ", ".join(f"n{k}" for k in range(len(self.sizes[0])))
         source = f"lambda {names}: (({''.join(f'{self._source(line)}, ' for line in self.lines)}), {self._source(self.rest)})"
         make = eval(source, {"c": self.objects, "sqrt": math.sqrt, "bits": bits})
-        return Family(tuple(self.domain), self.codes[self.largest], make, self.arenas)
+        return Family(tuple(self.domain), self.codes[self.largest], make, self.arenas, self.sizes[0], self.by)
 
     def _function(self, launches: Sequence[tuple[int, str, tuple[tuple[str, ...], ...]]]) -> tuple[KernelText, list[str]]:
         """The function that launches of one form call, and what each passes."""

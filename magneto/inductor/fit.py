@@ -49,9 +49,9 @@ class Polynomial:
 class Fit:
     """Expressions true of all `samples` (sizes, each as many as there are symbols)."""
 
-    def __init__(self, samples: Sequence[tuple[int, ...]], quotients: Sequence[str] = ()) -> None:
-        """`quotients`: Python source of what stands in the place of sizes, if anything does."""
-        self.samples, self.quotients = samples, quotients
+    def __init__(self, samples: Sequence[tuple[int, ...]], by: Sequence[int] = (), quotients: Sequence[str] = ()) -> None:
+        """`by`: divided by these, the sizes that are meant leave what the samples do. `quotients`: Python source of what stands in the place of sizes, if anything does."""
+        self.samples, self.by, self.quotients = samples, by or [1] * len(samples[0]), quotients
         self.others: list[Fit] | None = None  # over quotients
         n = len(samples[0])
         powers = sorted(itertools.product(range(DEGREE + 1), repeat=n), key=lambda p: (sum(p), tuple(-x for x in p)))
@@ -68,16 +68,16 @@ class Fit:
     def _divided(self, column: tuple[int, ...]) -> Polynomial | None:
         """A polynomial of sizes of which one, or each, is divided."""
         if self.others is None:
-            self.others = [Fit(*quotients) for quotients in self._quotients()]
+            self.others = [Fit(samples, (), names) for samples, names in self._quotients()]
         return next((found for other in self.others if (found := other.integer(column)) is not None), None)
 
     def _quotients(self) -> Iterator[tuple[list[tuple[int, ...]], list[str]]]:
-        """Samples, and the sources, of sizes of which one or each is divided. Not where no sample leaves some rest: it could be another quotient."""
+        """Samples, and the sources, of sizes of which one or each is divided. Not where no sample leaves some rest that a size may leave: it could be another quotient."""
         columns = list(zip(*self.samples, strict=True))
         names = [f"n{k}" for k in range(len(columns))]
         groups = [(k,) for k in range(len(columns))] + [tuple(range(len(columns)))] * (len(columns) > 1)
         for by, group in itertools.product(DIVISORS, groups):
-            if any(len({n % by for n in columns[k]}) < by for k in group):
+            if any(len({n % by for n in columns[k]}) < by // math.gcd(by, self.by[k]) for k in group):
                 continue
             for more in range(by):
                 divided = [[(n + more) // by for n in column] if k in group else column for k, column in enumerate(columns)]

@@ -180,6 +180,35 @@ def test_losses_that_are_means() -> None:
     assert since.sizes_of_families == 5 and since.sizes_compiled == since.families_refused == 0
 
 
+def test_whole_steps() -> None:
+    """Backward inside, the parameters' update, and a mask: gradients of parameters follow these, whatever the sizes of a batch."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+
+    def stepping(net: nn.Module) -> Callable[..., Any]:
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+        def run(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            optimiser.zero_grad()
+            loss = (net(x).square().mean(-1) * mask).sum() / mask.sum()
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        return run
+
+    plain, compiled = stepping(nets[0]), magneto.optimize("inductor")(stepping(nets[1]))
+    with recording("graph") as graphs:
+        for n in (9, 10, 11, 12, 16, 23, 30):
+            since = since if n > 12 else Since()  # noqa: F821
+            batch = torch.randn(n, 6), torch.arange(n) < n - 2
+            torch.testing.assert_close(compiled(*batch), plain(*batch), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(list(nets[1].parameters()), list(nets[0].parameters()), rtol=1e-4, atol=1e-5)
+    assert len(graphs) <= 5 and since.sizes_of_families == 4
+    assert since.families == since.sizes_compiled == since.sizes_in_eager == since.graphs_in_eager == 0
+
+
 def test_autocast() -> None:
     net, plain, make = language()
 

@@ -127,6 +127,36 @@ def test_a_new_size_of_a_family_asks_no_rules(monkeypatch: pytest.MonkeyPatch) -
         assert len(asked) > known
 
 
+def test_two_dimensions_of_one_size() -> None:
+    def squares(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ x.mT).relu() + x.sum(0), x.tril()
+
+    compiled = magneto.optimize("inductor")(squares)
+    with torch.no_grad(), recording("graph") as graphs:
+        for n in (12, 14, 17, 20, 23, 31, 30, 9):
+            same_at(squares, compiled, torch.randn(n, n))
+    assert len(graphs) == 3
+
+
+def test_what_is_the_same_at_even_sizes_or_at_odd_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a decision of the program, and by what the compiler makes of it: a family for each."""
+    monkeypatch.setattr(config, "size_seconds", 1000.0)
+
+    def decides(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.view(x.shape[0] // 2, 2, 6).sum(1) + x.shape[0] // 2,) if x.shape[0] % 2 == 0 else (x * x.shape[0],)
+
+    def pools(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.max_pool2d(x, 2) * 2,)
+
+    for fn, shape in ((decides, lambda n: (n, 6)), (pools, lambda n: (2, 3, n, n))):
+        compiled = magneto.optimize("inductor")(fn)
+        before = {name: counted(name) for name in ("sizes_compiled", "sizes_in_eager", "families_refused", "families")}
+        with torch.no_grad():
+            for n in (40, 41, 42, 47, 64, 93):
+                same_at(fn, compiled, torch.randn(shape(n)))
+        assert {name: counted(name) - was for name, was in before.items()} == dict.fromkeys(before, 0) | {"families": 2}
+
+
 def test_a_size_that_stays_is_compiled_for_itself() -> None:
     block = Block().eval()
     compiled = magneto.optimize("inductor", dynamic=True)(block)

@@ -211,6 +211,14 @@ def test_lookup_in_a_single_number_and_wrong_devices(recwarn):
     assert not recwarn.list
 
 
+def test_rows_selected_by_a_single_number_are_compiled():
+    def program(x, i):
+        return torch.index_select(x, 1, i) + 1, torch.index_select(x, 0, torch.tensor(2)) * x
+
+    same(program, magneto.optimize("inductor")(program), torch.randn(3, 4), torch.tensor(1))
+    assert magneto.stats()["fallbacks"] == 0
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_jit_trace_records_what_is_compiled():
     """A compiled region ran inside `torch.jit.trace`, which recorded its result as a constant."""

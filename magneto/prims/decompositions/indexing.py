@@ -24,9 +24,9 @@ def _embedding(b: Builder, weight: Value, indices: Value, *rest: Any) -> Value:
 
 @row("index_select.default")
 def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Any:
-    if not x.ndim or index.ndim != 1:
+    if not x.ndim or index.ndim > 1:
         return LIBRARY
-    return b.emit("index_select", x, wrap_dim(dim, x.ndim), index)
+    return b.emit("index_select", x, wrap_dim(dim, x.ndim), index.reshape((index.numel(),)))
 
 
 @row("gather.default")

@@ -18,6 +18,13 @@ import torch.utils.checkpoint
 FLOATS = ("float32",) * 6 + ("float64", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "int8", "uint8", "bool", "int16")
 LARGEST = 20_000  # elements of a value
+LARGE = {
+    1: [(1000,), (4099,), (65537,)],
+    2: [(37, 129), (128, 257), (513, 64), (3, 5000), (4096, 7)],
+    3: [(2, 65, 33), (16, 17, 18), (64, 3, 65), (8, 128, 40)],
+    4: [(2, 16, 9, 33), (1, 3, 32, 64), (3, 33, 5, 5), (2, 8, 31, 17)],
+}
+"""Shapes whose loops are cut into parts, vectors with a rest, and several threads' portions."""
 
 UNARY = """
 {x}.abs() -{x} {x}.exp() {x}.sin() {x}.cos() {x}.tanh() {x}.sigmoid() F.relu({x}) F.gelu({x}) F.silu({x}) F.softplus({x}) {x}.sqrt() {x}.square() {x}.sign()
@@ -164,6 +171,143 @@ BLOCK = (
     "{v} = sum([{x}, {x}, {y}])",
     "{v} = {x}; {v} = {v}.add_(1) if {v}.dtype.is_floating_point else {v} + 1",
 )
+WIDE = """
+{x}.nanmedian({d})[0] {x}.median({d}).indices {x}.mode({d})[1] {x}.kthvalue(({n}+1)//2,{d})[0] {x}.kthvalue({n},{d}).indices {x}.quantile(0.7) {x}.median()
+{x}.nanmean() {x}.nansum() {x}.nansum(dtype=torch.float64) {x}.cummin({d})[0] {x}.cummax({d})[1] {x}.cummin({d}).indices {x}.topk(({n}+1)//2,{d})[0]
+{x}.msort() torch.aminmax({x},dim={d})[1] {x}.argmin({d},keepdim=True) {x}.argmax() {x}.all({d},keepdim=True) {x}.any() {x}.prod()
+{x}.prod({d},dtype=torch.float64) {x}.sum(({d},{f})) {x}.mean(dtype=torch.float64) {x}.amax(()) {x}.amin() {x}.amax((0,-1),keepdim=True) {x}.var()
+{x}.std(({d},{f}),keepdim=True) torch.var_mean({x},correction=0)[0] torch.logsumexp({x},(0,-1)) {x}.norm(p=0) {x}.norm(p=3,dim={d}) torch.linalg.norm({x})
+torch.linalg.norm({x},'nuc') torch.linalg.matrix_norm({x},1) torch.trapezoid({x},dx=0.5) {x}.cumsum({d},dtype=torch.int32) {x}.count_nonzero()
+{x}.diff(n=2,dim={d}) {x}.softmax({d},dtype=torch.float64) {x}.log_softmax({d},torch.float32) {x}.sum({d},dtype=torch.int32) {x}.sum({d},dtype=torch.float16)
+{x}.float().histc(5) torch.renorm({x},1,{d},0.5) {x}.cumprod({d},dtype=torch.float64) torch.special.logsumexp({x},{d}) {x}.max({d},keepdim=True)[1]
+{x}.min({d}).indices {x}.sum({d}).argmax() {x}.max()-{x}.min() {x}.nansum(({d},{f})) {x}.std(correction=3) {x}.float().std_mean() {x}.cumsum({d}).cumsum({f})
+{x}.cumsum({d})[...,-1] {x}.bool().sum({d}) {x}.bool().prod({d}) {x}.bool().cumsum({d}) {x}.bool().any({d}) {x}.bool().amax({d}) {x}.bool().argmax({d})
+{x}.to(torch.uint8).sum() {x}.to(torch.int8).sum({d}) {x}.to(torch.uint8).prod({d}) {x}.to(torch.int8).cumsum({d}) {x}.to(torch.int16).amin({d})
+{x}.to(torch.uint8).argmin({d}) {x}.long().cumprod({d}) {x}.to(torch.int32).max({d})[1] {x}.bool().long().sum() {x}.to(torch.uint8).cumprod({d})
+{x}.to(torch.int8).min({d})[0] {x}.half().sum({d}) {x}.half().mean() {x}.half().var({d}) {x}.bfloat16().cumsum({d}) {x}.bfloat16().softmax({d})
+{x}.bfloat16().logsumexp({d}) {x}.half().norm({d})
+
+{x}//({y}+10) {x}//-3 {x}%-3 {x}.remainder(-2) {x}.fmod(-3) -7%({x}.abs()+1) 5//({x}.abs()+1) torch.fmod({x},{y}) {x}.remainder({y}) {x}%{y}
+{x}.floor_divide({y}) {x}/0 {x}*float('nan') {x}.round(decimals=1) {x}.round(decimals=-1) {x}<<{y}.abs().clamp(max=3) {x}>>{y}.abs().clamp(max=7)
+1<<{x}.abs().clamp(max=4) {x}&3 {x}|1 {x}^5 ~({x}>0) {x}.logical_xor({y}) torch.lcm({x},{y}) {x}**0.5 {x}**-1 {x}**{y} 0**{x} (-2)**{x} {x}.pow(2.5) True+{x}
+{x}+True {x}*2.5 {x}>0.5 {x}==True 2.5>{x} {x}!=False {x}.clamp(min={y}) {x}.clamp({y},{y}+1) {x}.clamp(max=2) {x}.clip(-1.5,None) {x}.clamp(2,-1)
+{x}.clamp(float('nan'),1.) torch.sgn({x}) {x}.positive() {x}.absolute() torch.float_power({x},2) {x}.ldexp(torch.tensor([2])) torch.frexp({x})[1]
+torch.frexp({x}).mantissa torch.copysign({x},-1) torch.where({x}>0,{x},{y}) torch.where({x}>0,1,{x}) torch.where({x}>0,1.5,0) torch.lerp({x},{y},{x})
+{x}.addcmul({y},{x},value=2) {x}.logit(0.1) {x}.acos() {x}.asin() {x}.acosh() {x}.atanh() {x}.tan() {x}.log() {x}.log10() {x}.log2() {x}.erfc() {x}.erfinv()
+{x}.abs().add(1).digamma() torch.special.i0({x}) torch.special.i1({x}) torch.special.i1e({x}) torch.special.erfcx({x}) torch.special.round({x})
+torch.xlogy({x},{y}) torch.logaddexp2({x},{y}) torch.rad2deg({x}) torch.isposinf({x}) torch.isneginf({x}) torch.isinf({x}) torch.isreal({x})
+{x}.not_equal({y}) torch.greater({x},{y}) {x}.less_equal(1) F.softplus({x},2,1.5) F.elu({x},0.5) F.hardshrink({x},0.3) F.threshold({x},0.5,-1) F.glu({x},{d})
+F.hardtanh({x},-0.2,0.9) F.leaky_relu({x},-0.2) F.celu({x},1.5) F.softshrink({x},0.2) {x}.atan2({y}) {x}.arctan2({y}) {x}.fmax({y}) {x}.fmin({y})
+{x}.maximum({y}) {x}.logaddexp({y}) {x}.exp2() {x}.fix() {x}.hypot({y}) torch.square({x}) {x}.sub({y},alpha=2) torch.add({x},{y},alpha=-1)
+torch.add({x},1,alpha=3) torch.rsub({x},2,alpha=3) torch.sub(2,{x})
+
+{x}+torch.tensor(2.5) torch.tensor(2)-{x} {x}/torch.tensor(2) {x}.sum()*{y} {x}.mean()+{x}.to(torch.int32) {x}.to(torch.int8)+{y} {x}.to(torch.int8)*2
+{x}.to(torch.int16)*300 {x}.to(torch.int8)*100 {x}.bool()+1 {x}.bool()*{y} {x}.bool()/2 {x}.bool().float()-0.5 {x}.bool()+{y}.bool() {x}.bool()*2.5
+{x}.bool()&{y}.bool() {x}.abs().byte()//2 -{x}.abs().to(torch.uint8) {x}.to(torch.int64)/3 {x}.long().float() {x}.long()*{x} {x}.double()*{y} {x}.half()+{y}
+{x}.bfloat16()*{y}.half() {x}.half()*{y}.bfloat16() {x}.half()+1e5 {x}.half()*1e-8 {x}.bfloat16()+0.001 {x}.bfloat16()//0.3 {x}.half()%0.3 {x}.half().exp()
+{x}.bfloat16().sigmoid() {x}.half().pow(3) {x}.half()**{y} {x}.to(torch.int32)*2**30 {x}.to(torch.int32)+2**31 {x}.long()*2**62 {x}.long()-2**63
+{x}.to(torch.int8)+127 {x}.to(torch.int8)//-1 {x}.to(torch.int8)%-3 {x}.to(torch.int8).abs() {x}.to(torch.int8)<<6 {x}.to(torch.int8)>>2
+{x}.to(torch.int16).neg() {x}.abs().to(torch.uint8)-5 {x}.abs().to(torch.uint8)<<7 {x}.abs().to(torch.uint8)**2 {x}.to(torch.int32)**2
+{x}.to(torch.int32).float().sqrt() {x}.to(torch.int32).sqrt() {x}.to(torch.int32).sigmoid() {x}.bool().exp() torch.maximum({x}.to(torch.int32),{y})
+torch.cat([{x}.half(),{x}.long()]) {x}.to(torch.int16).clamp(-1.5,1.5) {x}.to(torch.int32).clamp({y},2*{y}) {x}.detach().abs().to(torch.uint16)
+{x}.detach().view(torch.uint8) {x}.detach().to(torch.float8_e4m3fn) {x}/{x}.numel() {x}.new_tensor(2)*{y} {x}*torch.finfo(torch.float32).eps {x}+{x}.dim()
+torch.full_like({x},2)/{y} torch.arange({n})/3 torch.arange(0,1,0.3)*{x}.sum() torch.arange({n},0,-1) torch.arange(1.5,{n}+2) torch.logspace(-1,1,4)
+torch.full((2,),True) torch.full((2,2),3) torch.eye({n},3) torch.zeros_like({x})-0.0 torch.arange({n}).to(torch.uint8)*200 torch.tensor([1,2.5])*{x}.sum()
+torch.tensor(True)+{x} ({x}>0)+({y}>0) ({x}>0)*1.0 ({x}>0).sum()*0.5 ({x}>0).float().mean() ({x}>0)^({y}>0) ({x}>0).to({x}.dtype)*{y} ({x}>0)==({y}>0)
+({x}>0)<({y}>0) torch.logical_and({x}>0,{y}) ~({x}>0)&({y}<1) ({x}>0).int()-1 ({x}>0).long()*{x}.shape[-1]
+
+torch.complex({x},{x}).angle() torch.complex({x},{x}).exp().imag torch.complex({x},{x}).sqrt().real torch.complex({x},{x}).sum({d}).abs()
+torch.fft.fft({x},dim={d}).abs() torch.fft.ifft({x}).imag torch.fft.fftn({x}).abs() torch.fft.rfft2({x}).real torch.fft.hfft({x})
+torch.fft.ifftshift({x},dim={d}) torch.fft.fftfreq({n}) torch.complex({x},{x})+1 torch.complex({x},{x}).conj() torch.complex({x},{x}).conj()*2
+torch.complex({x},{x}).mean({d}) torch.complex({x},{x}).reshape(-1).flip(0) torch.complex({x},{x})[...,:1].imag torch.complex({x},{x}).abs().sum()
+torch.complex({x},{x}).pow(2).imag torch.complex({x},{x})==1 torch.complex({x},{x}).isnan() {x}+1j {x}*1j {x}-2j*{x} {x}.to(torch.complex64).real
+{x}.to(torch.complex128)*{x} torch.view_as_real({x}.to(torch.complex64)) torch.polar({x}.abs(),{x}) torch.complex({x},{x}).adjoint()
+torch.complex({x},{x}).prod() torch.complex({x},{x}).cumsum({d}).real torch.real({x}*1j) torch.stack([{x}*1j,{x}*1j])[0].imag torch.where({x}>0,{x}*1j,{x}*2)
+torch.cat([{x}*1j,{x}*2j],{d}).imag ({x}*1j).mT.imag ({x}*1j).sigmoid().real ({x}*1j).tanh().imag torch.sgn({x}+1j*{x}) torch.fft.rfft({x},n=4).abs()
+torch.fft.irfft({x}+1j,n=5) torch.fft.fft2({x}).abs().sum() torch.fft.fft({x}.double()).imag torch.linalg.matrix_exp({x}@{x}.mT*0.01)
+torch.linalg.matrix_rank({x}) torch.linalg.vecdot({x},{x}) torch.linalg.vecdot({x},{x},dim={d}) torch.linalg.eigh({x}@{x}.mT)[0] torch.linalg.lu({x})[2]
+torch.einsum('ii->i',{x}@{x}.mT) torch.einsum('ii',{x}@{x}.mT) torch.einsum('ij->ji',{x}) torch.einsum('bij,bkj->bik',{x},{x}) torch.einsum('...i->...',{x})
+torch.einsum('ij,ij->',{x},{x}) torch.einsum('i,j->ij',{x},{x}) torch.einsum('bij,bij->b',{x},{x}) torch.einsum('bi,bj->bij',{x},{x})
+torch.einsum('ij,j->i',{x},{x}[0]) torch.einsum('ijk->kji',{x}) torch.einsum('bhid,bhjd->bhij',{x},{x}) torch.einsum('i...->...',{x})
+torch.cdist({x},{x},p=1.0) torch.cdist({x},{x},p=float('inf')) torch.cdist({x},{x},p=3.0) torch.cdist({x},{x}+1) torch.cdist({x},{x},p=0.0) F.pdist({x},p=1.0)
+torch.linalg.diagonal({x}) torch.linalg.matrix_norm({x},-1) torch.linalg.matrix_norm({x},2) {x}@{x}.reshape(-1)[:{x}.shape[-1]]
+{x}.reshape(-1)[:{x}.shape[-2]]@{x} {x}.mT@{x}.mT.mT {x}.flip(0)@{x}.mT ({x}*2)@({x}.mT+1) {x}@{x}.mT@{x} ({x}@{x}.mT).relu()+{x}[...,:1]
+({x}@{x}.mT).softmax(-1)@{x} F.linear({x},{x}) F.linear({x},{x}.flip(0),{x}[:,0]) torch.kron({x},{y}) torch.tensordot({x},{x},([{d}],[{d}]))
+torch.tensordot({x},{x},0) torch.inner({x},{y}) torch.matmul({x},{x}[0]) torch.matmul({x}[0],{x}.mT) torch.cov({x},correction=0) torch.trapz({x})
+torch.cross({x}[...,:3],{y}[...,:3],-1) torch.linalg.vander({x}[...,:3]) torch.ormqr({x}@{x}.mT,{x}[...,0],{x})
+
+{x}.index_select({d},torch.arange({n}).flip(0)) {x}.gather({d},{x}.argsort({d},stable=True)) {x}.scatter({d},{x}.argsort({d},stable=True),{x})
+{x}.scatter_add({d},{x}.argsort({d},stable=True)//2,{x}) {x}.scatter_reduce({d},{x}.argsort({d},stable=True)//2,{x},'amin')
+{x}.scatter_reduce({d},{x}.argsort({d},stable=True)//2,{x},'sum') {x}.index_reduce({d},torch.arange({n})//2,{x},'amin')
+{x}.index_reduce({d},torch.arange({n})//2,{x},'prod') {x}.index_add({d},torch.arange({n})//2,{x},alpha=2) {x}.index_copy({d},torch.arange({n}).flip(0),{x})
+{x}.index_fill({d},torch.tensor([{k}]),2) {x}.index_put((torch.tensor([0,-1]),),{x}[0]) {x}.index_put((torch.tensor([0,-1]),),{x}[:1],accumulate=True)
+{x}.take(torch.arange(4).view(2,2)%{x}.numel()) torch.take_along_dim({x},torch.tensor([0,0])) {x}.put(torch.tensor([0,-1]),{x}.reshape(-1)[:2])
+{x}.put(torch.tensor([0,0]),{x}.reshape(-1)[:2],accumulate=True) {x}[None,...,0] {x}[...,-1:] {x}[::2] {x}[True] {x}[[0,-1]] {x}[...,[0,0]] {x}[:,None,[0]]
+{x}[torch.tensor([[0],[-1]]),torch.tensor([0,0])] {x}[torch.tensor([0]),:,torch.tensor([0])] {x}[torch.tensor([0,-1]),None] {x}[:,torch.tensor([[0,-1]])]
+{x}[...,None,0] {x}[-1] {x}[...,::3] {x}[1:,...,:-1] {x}.masked_scatter({x}>0,{x}.flip({d})) {x}.masked_scatter({y}>0,torch.arange(500,dtype={x}.dtype))
+torch.bucketize({x}.detach().sum(),torch.arange(3.)) torch.isin({x},{y}) torch.isin({x},1,invert=True)
+F.one_hot({x}.detach().float().nan_to_num(0,0,0).long().abs()%3) F.one_hot({x}.detach().float().nan_to_num(0,0,0).long().abs()%3,5)
+torch.cartesian_prod({x}.reshape(-1)[:3],{y}.reshape(-1)[:2]) {x}.repeat_interleave(3) {x}.repeat_interleave(torch.tensor([2]),{d},output_size=2*{n})
+torch.slice_scatter({x},{x}.narrow({d},0,({n}+1)//2),{d},0,None,2) torch.diagonal_scatter({x},{x}.diagonal(1)*2,1)
+torch.slice_scatter({x},{x}.narrow({d},{k},{n}-{k})*2,{d},{k}) torch.as_strided_scatter({x},{x}.reshape(-1)[:2]*3,(2,),(1,))
+torch.index_select({x},{d},torch.tensor({k})) {x}.gather({d},torch.zeros([1]*{rank},dtype=torch.int64)) F.embedding(torch.arange({n})%{x}.shape[0],{x})
+{x}[{x}.argmax(0).clamp(max={x}.shape[0]-1)] {x}.scatter({d},torch.zeros([1]*{rank},dtype=torch.int64),5)
+{x}.scatter({d},{x}.argsort({d},stable=True),2,reduce='multiply') torch.tril_indices(3,{n}) {x}.where({x}>0,{y}) {x}.narrow_copy({d},{k},1)
+torch.scatter({x},{d},{x}.argsort({d},stable=True),0.5) {x}[...,{x}.shape[-1]//2:] torch.nonzero_static({x}.detach(),size=3)
+torch.combinations({x}.reshape(-1)[:4],3) torch.unique_consecutive({x}.detach(),return_inverse=True)[1]
+
+{x}.flip(({d},{f})) {x}.flipud() {x}.fliplr() {x}.roll((1,-2),({d},{f})) {x}.roll(3) {x}.rot90(2) {x}.unfold({d},2,3) {x}.unfold({d},2,1).sum(-1)
+{x}.unfold({d},2,1).contiguous() {x}.unfold({d},2,1)*2 {x}.unfold({d},2,1).amax({d}) {x}.as_strided((2,2),(2,1),1) {x}.repeat(2,*[1]*{rank}) {x}.tile((2,1))
+{x}.reshape(-1,1) {x}.unflatten({d},(1,-1)) {x}.squeeze(({d},{f})) {x}.ravel() {x}.diagonal(1) {x}.diag() torch.diagflat({x}) {x}.diag_embed(1) {x}.tril(-1)
+{x}.triu(2) torch.tensor_split({x},3,{d})[1] {x}.split([1,{n}-1],{d})[1] {x}.vsplit(1)[0] {x}.dsplit(1)[0] torch.atleast_3d({x}) {x}.expand_as({y})
+{x}.sum_to_size({y}.shape) {x}.H {x}.narrow({d},0,0) {x}[:0] {x}[...,:0].sum(-1) torch.cat([{x}[:0],{x}]) {x}[:0].mean() {x}[:0].prod(0)
+{x}[...,:0].softmax(-1) {x}[:0].cumsum(0) {x}[:0].any() {x}[:0].all(0) {x}[:0].std() {x}[:0]*2+1 {x}[:0].logsumexp(0) {x}[:0].amax(-1) {x}[...,:0].norm()
+{x}[:0].argsort(0) {x}[:0].flip(0) {x}[:0].reshape(0,-1,1)if({x}.numel()<0)else({x}[:0]) torch.cat([{x}[:0],{x}[:0]]) torch.stack([{x}[:0],{x}[:0]])
+F.pad({x}[:0],(1,1)) F.layer_norm({x}[:0],{x}.shape[-1:]) F.mse_loss({x}[:0],{x}[:0]) {x}.sum().expand(3) {x}.sum().reshape(1,1)
+{x}.reshape(-1)[0].expand(2,2) {x}.select({d},{k}).unsqueeze(0) {x}.transpose({d},{f}).reshape(-1) {x}.permute({order}).contiguous()
+{x}.permute({order}).clone() {x}.transpose({d},{f}).flatten() {x}.mT.sum(-1) {x}.mT.softmax(-1) {x}.flip({d})[...,::2] {x}.roll(1,{d})-{x}
+torch.cat([{x}[...,:1],{x}],-1) torch.cat([{x},{x}.flip(0)]) torch.stack([{x},{y}]) torch.block_diag({x},{y}) torch.hstack([{x},{x}])
+torch.row_stack([{x},{x}]) F.pad({x},(1,0)) F.pad({x},(0,0,1,0),value=2) F.pad({x},(-1,0)) F.pad({x},(2,2),mode='circular') {x}.movedim(-1,0)
+{x}.moveaxis(({d},),({f},)) {x}.unbind({d})[-1] {x}.split(1,{d})[{k}] {x}.chunk(3,{d})[0] torch.ravel({x}) torch.triu_indices(3,3).sum()
+
+F.interpolate({x},size=(3,7),mode='bicubic') F.interpolate({x},scale_factor=(1.5,0.7)) F.interpolate({x},scale_factor=1.7,mode='bilinear')
+F.interpolate({x}[None],size=(2,3,4),mode='trilinear') F.interpolate({x},size=(2,3),mode='area') F.interpolate({x}[None],size=3)
+F.interpolate({x},scale_factor=3,mode='nearest-exact') F.interpolate({x}[None],scale_factor=2) F.interpolate({x},size=5)
+F.interpolate({x},size=6,mode='linear',align_corners=True) F.interpolate({x},size=(1,1),mode='bilinear') F.unfold({x},(2,1),dilation=2,padding=1,stride=2)
+F.unfold({x},3,padding=1) F.avg_pool3d({x}[None],2,1,padding=1) F.max_pool1d({x},2,stride=1,dilation=2,padding=1) F.adaptive_max_pool3d({x}[None],2)
+F.adaptive_avg_pool3d({x}[None],(1,2,3)) F.lp_pool1d({x},1,2,ceil_mode=True) F.lp_pool2d({x},2.5,2) F.max_pool2d({x},2,ceil_mode=True)
+F.max_pool2d({x},(3,2),(1,2),(1,1),(1,1)) F.max_pool2d({x},2,1,0,2) F.avg_pool2d({x},(2,1)) F.avg_pool2d({x},3,1,1) F.avg_pool2d({x},3,2,0,True)
+F.avg_pool1d({x},3,2,1,True,False) F.max_pool3d({x}[None],2,1) F.max_pool2d({x},3,1,1,return_indices=True)[1] F.max_pool1d({x},3,2,1,return_indices=True)[1]
+F.adaptive_max_pool2d({x},3,return_indices=True)[1] F.adaptive_avg_pool2d({x},(None,2)) F.adaptive_avg_pool2d({x},1) F.adaptive_avg_pool2d({x},7)
+F.adaptive_max_pool2d({x},1) F.adaptive_avg_pool1d({x},7) F.adaptive_max_pool1d({x},1) F.max_unpool1d(*F.max_pool1d({x},2,return_indices=True),2)
+F.conv2d({x}[0],torch.ones(2,{c},1,1,dtype={x}.dtype)*0.1) F.batch_norm({x},None,None,torch.ones({c})*2,None,True) F.group_norm({x},{c})
+F.layer_norm({x},{x}.shape[-2:]) F.layer_norm({x},{x}.shape,eps=0.1) F.rms_norm({x},{x}.shape[-2:]) F.local_response_norm({x},4,0.1,0.5,2.)
+F.pixel_shuffle({x}.repeat(1,9,1,1),3) F.channel_shuffle({x}.repeat(1,2,1,1),2) F.triplet_margin_with_distance_loss({x},{x}+1,{x}.flip(0))
+F.kl_div({x},{y}.softmax(-1),reduction='batchmean') F.kl_div({x},{y},reduction='sum',log_target=True) F.smooth_l1_loss({x},{y},beta=0.3,reduction='none')
+F.smooth_l1_loss({x},{y},beta=0.0) F.huber_loss({x},{y},delta=0.5) F.mse_loss({x},{y},reduction='none') F.l1_loss({x},{y})
+F.soft_margin_loss({x},{y}.sign(),reduction='none') F.margin_ranking_loss({x},{y},{x}.sign(),margin=0.3) F.embedding_bag(torch.tensor([[0,0]]),{x},mode='max')
+F.gumbel_softmax({x},0.5,True,dim={d}) F.dropout1d({x},0.5) F.dropout3d({x}[None],0.5) F.alpha_dropout({x},0.3,True) F.rrelu({x},training=True)
+torch.rand({n})*{x}.sum() torch.randn_like({x})+{x} torch.randint(0,5,({n},))+1 torch.randint_like({x},3) torch.randperm({n})
+torch.normal({x}.detach(),{x}.detach().abs()+1) torch.bernoulli({x}.detach().sigmoid(),0.3) torch.poisson({x}.detach().abs())
+torch.multinomial({x}.detach().abs()+0.1,1) {x}.detach().clone().exponential_() {x}.detach().clone().uniform_(-1,1) {x}.detach().clone().normal_(1,2)
+{x}.detach().clone().random_(3) {x}.detach().clone().bernoulli_(0.3) {x}.detach().clone().geometric_(0.5) {x}.detach().clone().cauchy_()
+{x}.detach().clone().log_normal_() torch.distributions.Normal({x}.detach(),1.).log_prob({y}) F.softmax({x},{d},dtype=torch.float64) F.log_softmax({x}*100,{d})
+F.glu({x}.repeat(*[2]*{rank}),{d}) F.cosine_similarity({x},{y},{d},eps=0.5) F.pairwise_distance({x},{y},p=1.0)
+F.pairwise_distance({x},{y},p=float('inf'),keepdim=True) F.normalize({x},dim=0)
+
+torch.arange({n},out=torch.empty(0)) torch.linspace(0,1,{n},out=torch.empty(0)) {x}.clone().add_({y}) {x}.clone().mul_({y}).sub_(1) {x}.clone().clamp_(-1,1)
+{x}.clone().T.add_(1) {x}.clone()[0].add_(1) {x}.clone().fill_(2) {x}.clone().zero_() {x}.clone().copy_({y}) {x}.clone().masked_fill_({y}>0,3)
+{x}.clone().cumsum_({d}) {x}.clone().transpose_({d},{f}).add_(1) {x}.clone().squeeze_().mul_(2) {x}.clone().tril_() {x}.clone().pow_(2)
+{x}.clone().floor_divide_(2) {x}.clone().remainder_(2) {x}.clone().fmod_(1.5) {x}.clone().lerp_({y},0.3) {x}.clone().addcmul_({y},{y},value=2)
+{x}.clone().ge_(0) {x}.clone().eq_({y}) {x}.clone().bitwise_and_(3) {x}.clone().logical_not_() {x}.clone().nan_to_num_() {x}.clone().sigmoid_()
+{x}.clone().round_() {x}.clone().neg_().abs_() {x}.clone().div_({y}.abs()+1) {x}.clone().div_(2,rounding_mode='floor') {x}.clone().true_divide_(3)
+{x}.clone().atan2_({y}) {x}.clone().copysign_({y}) {x}.clone().hypot_({y}) {x}.clone().erfinv_() {x}.clone().renorm_(2,{d},1.) {x}.clone().fill_diagonal_(3)
+{x}.clone().fill_diagonal_(2,wrap=True) {x}.clone().masked_scatter_({x}>0,{x}.flip(0)) {x}.clone().swapaxes_(0,-1) {x}.clone().relu_()
+F.relu({x}.clone(),inplace=True) F.elu({x}.clone(),inplace=True) F.hardtanh({x}.clone(),inplace=True) F.silu({x}.clone(),inplace=True)
+F.dropout({x}.clone(),0.4,True,True) F.leaky_relu_({x}.clone(),0.3) F.threshold({x}.clone(),0.1,0.4,inplace=True) F.hardswish({x}.clone(),inplace=True)
+F.celu({x}.clone(),inplace=True) F.hardsigmoid({x}.clone(),inplace=True)
+"""
+"""More functions, by kind (a blank line apart), for `--wide`: reductions, arithmetic, promotion, special, indices, views, networks, what is written."""
 # the tables of expressions, as often as they are chosen
 EXPRESSIONS = [
     table.split()
@@ -240,8 +384,10 @@ def _tensor(generator: torch.Generator, shape: tuple[int, ...], name: str, layou
 class Builder:
     """Grows a program by running its statements."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, wide: bool = False, large: bool = False) -> None:
         self.random = r = random.Random(seed)
+        self.expressions = EXPRESSIONS + 4 * [kind.split() for kind in WIDE.split("\n\n")] if wide else EXPRESSIONS
+        self.large = large
         base = self._shape()
         specs = []
         for i in range(r.choice([1, 2, 2, 3])):
@@ -255,6 +401,8 @@ class Builder:
 
     def _shape(self) -> tuple[int, ...]:
         rank = self.random.choice([1, 2, 2, 3, 3, 4])
+        if self.large:
+            return self.random.choice(LARGE[rank])
         return tuple(self.random.choice([1, 2, 3, 4, 5, 7, 8, 16, 17, 33] if rank < 3 else [1, 2, 3, 4, 5, 8, 9]) for _ in range(rank))
 
     def build(self, size: int) -> Program:
@@ -269,7 +417,9 @@ class Builder:
                 torch.manual_seed(0)
                 exec(statement, self.values)
                 made = self.values.get(new)
-                if isinstance(made, torch.Tensor) and (made.numel() > LARGEST or (not made.numel() and self.random.random() < 0.8)):
+                if isinstance(made, torch.Tensor) and (
+                    made.numel() > LARGEST * (50 if self.large else 1) or (not made.numel() and self.random.random() < 0.8)
+                ):
                     raise ValueError("too large, or empty")
             except Exception:  # noqa: BLE001 - eager refuses: the statement is left out
                 self._restart()
@@ -299,7 +449,7 @@ class Builder:
         words.update(k=r.randrange(max(n, 1)), c=t.shape[1] if len(dims) > 1 else 1, rank=t.dim(), order=r.sample(dims, len(dims)))
         kind = r.random()
         if kind < 0.78:
-            return f"{new} = {r.choice(r.choice(EXPRESSIONS)).format(**words)}"
+            return f"{new} = {r.choice(r.choice(self.expressions)).format(**words)}"
         if kind < 0.84:
             return r.choice(BLOCK).format(**words)
         if kind < 0.88:
@@ -307,7 +457,7 @@ class Builder:
         return f"{r.choice(THROUGH.split()).format(**words)}.{r.choice(WRITE.split()).format(**words)}"
 
 
-def program_of(seed: int, size: int = 8) -> Program:
+def program_of(seed: int, size: int = 8, wide: bool = False, large: bool = False) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Builder(seed).build(size)
+        return Builder(seed, wide, large).build(size)

@@ -1,6 +1,6 @@
 """Random tensor programs (tensor_grammar.py): eager against a compiler.
 
-    python -m tests.fuzz.tensors --first 0 --count 500 --size 8 --backends aot_eager,inductor [--sizes]
+    python -m tests.fuzz.tensors --first 0 --count 500 --size 8 --backends aot_eager,inductor [--sizes] [--wide] [--large --threads 2] [--numerics eager]
 
 Compared: values (`aot_eager`: bits), gradients, shapes, types, strides, which results share memory, what is written to the inputs, the random stream, errors.
 A difference of `inductor` counts where it stays in float64. An error that eager's backward raises is not asked for.
@@ -154,11 +154,16 @@ def main() -> int:
     parser.add_argument("--backends", default="aot_eager,inductor")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="how each is called, one after another by one optimised function")
     parser.add_argument("--sizes", action="store_true", help="call each with sizes that vary instead")
+    parser.add_argument("--wide", action="store_true", help="more functions")
+    parser.add_argument("--large", action="store_true", help="larger inputs")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--numerics", default="fast")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
+    magneto.config.numerics = options.numerics
     failures = 0
     for seed in range(options.first, options.first + options.count):
-        program = program_of(seed, options.size)
+        program = program_of(seed, options.size, options.wide, options.large)
         for backend in options.backends.split(","):
             found = check_sizes(program, backend) if options.sizes else check(program, backend, variants=options.variants.split(","))
             if found:

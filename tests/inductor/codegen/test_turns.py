@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 
@@ -37,7 +38,7 @@ def test_every_argument(name: str) -> None:
     small = exact.abs() <= 2e-38
     assert (got - want)[small].abs().max() < 1e-44 if small.any() else name == "cos"
     assert torch.equal(got[x == 0].signbit(), want[x == 0].signbit())
-    assert f"mg_near_{name}(" in "".join(magneto.inspect(call).kernels)
+    assert f"mg_near_{name}_f32(" in "".join(magneto.inspect(call).kernels)
 
 
 def mixed(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -94,3 +95,36 @@ def test_any_size() -> None:
         x = mixed(7, size)
         with torch.no_grad():
             torch.testing.assert_close(call(x), (x * 2).sin().sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_remainders_are_exact(dtype: torch.dtype) -> None:
+    """For any two numbers, bit for bit, beside pieces whose quotients are too large for the short form; the kernel has both forms."""
+    special = torch.tensor(
+        [0.0, -0.0, 1.0, -3.0, 0.5, torch.inf, -torch.inf, torch.nan, torch.finfo(dtype).max, torch.finfo(dtype).tiny / 4], dtype=dtype
+    )
+    bits = torch.randint(-(2**31), 2**31, (2, 3000), dtype=torch.int64) << (32 if dtype is torch.float64 else 0)
+    anything = bits.view(dtype) if dtype is torch.float64 else bits.to(torch.int32).view(dtype)
+    a = torch.cat(
+        [
+            torch.cartesian_prod(special, special)[:, 0],
+            torch.randn(5000, dtype=dtype) * 1e6,
+            -torch.arange(1.0, 999, dtype=dtype),
+            anything[0],
+        ]
+    )
+    b = torch.cat(
+        [torch.cartesian_prod(special, special)[:, 1], torch.randn(5000, dtype=dtype), torch.full((998,), 3, dtype=dtype), anything[1]]
+    )
+    call = magneto.optimize("inductor", nopython=True)(lambda a, b: (torch.fmod(a, b), torch.remainder(a, b), a // b))
+    fmod, remainder, floored = call(a, b)
+    with numpy.errstate(all="ignore"):
+        exact = torch.from_numpy(numpy.fmod(a.numpy(), b.numpy()))
+    signed = torch.where((exact != 0) & ((exact < 0) != (b < 0)), exact + b, exact)
+    for result, expected in ((fmod, exact), (remainder, signed)):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(result.signbit()[~result.isnan()], expected.signbit()[~result.isnan()])
+    usual = ~torch.fmod(a, b).isnan()
+    torch.testing.assert_close(floored[usual], (a // b)[usual], rtol=0, atol=0, equal_nan=True)
+    kernel = "".join(magneto.inspect(call).kernels)
+    assert "if (far)" in kernel and "mg_near_remainder_" in kernel

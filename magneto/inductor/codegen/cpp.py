@@ -16,6 +16,7 @@ from math import prod
 import torch
 
 from magneto.base.dataclass import dataclass, field
+from magneto.inductor.codegen.cpp_bits import in_bits
 from magneto.inductor.codegen.cpp_crossed import write_crossed
 from magneto.inductor.codegen.cpp_emit import ONE_PLUS, Emitter, Scope, indent, plain_loads
 from magneto.inductor.codegen.cpp_fill import SQUARE_RUN, STREAM_FROM, STREAM_RUN, Fill, simd_loop
@@ -89,6 +90,7 @@ def _rounded(kernel: FusedKernel) -> frozenset[Value]:
 
 def kernel_text(kernel: FusedKernel) -> str:
     """The C function, named SYMBOL."""
+    kernel = in_bits(kernel)
     pieces = parts(kernel)
     if len(pieces) == 1:
         return Writer(kernel).text()

@@ -39,6 +39,7 @@ FETCHED_ROW = 512 << 10  # bytes of a row that is fetched while the one before i
 SQUARE_RUN = 256  # the same of the rows of a square (cpp_nest.TILE)
 CONVERT_FROM = 64  # elements: shorter loops convert float16 one by one
 CONVERTED = 6  # arrays of converted elements, at most
+VECTOR = 16  # elements that are converted, computed and converted back in registers
 
 
 class Fill:
@@ -156,17 +157,17 @@ class Fill:
             return f"({place}) * {each} + {turn}"
         return f"{place} + {turn * min(nest.inner[-1].size, PIECE)}" if runs > 1 and turn else place
 
-    def _runs(self, index: Expr, pointer: str, array: str, last: str, size: int) -> list[tuple[str, str, str]]:
-        """(memory, array, how many elements) of each run of a piece that begins at b."""
+    def _runs(self, index: Expr, pointer: str, array: str, size: int, first: str, count: str) -> list[tuple[str, str, str]]:
+        """(memory, array, how many elements) of each run of a piece of `count` elements from `first` on."""
         nest = self.writer.nest
         runs, each = nest.runs(index) or (1, 1)
-        names = {**self.writer.emitter.variables, nest.inner[-1].sym: "b"}
+        names = {**self.writer.emitter.variables, nest.inner[-1].sym: first}
         found = []
         for turn in range(runs):
             if nest.short is not None:
                 names[nest.short.sym] = str(turn)
             memory = f"{pointer} + {to_c(index, lambda s: names[s])}"
-            found.append((memory, f"{array} + {turn * size}" if turn else array, f"({last} - b) * {each}" if each > 1 else f"{last} - b"))
+            found.append((memory, f"{array} + {turn * size}" if turn else array, f"({count}) * {each}" if each > 1 else count))
         return found
 
     def position(self, lane: str) -> str:
@@ -182,26 +183,41 @@ class Fill:
 
     def wrap(self, name: str, start: str, stop: str, size: int, scope: Scope) -> list[str]:
         """The innermost loop itself."""
-        pieces = bool(self.streamed or self.widened or self.narrowed)
-        tiled, turning = self.writer.nest.tiled, size > 1 and turns(scope.lines)
+        nest = self.writer.nest
+        converted, tiled, turning = bool(self.widened or self.narrowed), nest.tiled, size > 1 and turns(scope.lines)
+        brain = any(m.buffer.dtype is torch.bfloat16 and m.name in self.narrowed for m in self.stores)  # whose conversion has a branch
+        chunks = converted and not (brain or self.folds or turning or scope.checks or nest.short)
+        pieces = bool(self.streamed or (converted and not chunks) or (chunks and (self.ahead or self.looked_up)))
         block = TILE if tiled else (CONVERTED_BLOCK if pieces or turning else SUM_BLOCK) if self.folds else PIECE
         cut = bool(self.folds) or pieces or turning
-        blocked = (size > block or bool(self.writer.nest.any)) and not tiled and not self.across and cut
+        blocked = (size > block or bool(nest.any)) and not tiled and not self.across and cut
         first, last = ("b", "e") if blocked else (start, stop)
-        lines = self._plain(name, first, last, size, scope, start.isdigit())
+        width = block if nest.any else min(size, block)
+        even = not nest.any and size % VECTOR == 0 and (start.isdigit() or nest.chunk % VECTOR == 0)
+        lines = self._chunks(name, first, last, scope, even) if chunks else self._plain(name, first, last, size, scope, start.isdigit())
         if turning:
             short = self._plain(name, first, last, size, replace(scope, lines=near(scope.lines)), start.isdigit())
             look = ["i32 far = 0;", *simd_loop(name, first, last, looked_at(scope.lines), " reduction(|:far)")]
             lines = [*look, "if (far) {", *indent(lines), "} else {", *indent(short), "}"]
         if pieces:
-            lines = [
-                *([] if blocked else [f"const i64 b = {start};"]),
-                *self._stream(lines, last, block if self.writer.nest.any else min(size, block)),
-            ]
+            lines = lines if chunks else self._converted(lines, width, "b", f"{last} - b")
+            lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, width)]
         if blocked:
             head = [f"const i64 e = mg_min(b + {block}, {stop});"]
             return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]
-        return ["{", *indent(lines), "}"] if turning or pieces or (self.folds and not self.across) else lines
+        return ["{", *indent(lines), "}"] if turning or pieces or chunks or (self.folds and not self.across) else lines
+
+    def _chunks(self, name: str, first: str, last: str, scope: Scope, even: bool) -> list[str]:
+        """The loop in vectors. gcc keeps what is converted in registers, because each small array is written and read as a whole. `even`: nothing is left behind the last one."""
+        body = scope.lines
+        for array in (*self.widened.values(), *self.narrowed.values()):
+            body = [line.replace(f"{array}[{name} - b", f"{array}[{name} - g") for line in body]
+        inner = ["#pragma omp simd", f"for (i64 l = 0; l < {VECTOR}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
+        lines = [f"for (; g + {VECTOR} <= {last}; g += {VECTOR}) {{", *indent(self._converted(inner, VECTOR, "g", str(VECTOR))), "}"]
+        if not even:
+            rest = self._converted(simd_loop(name, "g", last, body, ""), VECTOR, "g", f"{last} - g")
+            lines += [f"if (g < {last}) {{", *indent(rest), "}"]
+        return [f"i64 g = {first};", *lines]
 
     def _plain(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool) -> list[str]:
         """The loop, not cut into pieces."""
@@ -210,31 +226,33 @@ class Fill:
         simd = simd_loop(name, first, last, scope.lines, " reduction(|:status)" if scope.checks else "")
         return simd if size > 1 else simd[1:]
 
-    def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
-        """The loop between the declarations of the pieces and the statements that convert and write them."""
-        writer, nest = self.writer, self.writer.nest
+    def _declared(self, kind: str, array: str, index: Expr, size: int) -> str:
+        return f"{kind} {array}[{size * max(self.writer.nest.runs(index) or (1, 1))}] __attribute__((aligned(64)));"
+
+    def _converted(self, loop: list[str], size: int, first: str, count: str) -> list[str]:
+        """A loop over `count` elements, `size` at most, from `first` on between the conversions of what it reads and writes."""
         before, after = [], []
-
-        def declared(kind: str, array: str, index: Expr) -> str:
-            return f"{kind} {array}[{size * max(nest.runs(index) or (1, 1))}] __attribute__((aligned(64)));"
-
         for load, array in self.widened.items():
-            before.append(declared("f32", array, load.index))
-            for memory, part, count in self._runs(load.index, writer.pointers[load.buffer], array, last, size):
-                before.append(f"mg_widen_f16({part}, {memory}, {count});")
+            before.append(self._declared("f32", array, load.index, size))
+            for memory, part, n in self._runs(load.index, self.writer.pointers[load.buffer], array, size, first, count):
+                before.append(f"mg_widen_f16({part}, {memory}, {n});")
         for member in self.stores:
-            array = self.streamed.get(member.name, "")
-            pointer, kind = writer.pointers[member.name], memory_type(member.buffer.dtype)
-            suffix = "f16" if member.buffer.dtype is torch.float16 else "bf16"
-            floats = self.narrowed.get(member.name, "")
-            before += [declared("f32", floats, member.store)] if floats else []
-            before += [declared(kind, array, member.store)] if array else []
-            for memory, part, count in self._runs(member.store, pointer, array or floats, last, size) if array or floats else ():
-                if floats:
-                    after.append(
-                        f"mg_narrow_{suffix}({part if array else memory}, {part.replace(array, floats, 1) if array else part}, {count});"
-                    )
-                if array:
+            if floats := self.narrowed.get(member.name):
+                suffix, array = "f16" if member.buffer.dtype is torch.float16 else "bf16", self.streamed.get(member.name, "")
+                before.append(self._declared("f32", floats, member.store, size))
+                for memory, part, n in self._runs(member.store, self.writer.pointers[member.name], floats, size, first, count):
+                    to = part.replace(floats, array if first == "b" else f"{array} + ({first} - b)", 1) if array else memory
+                    after.append(f"mg_narrow_{suffix}({to}, {part}, {n});")
+        return [*before, *loop, *after]
+
+    def _stream(self, loop: list[str], last: str, size: int) -> list[str]:
+        """A loop over a piece between the declarations of the pieces of results and the statements that write them."""
+        before, after = [], []
+        for member in self.stores:
+            if array := self.streamed.get(member.name):
+                pointer, kind = self.writer.pointers[member.name], memory_type(member.buffer.dtype)
+                before.append(self._declared(kind, array, member.store, size))
+                for memory, part, count in self._runs(member.store, pointer, array, size, "b", f"{last} - b"):
                     after.append(f"mg_stream({memory}, {part}, ({count}) * sizeof({kind}), {pointer}_past);")
         return [*before, *loop, *after, *([] if self.folds else self._fetches("b", size))]
 

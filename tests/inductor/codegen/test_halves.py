@@ -247,3 +247,45 @@ def test_what_bfloat16_does_not_hold_is_rounded() -> None:
         call = magneto.optimize("inductor", nopython=True)(function)
         torch.testing.assert_close(call(x), function(x), rtol=0, atol=0, equal_nan=True)
         assert "mg_cut_bf16(" not in "".join(magneto.inspect(call).kernels)
+
+
+MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 2), value=0.1),
+    "rotated": lambda x: torch.cat([-x[:, 32:], x[:, :32].abs()], -1),
+    "rolled": lambda x: x.roll(3, 0),
+    "shuffled": lambda x: x.view(-1, 4, 16).transpose(1, 2).reshape(-1, 64),
+    "looked up": lambda x: x[torch.tensor([1, 3, 3, 2])].tril(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", MOVES)
+def test_what_is_moved_keeps_its_bits(name: str, dtype: torch.dtype) -> None:
+    """NaN of every payload too; nothing is converted."""
+    call = magneto.optimize("inductor", nopython=True)(MOVES[name])
+    x = everything().view(dtype).view(-1, 64)
+    assert torch.equal(call(x).view(torch.int16), MOVES[name](x).view(torch.int16))
+    assert "16(" not in "".join(magneto.inspect(call).kernels)
+
+
+def test_what_is_compared_is_not_bits() -> None:
+    call = magneto.optimize("inductor", nopython=True)(lambda x, y: (torch.where(x > 0, x, -y), x.float(), x.flip(0)))
+    x, y = everything().view(-1, 64), everything().flip(0).view(-1, 64)
+    torch.testing.assert_close(call(x, y), (torch.where(x > 0, x, -y), x.float(), x.flip(0)), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(64,), (1040,), (1023,), (20003,), (5, 70), (3, 2050)])
+def test_float16_is_converted_in_registers(shape: tuple[int, ...]) -> None:
+    """Sixteen elements at once, in place and between types, whether or not something is left behind the last sixteen."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.mul_(2).add_(y)
+        return torch.relu(x), (x + z), x * 0.5 + y, y.float() * 3, z.half()
+
+    call = magneto.optimize("inductor", nopython=True)(function)
+    x, y, z = torch.randn(shape).half(), torch.randn(shape).half(), torch.randn(shape)
+    ours, theirs = x.clone(), x.clone()
+    torch.testing.assert_close(call(ours, y, z), function(theirs, y, z), rtol=0, atol=0)
+    assert torch.equal(ours, theirs)
+    text = "".join(magneto.inspect(call).kernels)
+    assert "g += 16" in text and ("if (g < " in text) == (shape[-1] % 16 > 0)

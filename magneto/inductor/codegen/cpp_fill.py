@@ -186,7 +186,7 @@ class Fill:
         nest = self.writer.nest
         converted, tiled, turning = bool(self.widened or self.narrowed), nest.tiled, size > 1 and turns(scope.lines)
         brain = any(m.buffer.dtype is torch.bfloat16 and m.name in self.narrowed for m in self.stores)  # whose conversion has a branch
-        chunks = converted and not (brain or self.folds or turning or scope.checks or nest.short)
+        chunks = converted and not (brain or turning or scope.checks or nest.short) and (not self.folds or self._width(size) == LANES)
         pieces = bool(self.streamed or (converted and not chunks) or (chunks and (self.ahead or self.looked_up)))
         block = TILE if tiled else (CONVERTED_BLOCK if pieces or turning else SUM_BLOCK) if self.folds else PIECE
         cut = bool(self.folds) or pieces or turning
@@ -194,7 +194,14 @@ class Fill:
         first, last = ("b", "e") if blocked else (start, stop)
         width = block if nest.any else min(size, block)
         even = not nest.any and size % VECTOR == 0 and (start.isdigit() or nest.chunk % VECTOR == 0)
-        lines = self._chunks(name, first, last, scope, even) if chunks else self._plain(name, first, last, size, scope, start.isdigit())
+        if chunks:
+            arrays = (*self.widened.values(), *self.narrowed.values())
+            body = [re.sub(rf"\b({'|'.join(arrays)})\[{name} - b", rf"\1[{name} - g", line) for line in scope.lines]
+            scope = replace(scope, lines=body)
+        if chunks and not self.folds:
+            lines = self._chunks(name, first, last, body, even)
+        else:
+            lines = self._plain(name, first, last, size, scope, start.isdigit(), chunks)
         if turning:
             short = self._plain(name, first, last, size, replace(scope, lines=near(scope.lines)), start.isdigit())
             look = ["i32 far = 0;", *simd_loop(name, first, last, looked_at(scope.lines), " reduction(|:far)")]
@@ -207,11 +214,8 @@ class Fill:
             return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]
         return ["{", *indent(lines), "}"] if turning or pieces or chunks or (self.folds and not self.across) else lines
 
-    def _chunks(self, name: str, first: str, last: str, scope: Scope, even: bool) -> list[str]:
+    def _chunks(self, name: str, first: str, last: str, body: list[str], even: bool) -> list[str]:
         """The loop in vectors. gcc keeps what is converted in registers, because each small array is written and read as a whole. `even`: nothing is left behind the last one."""
-        body = scope.lines
-        for array in (*self.widened.values(), *self.narrowed.values()):
-            body = [line.replace(f"{array}[{name} - b", f"{array}[{name} - g") for line in body]
         inner = ["#pragma omp simd", f"for (i64 l = 0; l < {VECTOR}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
         lines = [f"for (; g + {VECTOR} <= {last}; g += {VECTOR}) {{", *indent(self._converted(inner, VECTOR, "g", str(VECTOR))), "}"]
         if not even:
@@ -219,10 +223,11 @@ class Fill:
             lines += [f"if (g < {last}) {{", *indent(rest), "}"]
         return [f"i64 g = {first};", *lines]
 
-    def _plain(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool) -> list[str]:
-        """The loop, not cut into pieces."""
+    def _plain(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool, chunks: bool = False) -> list[str]:
+        """The loop, not cut into pieces. `chunks`: conversions stand in it."""
         if not self.across and self.folds:
-            return self._folding(name, first, last, size, scope, whole)
+            width = self._width(size)
+            return self._lanes(name, first, last, size, scope, width, whole, chunks) if width else self._lane(name, first, last, scope)
         simd = simd_loop(name, first, last, scope.lines, " reduction(|:status)" if scope.checks else "")
         return simd if size > 1 else simd[1:]
 
@@ -270,31 +275,31 @@ class Fill:
             lines.append(f"mg_ahead({place}, {count} * sizeof({memory_type(load.dtype)}));")
         return lines
 
-    def _folding(self, name: str, first: str, last: str, size: int, scope: Scope, whole: bool) -> list[str]:
-        """`whole`: all `size` points, in blocks or at once, not a portion of them."""
-        simd = all(fold.vectorised for fold in self.folds)
-        many = size >= LANES_FROM or bool(self.writer.nest.any)
-        if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds) and many:
-            return self._lanes(name, first, last, size, scope, LANES, whole)
-        if size >= 2 * FEW_LANES and any(isinstance(fold, ArgFold) and fold.ordered for fold in self.folds):
-            if all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds):
-                return self._lanes(name, first, last, size, scope, FEW_LANES, whole)
+    def _width(self, size: int) -> int:
+        """How many accumulators each fold has side by side; 0: one vector."""
+        simd, searches = all(fold.vectorised for fold in self.folds), any(isinstance(fold, ArgFold) and fold.ordered for fold in self.folds)
+        if self.across or not all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds):
+            return 0
+        if size >= LANES_FROM or self.writer.nest.any:
+            return LANES
+        if size >= 2 * FEW_LANES and searches:
+            return FEW_LANES
         if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):
             twice = size >= 8 * FEW_LANES or (size > 4 * FEW_LANES and size % (2 * FEW_LANES) == 0)
-            return self._lanes(name, first, last, size, scope, FEW_LANES << twice, whole)
-        return self._lane(name, first, last, scope, simd)
+            return FEW_LANES << twice
+        return 0
 
-    def _lane(self, name: str, first: str, last: str, scope: Scope, simd: bool) -> list[str]:
+    def _lane(self, name: str, first: str, last: str, scope: Scope) -> list[str]:
         """The loop with one vector of accumulators per fold."""
         lines = [fold.declare_lane() for fold in self.folds]
         clauses = "".join(fold.clause() for fold in self.folds) + (" reduction(|:status)" if scope.checks else "")
-        if simd:
+        if all(fold.vectorised for fold in self.folds):
             lines.append(f"#pragma omp simd{clauses}")
         lines += [f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
         size = SUM_BLOCK if self.writer.nest.any else min(SUM_BLOCK, self.writer.nest.inner[-1].size)
         return [*self._fetches(first, size), *lines, *(fold.join() for fold in self.folds)]
 
-    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int, whole: bool) -> list[str]:
+    def _lanes(self, name: str, first: str, last: str, size: int, scope: Scope, width: int, whole: bool, chunks: bool) -> list[str]:
         """The loop with `width` accumulators per fold: several vectors, so that one addition need not wait for the one before."""
         texts = {fold.lane: f"{fold.lane}s[l]" for fold in self.folds}
         searches = [fold for fold in self.folds if isinstance(fold, ArgFold)]
@@ -309,6 +314,8 @@ class Fill:
         lines += [f"for (i64 l = 0; l < {width}; l++) {{ {start} }}"] if plain else []
         checks = " reduction(|:status)" if scope.checks else ""
         inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
+        if chunks:
+            inner = self._converted(inner, width, "g", str(width))
         lines += [
             f"i64 g = {first};",
             f"for (; g + {width} <= {last}; g += {width}) {{",
@@ -334,6 +341,7 @@ class Fill:
             clauses = "".join(fold.clause() for fold in self.folds) + checks
             pragma = [] if searches else [f"#pragma omp simd{clauses}"]
             tail = [*pragma, f"for (i64 {name} = {rest}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]
+            tail = self._converted(tail, width, "g", f"{last} - g") if chunks else tail
             lines += [f"if (g < {last}) {{", *indent(tail), "}"] if self.writer.nest.any else tail
         return lines + [fold.join() for fold in self.folds]
 

@@ -12,7 +12,7 @@ import torch
 
 from magneto.base.dataclass import replace
 from magneto.base.varying import any_size, sizes_vary
-from magneto.inductor.codegen.cpp_nest import cut_dims, main_terms
+from magneto.inductor.codegen.cpp_nest import cut_dims, main_terms, stride_along
 from magneto.inductor.codegen.cpp_ops import DIVIDING, HEAVY
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.schedule.domain import fresh_symbol
@@ -83,14 +83,14 @@ def _ends(body: Value, dim: Dim) -> Iterator[int]:
 
 
 def _work(kernel: FusedKernel) -> float:
-    """Of one element, an operation being 1."""
-    found = 0.0
+    """Of one element, an operation being 1. A guarded load is no vector where it is narrow, and where it jumps: without a condition it is read through squares."""
+    found, along = 0.0, [symbol for symbol, step in main_terms(kernel).items() if step == 1]
     for member in kernel.members:
         guarded = {v for value in walk_values(member.body) if isinstance(value, Masked) for v in walk_values(value.value)}
         for value in walk_values(member.body):
             if isinstance(value, Load):
-                narrow = value in guarded and value.dtype.itemsize < 4
-                found += 10 if narrow else 2 if value in guarded else 1
+                jumps = any((stride_along(value.index, symbol) or 0) > 1 for symbol in along)
+                found += 1 if value not in guarded else 10 if jumps or value.dtype.itemsize < 4 else 2
             elif isinstance(value, Op | Masked):
                 found += 10 if isinstance(value, Op) and value.name in HEAVY else 1
     return found

@@ -129,9 +129,9 @@ class ArgFold(Fold):
 
     def __init__(self, member: Member, name: str, ordered: bool) -> None:
         self.member, self.name, self.lane = member, name, name
-        self.type = compute_type(member.acc_dtype)
         self.is_float = is_float(member.acc_dtype)
-        self.accumulator = self.type
+        narrow = not self.is_float and member.acc_dtype.itemsize < 4  # places have 32 bits: vectors of one width
+        self.accumulator = self.type = "i32" if narrow else compute_type(member.acc_dtype)
         self.better = ">" if member.kind == "argmax" else "<"
         self.ordered = ordered  # elements come with rising indices below 2^31: the step needs no branch, and lanes may share the work
         self.across = False  # accumulators of several rows side by side: the step has no branch

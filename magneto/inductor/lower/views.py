@@ -187,12 +187,12 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
 
 
 def _rotation(val: Any, first: Box, second: Box, dim: int) -> Box | None:
-    """x[k:] before x[:k] (what torch.roll is) reads x at (i + k) mod n, without conditions. Along the innermost dimension two ranges are
+    """x[k:] before x[:k] (what torch.roll is) reads x at (i + k) mod n, without conditions. Where few elements lie side by side two ranges are
     better than an index that jumps."""
-    if not (isinstance(first, View) and isinstance(second, View)) or first.base is not second.base or val.strides[dim] == 1:
+    if not (isinstance(first, View) and isinstance(second, View)) or first.base is not second.base:
         return None
-    n, k = val.shape[dim], second.shape[dim]
-    if not isinstance(n, int) or not isinstance(k, int):
+    n, k, run = val.shape[dim], second.shape[dim], val.strides[dim]
+    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(run, int) or run < SHORT_RUN:
         return None
     index = index_symbols(val.shape)
 
@@ -205,6 +205,8 @@ def _rotation(val: Any, first: Box, second: Box, dim: int) -> Box | None:
         return None
     return View(second.base, lambda i: of_second(moved(i, mod(add(i[dim], k), n))), tuple(val.shape), tuple(val.strides))
 
+
+SHORT_RUN = 32
 
 ROWS: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": lower_broadcast_in_dim,

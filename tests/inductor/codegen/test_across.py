@@ -147,3 +147,12 @@ def test_costly_row_values_are_computed_once(shape: tuple[int, ...], dtype: torc
         )
     (text,) = [text for text in magneto.inspect(call).kernels if "mg_log_f32(" in text]
     assert text.count("mg_log_f32(") == 1 and re.search(r"mg_log_f32\(.*\);\n\s*(v\d+)\[j0 - lo\] = ", text)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_places_in_bytes_are_found_in_vectors_of_one_width(dtype: torch.dtype) -> None:
+    g = Graph()
+    found = [g.input(torch.randint(0, 120, (9, columns)).to(dtype)) for columns in (24, 100, 700)]
+    g.output(*(g.argmax(x, 1) for x in found), *(g.argmin(x, 1) for x in found), g.argmax(found[2], 0))
+    assert not re.search(r"\b[ui](8|16) a\d+(s\[|\b)", texts(g))
+    check_compiled(g, 0)

@@ -38,6 +38,8 @@ PROGRAMS: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {
     ),
     "flat rotary": (lambda x: rotated(x.view(40, 3, 64)).reshape(40, -1) * 2, (R(40, 192).half(),), 2),
     "time embedding": (times, (torch.randint(0, 1000, (64,)), torch.rand(128)), 2),
+    "padded columns": (lambda x: F.pad(x.t(), (1, 2)), (R(24, 700),), 3),
+    "rolled rows of three": (lambda x: x.roll(5, 0) + 1, (R(700, 3),), 2),
     "three": (lambda x, y: torch.cat([x.exp(), y, x.log1p()], 1), (torch.rand(3, 20, 30), R(3, 7, 30)), 3),
     "channels last": (lambda x, y: torch.cat([F.gelu(x), y.sigmoid()], 1), (last(R(2, 32, 9, 9)), last(R(2, 64, 9, 9))), 2),
     "bytes": (lambda x, y: torch.cat([x + 1, y], 1), (torch.randint(9, (50, 40)).byte(), torch.randint(9, (50, 60)).byte()), 2),

@@ -17,7 +17,6 @@ from magneto.base.dataclass import dataclass
 VERSION = sys.version_info[:2]
 NO_DICT = " and no __dict__ for setting new attributes" if VERSION >= (3, 13) else ""
 """End of the message with which an object without a dictionary refuses a new attribute."""
-SUPPORTED = VERSION in ((3, 11), (3, 12), (3, 13))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,6 @@ class Instruction:
     next: int
     line: int
     target: int = -1
-
-    def show(self) -> str:
-        return f"{self.offset:>5} {self.op:<28}{'' if self.argval is None else repr(self.argval)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +170,3 @@ def exception_table(code: CodeType) -> tuple[Handler, ...]:
         depth_lasti = varint(next(data))
         rows.append(Handler(start, start + length, target, depth_lasti >> 1, bool(depth_lasti & 1)))
     return tuple(rows)
-
-
-def show(code: CodeType) -> str:
-    """Readable listing of a decoded code object."""
-    decoded = decode(code)
-    lines = [instruction.show() for instruction in decoded.instructions]
-    lines += [f"      {h.start}..{h.end} -> {h.target} depth {h.depth}{' lasti' if h.lasti else ''}" for h in decoded.handlers]
-    return "\n".join(lines)

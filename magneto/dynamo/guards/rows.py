@@ -134,10 +134,6 @@ class Row:
     user_line: str = ""
     inside: str = ""
 
-    def key(self) -> tuple[Any, ...]:
-        """Identity of the row for deduplication."""
-        return row_key(self.kind, self.source, self.payload)
-
 
 def row_key(kind: Kind, source: Source | None, payload: Any) -> tuple[Any, ...]:
     """Identity of a row (payloads that are unhashable or mutable count by identity)."""

@@ -222,12 +222,6 @@ def _write(m: Machine, expression: str, arrays: list[ArrayTracker], outcome: Out
 # -- calls
 
 
-def _holds_array(m: Machine, v: Tracker) -> bool:
-    if isinstance(v, ArrayTracker):
-        return True
-    return isinstance(v, SequenceTracker) and any(_holds_array(m, item) for item in v.items(m))
-
-
 def _holds_tensor(m: Machine, v: Tracker) -> bool:
     return isinstance(v, TensorTracker) or (isinstance(v, SequenceTracker) and any(_holds_tensor(m, item) for item in v.items(m)))
 

@@ -122,15 +122,6 @@ def plain_number(value: Any) -> Any:
     return value.item() if is_numpy_scalar(value) and hasattr(value, "item") else value
 
 
-def element(m: Machine, value: Any, step: Any) -> Any:
-    """Item of a tracked or plain tuple, list or dict: the way to a mutated argument."""
-    if isinstance(value, SequenceTracker):
-        return value.item(m, step)
-    if isinstance(value, DictTracker):
-        return value.get_token(m, step)
-    return value[step]
-
-
 def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker], *, method: bool = False) -> Tracker:
     """Record a call as a node. In-place forms return the tensor they changed."""
     lowered = [lower(m, arg) for arg in args]

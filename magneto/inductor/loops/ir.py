@@ -57,11 +57,6 @@ from magneto.symbolic.nodes import ZERO, Add, Expr, IntLike, Sym, add, mul, to_e
 Size: TypeAlias = "int | Expr"
 Scalar: TypeAlias = "bool | int | float | complex"
 
-REDUCTION_KINDS: dict[str, int] = {
-    "sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "welford": 2, "m2": 1,
-}  # fmt: skip
-"""Reduction kind -> number of output buffers."""
-
 PRINTER: list[Callable[[Value], str]] = []
 """`show.show_value`, which registers itself here (the package imports it): repr() of a value, and the order of Indirect symbols."""
 

@@ -26,7 +26,7 @@ from magneto.inductor.runtime import driver
 from magneto.inductor.runtime.driver import Binary
 from magneto.inductor.runtime.plan_code import Described, Launched, TritonKernel, TritonTable, work_of
 from magneto.inductor.runtime.store import key_of, store
-from magneto.inductor.runtime.triton_compile import ALIGNMENT, HEAD, Job, Made, box_of, function_of
+from magneto.inductor.runtime.triton_compile import ALIGNMENT, HEAD, Job, Made, box_of
 from magneto.inductor.runtime.triton_workers import submit, warn
 
 REMEMBERED = 64  # calls of a kernel with descriptors, by addresses
@@ -277,35 +277,3 @@ def launchers(wanted: Iterable[Launched], device: torch.device, leniently: bool 
 
     known = (thing for thing in things if ((thing.kernel if isinstance(thing, TritonTable) else thing), device) in _forms)
     return {thing: of(thing) for thing in known}
-
-
-def interpreted(wanted: Iterable[Launched]) -> dict[Launched, Launcher]:
-    """Kernels run by Triton's interpreter on CPU tensors (for tests; the environment has TRITON_INTERPRET=1)."""
-    from magneto.inductor.codegen.triton_types import BYTES
-
-    def of(thing: Launched) -> Launcher:
-        if isinstance(thing, TritonTable):
-            function, (work, grid) = function_of(source_of(thing.kernel)), work_and_grid(thing)
-
-            def launch(*tensors: torch.Tensor) -> None:
-                addresses = torch.tensor(begins(array("q", [t.data_ptr() for t in tensors]), thing.offsets))
-                function[grid](addresses, work, **dict(thing.kernel.constants))
-
-            return launch
-        function = function_of(source_of(thing))
-
-        def run(*tensors: torch.Tensor) -> None:
-            matrices = [descriptor(tensors[described[0]], described) for described in thing.described]
-            plain = [t.view(torch.uint8) if t.dtype in BYTES else t for t in tensors]
-            function[(*thing.grid, 1, 1)[:3]](*plain, *matrices, **dict(thing.constants))
-
-        return run
-
-    def descriptor(tensor: torch.Tensor, described: Described) -> Any:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        _, offset, shape, stride, block = described
-        matrix = torch.as_strided(tensor, shape, (stride, 1), tensor.storage_offset() + offset)
-        return TensorDescriptor(matrix, list(shape), [stride, 1], list(block))
-
-    return {k: of(k) for k in wanted}

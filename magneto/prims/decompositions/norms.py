@@ -17,10 +17,6 @@ from magneto.prims.value import Builder, Value
 ROWS, row = rule_table()
 
 
-def _wide(x: Value | None, dtype: torch.dtype) -> Value | None:
-    return None if x is None else x.to(dtype)
-
-
 @row("native_layer_norm.default")
 def _layer_norm(b: Builder, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float) -> Any:
     axis = x.ndim - len(shape)

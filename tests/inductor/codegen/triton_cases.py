@@ -678,7 +678,7 @@ def execute(name: str) -> str:
 def _execute(name: str) -> str:
     from magneto.inductor import cuda
     from magneto.inductor.made import loaded
-    from magneto.inductor.runtime.triton_launch import interpreted
+    from tests.inductor.codegen.triton_interpreted import interpreted
 
     gather = cuda.gather
     build, tolerance = CASES[name]

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from magneto.inductor.loops.ir import (
-    REDUCTION_KINDS,
     Buffer,
     Const,
     IndexValue,
@@ -33,6 +32,11 @@ from magneto.symbolic import Expr, Sym
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 TO_BOOL = COMPARISONS | {"isnan", "isinf", "logical_not"}
+
+REDUCTION_KINDS: dict[str, int] = {
+    "sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "welford": 2, "m2": 1,
+}  # fmt: skip
+"""Reduction kind -> number of output buffers."""
 
 
 class InvalidProgram(Exception):

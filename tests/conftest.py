@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -26,6 +27,12 @@ def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
         return None
     with open(path, encoding="utf-8") as file:
         return True if "torchfree" not in file.read() else None
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage, which some tests ask for, pass over the hundreds of thousands of objects that importing everything has made."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ typedef struct {
 } Resume;
 
 extern PyTypeObject *mg_resume_type;
+void mg_dealloc(PyObject *op); /* of objects that own nothing but what tp_clear drops */
 #define MG_IS_RESUME(op) (Py_TYPE(op) == mg_resume_type)
 
 /* ---- region.c, entry.c ---- */

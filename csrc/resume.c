@@ -70,12 +70,12 @@ resume_clear(PyObject *op)
     return 0;
 }
 
-static void
-resume_dealloc(PyObject *op)
+void
+mg_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
-    resume_clear(op);
+    type->tp_clear(op);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -202,7 +202,7 @@ static PyMemberDef resume_members[] = {
 
 static PyType_Slot resume_slots[] = {
     {Py_tp_new, resume_new},
-    {Py_tp_dealloc, resume_dealloc},
+    {Py_tp_dealloc, mg_dealloc},
     {Py_tp_traverse, resume_traverse},
     {Py_tp_clear, resume_clear},
     {Py_tp_repr, resume_repr},

@@ -40,16 +40,6 @@ state_clear(PyObject *op)
     return 0;
 }
 
-static void
-state_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-    PyObject_GC_UnTrack(op);
-    state_clear(op);
-    type->tp_free(op);
-    Py_DECREF(type);
-}
-
 static PyObject *
 state_repr(PyObject *op)
 {
@@ -101,7 +91,7 @@ static PyMemberDef state_members[] = {
 };
 
 static PyType_Slot state_slots[] = {
-    {Py_tp_dealloc, state_dealloc},
+    {Py_tp_dealloc, mg_dealloc},
     {Py_tp_traverse, state_traverse},
     {Py_tp_clear, state_clear},
     {Py_tp_repr, state_repr},

@@ -219,7 +219,7 @@ allocate(mg_program *p, Py_ssize_t n)
     size_t r = (size_t)p->n_registers + 1;
     p->instructions = PyMem_Calloc(n + 1, sizeof(mg_instruction));
     p->fast = PyMem_Calloc(3 * n + 2, sizeof(mg_fast_op));
-    p->entries = PyMem_Calloc(r, sizeof(mg_guard_entry));
+    p->entries = PyMem_Calloc(r + n, sizeof(mg_guard_entry)); /* a dictionary per register, a class per check */
     p->watched = PyMem_Calloc(r, sizeof(PyObject *));
     p->pinned = PyMem_Calloc(r, sizeof(PyObject *));
     p->stable = PyMem_Calloc(r, 1);

@@ -48,6 +48,19 @@ pin(mg_program *p, int r, PyObject *const *registers, unsigned char how)
     p->pinned[r] = registers[r];
 }
 
+/* From now on the check depends on `*slot` (NULL: no such place) being `value`, and `value` on its version unless that is 0. */
+static void
+add_entry(mg_program *p, PyObject **slot, PyObject *value, uint64_t version)
+{
+    mg_fast_op *last = p->n_fast ? &p->fast[p->n_fast - 1] : NULL;
+    p->entries[p->n_entries++] = (mg_guard_entry){.slot = slot, .value = value, .version = version};
+    if (last == NULL || last->op != MG_G_ENTRIES || last->to != p->n_entries - 1) {
+        last = emit(p, MG_G_ENTRIES);
+        last->from = p->n_entries - 1;
+    }
+    last->to = p->n_entries;
+}
+
 /* From now on the check depends on `dict` being unchanged. 0, or -1: cannot be told. */
 static int
 track(mg_program *p, int r, PyObject *dict, PyObject **slot)
@@ -55,30 +68,19 @@ track(mg_program *p, int r, PyObject *dict, PyObject **slot)
     if (p->entry_of[r] >= 0) {
         return 0;
     }
-    mg_guard_entry *e = &p->entries[p->n_entries];
-    *e = (mg_guard_entry){.slot = slot, .dict = dict};
 #if MG_DICT_VERSIONS
-    e->version = mg_dict_version(dict);
+    p->entry_of[r] = p->n_entries;
+    add_entry(p, slot, dict, mg_dict_version(dict));
 #else
     if (mg_make_watchable(dict) < 0 || mg_watch(dict, &p->dirty) < 0) {
         return -1;
     }
     p->watched[p->n_watched++] = dict;
-    if (slot == NULL) { /* nothing to compare: the flag tells */
-        p->entry_of[r] = 0;
-        return 0;
+    p->entry_of[r] = 0;
+    if (slot != NULL) { /* otherwise the flag tells */
+        add_entry(p, slot, dict, 0);
     }
 #endif
-    p->entry_of[r] = p->n_entries++;
-    mg_fast_op *last = p->n_fast ? &p->fast[p->n_fast - 1] : NULL;
-    if (last != NULL && last->op == MG_G_ENTRIES && last->to == p->n_entries - 1) {
-        last->to = p->n_entries;
-    }
-    else {
-        mg_fast_op *f = emit(p, MG_G_ENTRIES);
-        f->from = p->n_entries - 1;
-        f->to = p->n_entries;
-    }
     return 0;
 }
 
@@ -177,6 +179,10 @@ record_check(mg_program *p, const mg_instruction *in, PyObject *const *registers
         return 0;
     case MG_G_TYPE_IS: /* an instance of a class made by a class statement may get another class */
         if (src_stable && !PyType_HasFeature(Py_TYPE(src), Py_TPFLAGS_HEAPTYPE) && !PyModule_Check(src)) {
+            return 0;
+        }
+        if (src_stable && !in->m) {
+            add_entry(p, (PyObject **)&src->ob_type, (PyObject *)Py_TYPE(src), 0);
             return 0;
         }
         break;

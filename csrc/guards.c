@@ -5,7 +5,7 @@
  * - Fast: after a precise check has held, the program is *recorded*. A value reached only through dictionaries, tuples and held objects is
  *   stable: as long as those dictionaries are unchanged it is the same object, so that its register is pinned and neither its loads nor the
  *   checks that depend on nothing else are executed again. What stays is a list of fast operations in the original order: the loads and
- *   checks of what may change (locals, cells, slots, lists, classes of objects, tensors), and ENTRIES, which compare the versions of the
+ *   checks of what may change (locals, cells, slots, lists, tensors), and ENTRIES, which compare the classes of objects and the versions of
  *   dictionaries (3.11) or only where the instances keep them, their contents being watched (3.12 and later). An object found in a local
  *   and used as the base of an instance dictionary is assumed to be the one of the recording (PIN, by weak reference).
  * A failed check in the fast list is a miss; a failed ENTRIES, GLOBALS or PIN only means: run precisely, and record again.
@@ -76,11 +76,11 @@ static inline int
 entries_hold(const mg_guard_entry *e, const mg_guard_entry *end)
 {
     for (; e < end; e++) {
-        if (e->slot != NULL && *e->slot != e->dict) {
+        if (e->slot != NULL && *e->slot != e->value) {
             return 0;
         }
 #if MG_DICT_VERSIONS
-        if (mg_dict_version(e->dict) != e->version) {
+        if (e->version != 0 && mg_dict_version(e->value) != e->version) {
             return 0;
         }
 #endif

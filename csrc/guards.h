@@ -102,9 +102,9 @@ void mg_unwatch(PyObject *dict, unsigned char *flag);
 /* ---- the program ---- */
 
 typedef struct {
-    PyObject **slot; /* where an instance keeps the dictionary, NULL when another entry leads to it */
-    PyObject *dict;  /* borrowed */
-    uint64_t version;
+    PyObject **slot;  /* where an instance keeps the dictionary, or its class; NULL when another entry leads to it */
+    PyObject *value;  /* borrowed */
+    uint64_t version; /* of a dictionary, 0: not compared */
 } mg_guard_entry;
 
 typedef struct {

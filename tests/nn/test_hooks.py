@@ -388,7 +388,7 @@ def test_scenario(name: str, backend: str) -> None:
     assert magneto.stats()["graphs"] >= 1
 
 
-@pytest.mark.parametrize("where", ["class", "instance"])
+@pytest.mark.parametrize("where", ["class", "instance", "instance, later"])
 def test_a_call_impl_of_its_own(where: str) -> None:
     class Doubled(nn.Linear):
         if where == "class":
@@ -396,8 +396,23 @@ def test_a_call_impl_of_its_own(where: str) -> None:
             def _call_impl(self, *args, **kwargs):
                 return super()._call_impl(*args, **kwargs) * 2
 
-    model = nn.Sequential(nn.Linear(4, 4), Doubled(4, 4), nn.ReLU())
-    if where == "instance":
+    model, x = nn.Sequential(nn.Linear(4, 4), Doubled(4, 4), nn.ReLU()), torch.randn(2, 4)
+    compiled = magneto.optimize("eager")(model)
+    if where == "instance, later":
+        assert_equal(compiled(x), model(x))
+    if where != "class":
         model[1]._call_impl = lambda x: x * 3
-    x = torch.randn(2, 4)
-    assert_equal(magneto.optimize("eager")(model)(x), model(x))
+    assert_equal(compiled(x), model(x))
+
+
+def test_a_submodule_gets_another_class() -> None:
+    class Twice(nn.ReLU):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU()), torch.randn(2, 4)
+    compiled = magneto.optimize("eager")(model)
+    for k, cls in enumerate((nn.ReLU, nn.ReLU, Twice, nn.Sigmoid, Twice)):  # (the second call records the guards' fast form)
+        model[1].__class__ = cls
+        assert_equal(compiled(x), model(x))
+        assert magneto.stats()["recompiles"] == max(0, min(k - 1, 2)) and magneto.stats()["breaks"] == 0

@@ -463,7 +463,6 @@ class _Moved:
         for place, obj, kind, meta in known.found:
             new = self.values[place]
             _need(new is not _ABSENT and new is not _NOWHERE and there.setdefault(id(obj), id(new)) == id(new))
-            _need(kind is not trackers.ModuleTracker or "_call_impl" not in new.__dict__)  # no row says so
             if meta is not None and obj is not new:
                 if id(new) in self.m.wrapped:
                     tracker: Any = self.m.wrapped[id(new)]

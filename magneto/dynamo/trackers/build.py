@@ -310,10 +310,10 @@ def wrap_nn_module(m: Machine, obj: torch.nn.Module, source: Source) -> Tracker:
         _same(m, obj, source)
         return OpaqueTracker(obj, source, m)
     built = ModuleTracker(type(obj), source, obj)
+    _typed(m, obj, source)  # besides identity: `module.__class__ = Other` leaves that as it is
     outer: Source | None = source
     while m.changing and outer is not None:
         if outer in m.changing:
-            _typed(m, obj, source)
             return built
         outer = outer.base()
     built.pin(m)

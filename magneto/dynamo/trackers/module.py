@@ -85,7 +85,7 @@ class ModuleTracker(ObjectTracker):
         compiled = self.instance_attr(m, "_compiled_call_impl")
         if compiled is not None and compiled.try_const() is None:
             m.graph_break("B101", callee=self.show(), reason="module.compile() was called on it")
-        if self.obj is not MISSING and "_call_impl" in self.obj.__dict__:
+        if self.instance_attr(m, "_call_impl") is not None:
             m.graph_break("B101", callee=self.show(), reason="the module has a _call_impl of its own")
         impl = find_in_type(m, self.cls, "_call_impl")
         own = impl is not torch.nn.Module._call_impl or self.cls.__getattribute__ is not object.__getattribute__  # type: ignore[comparison-overlap]

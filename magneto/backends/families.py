@@ -207,6 +207,7 @@ class Families:
                 if cut is not None:
                     cuts[sizes] = cut
                 samples.append((sizes, *sample))
+            found: Family | str
             if few and not nodes.keys() >= set(wanted):
                 found = reason or "the graph is another one at other sizes"
             else:

@@ -98,7 +98,7 @@ class Families:
         self.gm, self.name, self.sampler, self.eager, self.allows = gm, name, sampler, eager, allows
         self.resizer: Any = gm.meta["magneto"]["resizer"]
         self.values: Callable[[Key], Values | None] = self.resizer.at
-        self.varies = {index for index, _, _ in gm.meta["magneto"]["varying"]}
+        self.varies = {index for index, *_ in gm.meta["magneto"]["varying"]}
         self.made: list[tuple[Family, Evidence, Backwards | None]] = []
         self.refused = 0
 

@@ -46,8 +46,8 @@ class Instance:
     calls: int = 0
 
 
-def varying_sizes(gm: fx.GraphModule) -> tuple[tuple[int, int, int], ...]:
-    """(input, dimension, symbol) of all sizes that vary from call to call; dimensions of one symbol are equal in each."""
+def varying_sizes(gm: fx.GraphModule) -> tuple[tuple[int, int, int, int], ...]:
+    """(input, dimension, symbol, what is added to it) of all sizes that vary from call to call."""
     return tuple(getattr(gm, "meta", {}).get("magneto", {}).get("varying", ()))
 
 
@@ -68,8 +68,8 @@ class Sized:
         self._told = False
         self.stayed = 0
         self._lock = threading.RLock()
-        first = {symbol: (index, dim) for index, dim, symbol in reversed(varying_sizes(gm))}
-        read = "".join(f"i[{index}].shape[{dim}], " for _, (index, dim) in sorted(first.items()))
+        first = {symbol: (index, dim, plus) for index, dim, symbol, plus in reversed(varying_sizes(gm))}
+        read = "".join(f"i[{index}].shape[{dim}] - {plus}, " for _, (index, dim, plus) in sorted(first.items()))
         text = f"""def key(i):
     return ({read})
 def run(*i):

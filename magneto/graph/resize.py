@@ -28,8 +28,10 @@ from magneto.graph.modes import modes_kept
 from magneto.graph.remember import is_torchs, key_of
 from magneto.graph.unknown import UnknownMeta, UnknownNumber
 
-Term = tuple[int, tuple[int, ...]]
-"""A number times the sizes of these symbols."""
+Factor = tuple[int, int]
+"""The size of a symbol plus a constant."""
+Term = tuple[int, tuple[Factor, ...]]
+"""A number times these factors."""
 
 KEPT = 8  # sizes whose metadata are remembered
 KNOWN = 1 << 14  # sizes of which it is remembered whether they belong to the graph
@@ -41,7 +43,7 @@ class _Differs(Exception):
 
 
 def value_of(term: Term, sizes: Sequence[int]) -> int:
-    return term[0] * math.prod(sizes[symbol] for symbol in term[1])
+    return term[0] * math.prod(sizes[symbol] + plus for symbol, plus in term[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,18 @@ class Form:
         return tuple(value_of(term, sizes) for term in self.shape), tuple(value_of(term, sizes) for term in self.strides)
 
     @property
-    def symbols(self) -> tuple[tuple[int, int], ...]:
-        """(dimension, symbol) of the sizes that vary."""
-        return tuple((dim, term[1][0]) for dim, term in enumerate(self.shape) if term[1])
+    def symbols(self) -> tuple[tuple[int, int, int], ...]:
+        """(dimension, symbol, what is added to it) of the sizes that vary."""
+        return tuple((dim, *term[1][0]) for dim, term in enumerate(self.shape) if term[1])
 
     def renamed(self, names: Mapping[int, int]) -> Form:
         """With other numbers of the symbols."""
-        shape, strides = (tuple((n, tuple(names[s] for s in symbols)) for n, symbols in terms) for terms in (self.shape, self.strides))
+        shape, strides = (tuple((n, tuple((names[s], plus) for s, plus in by)) for n, by in terms) for terms in (self.shape, self.strides))
         return Form(shape, strides)
 
 
-def form_of(shape: Sequence[int], strides: Sequence[int], symbols: Mapping[int, int]) -> Form:
-    """The form of a tensor of which some dimensions have symbols. A stride that is the number of elements below it stays so; any other is a constant."""
+def form_of(shape: Sequence[int], strides: Sequence[int], symbols: Mapping[int, Factor]) -> Form:
+    """The form of a tensor of which some dimensions follow from symbols. A stride that is the number of elements below it stays so; any other is a constant."""
     sizes: list[Term] = [(1, (symbols[dim],)) if dim in symbols else (size, ()) for dim, size in enumerate(shape)]
     found: dict[int, Term] = {}
     below: Term = (1, ())

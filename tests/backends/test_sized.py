@@ -73,7 +73,13 @@ class Again:
 def captured(fn: Callable[..., Any], inputs: Sequence[Any], *varying: tuple[int, int, int], **meta: Any) -> fx.GraphModule:
     """The graph of `fn` with nodes for the sizes that it reads."""
     gm = fx.symbolic_trace(fn)
-    gm.meta["magneto"] = {"name": fn.__name__, "varying": varying, "budget": Allows(), "resizer": Again(gm, inputs, varying), **meta}
+    gm.meta["magneto"] = {
+        "name": fn.__name__,
+        "varying": tuple((*row, 0) for row in varying),
+        "budget": Allows(),
+        "resizer": Again(gm, inputs, varying),
+        **meta,
+    }
     return gm
 
 

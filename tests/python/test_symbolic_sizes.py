@@ -307,7 +307,7 @@ def test_the_graph_says_what_varies():
         compiled(marked(rows(n)), marked(rows(3, n), 1))
     (gm,) = backend.graphs
     told = gm.meta["magneto"]
-    assert told["varying"] == ((0, 0, 0), (1, 1, 0))
+    assert told["varying"] == ((0, 0, 0, 0), (1, 1, 0, 0))
     values = told["resizer"].at((9,))
     shapes = [values[node].shape for node in gm.graph.nodes if node.op != "output" and hasattr(values[node], "shape")]
     assert shapes == [(9, 6), (3, 9), (54,), (54,), (3, 6)]
@@ -455,3 +455,21 @@ def test_another_layout_with_the_same_strides():
 
     calls = [(rows(10, 8)[:, :4], rows(12, 8)[:, :3]), (rows(6, 8), rows(9, 8)), (rows(5, 8)[:, :7], rows(6, 8)[:, :2])]
     assert count_of(f, calls, dynamic=True) == 2
+
+
+def test_a_mask_that_is_longer_than_the_cache():
+    """Sizes that operations want to be other ones plus a constant, whichever comes first; another such constant is another graph."""
+
+    def f(mask, keys, x):
+        full = torch.cat([keys, x])
+        return (full @ x.t() + mask[:, None]).softmax(0), full[1:] * 2
+
+    def calls(more, sizes):
+        return [(marked(torch.linspace(0, 1, n + more)), marked(rows(n)), rows(more)) for n in sizes]
+
+    assert count_of(f, calls(1, (5, 6, 7, 9, 12, 40)) + calls(2, (7, 9, 20, 30, 3))) == 2
+    compiled = magneto.compile(f, backend="eager")
+    for args in calls(1, (5, 6)):
+        assert_equal(compiled(*args), f(*args))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        compiled(rows(12)[:, 0], rows(8), rows(1))

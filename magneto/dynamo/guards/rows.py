@@ -73,8 +73,8 @@ class SizesRow:
         found: dict[int, int] = {}
         at = 0
         for form in self.forms:
-            for dim, symbol in form.symbols:
-                found.setdefault(symbol, numbers[at + dim])
+            for dim, symbol, plus in form.symbols:
+                found.setdefault(symbol, numbers[at + dim] - plus)
             at += 2 * len(form.shape)
         sizes = tuple(found[symbol] for symbol in range(len(self.bounds)))
         if tuple(number for form in self.forms for part in form.at(sizes) for number in part) != numbers:

@@ -1,7 +1,7 @@
 """Sizes of inputs that vary: which ones one region takes as unknown, what the program does with them, and the guard that belongs to them.
 
 A dimension is taken as unknown when the program says so (`mark_dynamic`, `dynamic=True`) or when calls have come with different sizes. Dimensions that are equal in the call at hand are one
-*symbol*. What the program computes with a symbol is a node of the graph (`trackers/size.py`), what it decides by one is written down (`decide`), and whatever needs the number itself makes the
+*symbol*; one that an operation wants to be another one plus a constant (a mask as long as a cache and the new token) follows from that one's (`Symbol.root`). What the program computes with a symbol is a node of the graph (`trackers/size.py`), what it decides by one is written down (`decide`), and whatever needs the number itself makes the
 dimension a constant: capture starts again (`settle`). Sizes 0 and 1 are constants always.
 """
 
@@ -22,7 +22,8 @@ from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.tensors import dlpack_code
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES
 from magneto.graph import Sizes, TensorMeta, UnknownMeta, UnknownNumber
-from magneto.graph.resize import Form, Resizer, form_of, layouts, probed, resizer
+from magneto.graph.resize import Factor, Form, Resizer, form_of, layouts, probed, resizer
+from magneto.graph.unknown import EXAMPLE
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.recorder import Recorder
@@ -38,13 +39,14 @@ _NAMED = re.compile(rf"(\w+), {SHOWN}")
 
 @dataclass(eq=False, slots=True)
 class Symbol:
-    """One size that varies. `places`: dimensions of inputs that have it; `step`: what it is taken to be a multiple of."""
+    """One size that varies: a number of its own (`index`), or that of its `root` plus a constant. `places`: dimensions of inputs that have it."""
 
     index: int
     example: int
     probes: tuple[int, ...]
     low: int
     high: int | None
+    root: Symbol | None = None
     places: list[tuple[trackers.TensorTracker, int, TensorMeta]] = field(default_factory=list)
     node: fx.Node | None = None
 
@@ -56,6 +58,7 @@ class Varying:
         self._wanted = wanted
         self.constant: set[int] = set()
         self.steps: dict[int, int] = {}
+        self.related: dict[int, int] = {}  # sizes, and the smaller ones from which they follow
         self.asked: dict[tuple[Source, int], int] = {}  # what was to be unknown, and its size
         self.refusals = 0
         self.again = False  # the attempt has been given up for a constant
@@ -86,8 +89,8 @@ class Varying:
         if not wanted or dlpack_code(meta.dtype, meta.device) is None:
             return known
         found = [(self._symbol(meta.shape[d], bounds), d) for d, bounds in sorted(wanted.items())]
-        form = form_of(meta.shape, meta.strides, {d: symbol.index for symbol, d in found})
-        made = probed(meta, form, [symbol.probes for symbol in self.symbols.values()])
+        form = form_of(meta.shape, meta.strides, {d: _factor(symbol) for symbol, d in found})
+        made = probed(meta, form, [symbol.probes for symbol in self.roots()])
         self.inputs.append((source, form))
         self.metas.append(made)
         shape, strides = (tuple(None if term[1] else term[0] for term in terms) for terms in (form.shape, form.strides))
@@ -97,11 +100,29 @@ class Varying:
     def _symbol(self, size: int, bounds: Bounds) -> Symbol:
         found = self.symbols.get(size)
         if found is None:
-            probes = self.sizes.varying(size, self.steps.get(size, 1))
-            found = self.symbols[size] = Symbol(len(self.symbols), size, probes, *bounds)
+            base = self.related.get(size)
+            root = None if base is None or base in self.constant else self._symbol(base, (LEAST, None))
+            probes = tuple(n + size - root.example for n in root.probes) if root else self.sizes.varying(size, self.steps.get(size, 1))
+            found = self.symbols[size] = Symbol(root.index if root else len(self.roots()), size, probes, *bounds, root)
         highs = [high for high in (found.high, bounds[1]) if high is not None]
         found.low, found.high = max(found.low, bounds[0]), min(highs, default=None)
         return found
+
+    def roots(self) -> list[Symbol]:
+        """The symbols that follow from no other one, by their numbers."""
+        return [symbol for symbol in self.symbols.values() if symbol.root is None]
+
+    def _relate(self, columns: Sequence[tuple[Any, ...]]) -> bool:
+        """Whether sizes of an operation that are equal in the call at hand come from two symbols: one follows from the other one from now on."""
+        found: dict[int, Symbol] = {}
+        for column, root in itertools.product(columns, self.roots()):
+            size = column[EXAMPLE]
+            if None not in column and column == tuple(n + size - root.example for n in root.probes):
+                low, high = sorted((found.setdefault(size, root).example, root.example))
+                if low != high and high not in self.related and high not in self.related.values():
+                    self.related[high] = low
+                    return True
+        return False
 
     def fixed(self) -> set[tuple[Source, int]]:
         """Dimensions that had to be constants, and not as another one has that size."""
@@ -143,6 +164,8 @@ class Varying:
         self.refusals += 1
         sizes = _sizes_in(what)
         columns = [size for size in sizes if isinstance(size, tuple)]
+        if failed and self._relate(columns):
+            return True
         found = [symbol for symbol in self.symbols.values() if any(_same(column, symbol.probes) for column in columns)]
         clash = [symbol for symbol in found if symbol.example in sizes] if failed else []
         steps = {symbol.example: step for symbol in found if (step := min(symbol.example & -symbol.example, MOST_STEP)) > 1}
@@ -169,7 +192,7 @@ class Varying:
         forms = {node: form for node, tracker in recorder.inputs for source, form in self.inputs if source == tracker.source}
         used: dict[int, int] = {}  # symbols, and their numbers in the graph
         for node, form in forms.items():
-            if new := dict.fromkeys(symbol for _, symbol in form.symbols if symbol not in used):
+            if new := dict.fromkeys(symbol for _, symbol, _ in form.symbols if symbol not in used):
                 used.update(zip(new, itertools.count(len(used))))
                 recorder.keep.add(node)  # from it they are read
             node.meta["form"] = form.renamed(used)
@@ -179,25 +202,35 @@ class Varying:
     def _guard(self, recorder: Recorder, graph: Resizer, used: tuple[int, ...]) -> None:
         if not self.inputs:
             return
-        symbols = list(self.symbols.values())
+        symbols = self.roots()
         example = tuple(symbol.example for symbol in symbols)
         if not graph.fits(tuple(example[symbol] for symbol in used)):
             self.settle(None)
             return
         self.resizer = graph
-        bounds = tuple((symbol.low, symbol.high) for symbol in symbols)
+        bounds = tuple(self._bounds(symbol) for symbol in symbols)
         sources, forms = zip(*self.inputs, strict=True)
         as_captured = layouts(list(zip(forms, self.metas, strict=True)))
         fits = lambda sizes: as_captured(sizes) and graph.fits(tuple(sizes[symbol] for symbol in used))  # noqa: E731
         row = SizesRow(sources[1:], forms, bounds, tuple(range(len(symbols))), fits)
         recorder.machine.guards.add(Row(Kind.SIZES, sources[0], row, *recorder.machine.read_at()))
 
+    def _bounds(self, root: Symbol) -> Bounds:
+        """Of a symbol and all that follow from it."""
+        all_of = [(symbol, symbol.example - root.example) for symbol in self.symbols.values() if symbol is root or symbol.root is root]
+        highs = [symbol.high - plus for symbol, plus in all_of if symbol.high is not None]
+        return max(symbol.low - plus for symbol, plus in all_of), min(highs, default=None)
+
     def told(self, placeholders: Sequence[fx.Node]) -> dict[str, Any]:
         """What the graph says of its sizes that vary: `varying`, rows (number of the input, dimension, symbol), and the `resizer`."""
         if self.resizer is None:
             return {}
-        rows = [(k, dim, symbol) for k, node in enumerate(placeholders) if (form := node.meta.get("form")) for dim, symbol in form.symbols]
+        rows = [(k, *found) for k, node in enumerate(placeholders) if (form := node.meta.get("form")) for found in form.symbols]
         return {"varying": tuple(rows), "resizer": self.resizer} if rows else {}
+
+
+def _factor(symbol: Symbol) -> Factor:
+    return symbol.index, symbol.example - (symbol.root or symbol).example
 
 
 def _same(column: tuple[Any, ...], probes: tuple[int, ...]) -> bool:

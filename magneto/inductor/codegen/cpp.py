@@ -429,9 +429,10 @@ class Writer:
         return load.index.hi * load.dtype.itemsize >= STREAM_FROM
 
     def _jumps(self, load: Load) -> bool:
-        """Is a load of memory contiguous along the other loop of the squares and not along the vector loop?"""
+        """Is a load of memory contiguous along the other loop of the squares and not along the vector loop? (A square is the same in all turns of what is written out.)"""
         other, vector = self.nest.inner[-2:]
-        if load.buffer in self.members or any(isinstance(s, Indirect) for s in load.index.free):
+        short = self.nest.short
+        if load.buffer in self.members or any(isinstance(s, Indirect) or (short is not None and s is short.sym) for s in load.index.free):
             return False
         return stride_along(load.index, other.sym) == 1 and (stride_along(load.index, vector.sym) or 0) >= 8
 

@@ -392,7 +392,7 @@ def test_exports_come_from_pinned_registers(net):
 
 def test_sizes_that_go_together():
     asked = []
-    forms = (form_of((5, 3), (3, 1), {0: 0}), form_of((2, 5), (1, 2), {1: 0}))
+    forms = (form_of((5, 3), (3, 1), {0: (0, 0)}), form_of((2, 5), (1, 2), {1: (0, 0)}))
     both = Both((Kind.SIZES, X, SizesRow((Y,), forms, ((2, 9),), (0,), lambda sizes: asked.append(sizes) or sizes[0] != 7)))
     for n in (5, 9, 2, 5):
         assert both.holds(torch.ones(n, 3), torch.ones(n, 2).t())
@@ -413,7 +413,9 @@ def test_sizes_that_go_together():
 
 def test_the_same_sizes_are_not_asked_about_again():
     asked = []
-    row = SizesRow((), (form_of((5, 3), (3, 1), {0: 0, 1: 1}),), ((2, None), (2, None)), (0, 1), lambda sizes: asked.append(sizes) or True)
+    row = SizesRow(
+        (), (form_of((5, 3), (3, 1), {0: (0, 0), 1: (1, 0)}),), ((2, None), (2, None)), (0, 1), lambda sizes: asked.append(sizes) or True
+    )
     guards = GuardSet([Row(Kind.SIZES, X, row)])
     program = build_guards(guards)
     for n in (4, 4, 4, 6, 6, 4):

@@ -373,6 +373,24 @@ def test_rows_of_few_elements_under_a_condition(last: int) -> None:
             assert torch.equal(magneto.compile(program)(x), program(x))
 
 
+def test_turned_squares_beside_a_written_out_dimension() -> None:
+    """Gradients of attention over transposed heads: memory that is read turned, at places that the dimension that is written out moves."""
+
+    def products(heads, weights, given):
+        q, k, v = heads.unbind(0)
+        q, k, v = (
+            q.contiguous().reshape(8, 32, 64),
+            (k.transpose(-1, -2) * 1).contiguous().reshape(8, 64, 32),
+            v.contiguous().reshape(8, 32, 64),
+        )
+        moved = given @ v.transpose(1, 2)
+        moved = (moved - (moved * weights).sum(-1, keepdim=True)) * weights
+        return q.transpose(1, 2) @ moved, moved @ k.transpose(1, 2)
+
+    args = (torch.randn(2, 64, 3, 4, 32).permute(2, 0, 3, 4, 1), torch.randn(8, 32, 32), torch.randn(8, 32, 64))
+    torch.testing.assert_close(magneto.compile(products)(*args), products(*args), rtol=1e-4, atol=1e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
 @pytest.mark.parametrize("size", [31, 32, 33, 47, 100, 255])
 def test_places_in_short_rows(size: int, dtype: torch.dtype) -> None:

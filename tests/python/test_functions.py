@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
+import types
 from typing import Any
 
 import pytest
@@ -23,6 +25,22 @@ def helper(a, b=2, /, c=3, *rest, d=4, **extra):
 @programs.add()
 def positional_and_keyword_arguments(x):
     return helper(x), helper(x, 5), helper(x, 5, 6, 7, 8, d=9), helper(x, c=1, e=10, f=11), helper(*[x, 1], **{"c": 2, "d": 3})
+
+
+@programs.add()
+def bound_by_hand_and_in_an_exit_stack(x):
+    class Scope:
+        def __enter__(self):
+            return 2
+
+        def __exit__(self, *error):
+            log.append(error[0])
+
+    log, scope = [], Scope()
+    bound = types.MethodType(lambda owner, k: (owner, k * x), scope)
+    with contextlib.ExitStack() as stack:
+        y = x * stack.enter_context(scope) + stack.enter_context(Scope())
+    return y, bound(3)[1], bound(1)[0] is scope, bound.__self__ is scope, log
 
 
 @programs.add()

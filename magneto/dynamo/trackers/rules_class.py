@@ -77,6 +77,12 @@ def mro(m: Machine, cls: ClassTracker) -> Any:
 # -- descriptors and default methods called by hand
 
 
+@rule(types.MethodType, FunctionTracker, Tracker)
+def method_of(m: Machine, fn: FunctionTracker, owner: Tracker) -> Any:
+    const = owner.try_const()
+    return NotImplemented if const is not None and const.value is None else BoundMethodTracker(fn, owner)
+
+
 @rule(types.FunctionType.__get__, FunctionTracker, Tracker)
 def function_get(m: Machine, fn: FunctionTracker, obj: Tracker, owner: Tracker | None = None) -> Tracker:
     if isinstance(obj, ConstTracker) and obj.read() is None and owner is not None:

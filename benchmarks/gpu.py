@@ -1,7 +1,8 @@
 """GPU benchmark: magneto against eager and torch.compile, interleaved, CUDA events, medians.
 
 `python -m benchmarks.gpu [--out benchmarks/results/gpu.json] [--budget seconds] [--contenders ...] [names...]`. Each row runs all contenders in turn; of models a time is that
-of one call between two events with the device idle before, so that the host's part shows; of kernels the mean of ten calls. Results are merged into the file row by row. `--host`: host time per call.
+of one call between two events with the device idle before, so that the host's part shows; of kernels the mean of ten calls, and of copies that of one, whose first event the device
+reaches when it has slept some milliseconds, so that every contender's host is ahead of it. Results are merged into the file row by row. `--host`: host time per call.
 `--processes rows`: first calls in processes of their own, cold and with what the first has kept. `--memory rows`: memory of processes of their own, several at a time. Models (benchmarks/gpu_models.py) are whole calls, kernels report the share of the copy
 bandwidth measured in the same run.
 """
@@ -32,6 +33,7 @@ from benchmarks.gpu_models import FLOPS, MODELS, STEPS, SUITE, moved_by
 ROUNDS = 25  # at most
 SECONDS = 3.0  # of a row's measuring
 REPEATED = 10  # calls of a kernel between two events: what the host costs is not what is asked there
+ASLEEP = 6_000_000  # cycles that the device sleeps ahead of them
 DEVICE = "cuda"
 LOSS = "loss"  # trains by backward() without a factor
 Made = tuple[Callable[..., Any], tuple[Any, ...], Any, int]
@@ -235,10 +237,12 @@ def contender(fn: Any, args: tuple[Any, ...], train: bool) -> Callable[[], Any]:
     return step
 
 
-def timed(call: Callable[[], Any], repeats: int = 1) -> float:
-    """Milliseconds of one call, the mean of `repeats` between two events."""
+def timed(call: Callable[[], Any], repeats: int = 1, ahead: bool = False) -> float:
+    """Milliseconds of one call, the mean of `repeats` between two events. `ahead`: the device is busy while the host launches the first of them."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
+    if ahead:
+        torch.cuda._sleep(ASLEEP)
     begin.record()
     for _ in range(repeats):
         call()
@@ -274,7 +278,7 @@ def measure(name: str, contenders: Mapping[str, Callable[[Any], Any]]) -> dict[s
     times: dict[str, list[float]] = {who: [] for who in calls}
     for _ in range(rounds):
         for who, call in calls.items():
-            times[who].append(timed(call, repeats))
+            times[who].append(timed(call, repeats, repeats > 1))
     result["rounds"] = rounds
     result["ms"] = {who: round(statistics.median(t), 5) for who, t in times.items()}
     ours = result["ms"].get("magneto")
@@ -305,7 +309,7 @@ def _product_rate() -> float:
     """Operations per second of a large product in bfloat16."""
     n = 8192
     a, b = randn(n, n, dtype=torch.bfloat16), randn(n, n, dtype=torch.bfloat16)
-    return 2 * n**3 / (statistics.median([timed(lambda: a @ b, 3) for _ in range(5)]) * 1e-3)
+    return 2 * n**3 / (statistics.median([timed(lambda: a @ b, 3, True) for _ in range(5)]) * 1e-3)
 
 
 def _warm(who: str, make: Any, wrap: Any, calls: dict[str, Callable[[], Any]], result: dict[str, Any]) -> None:
@@ -337,7 +341,7 @@ def _bandwidth() -> float:
     """Bytes read and written by a large copy in a second."""
     source = torch.empty(1 << 28, device=DEVICE)
     target = torch.empty_like(source)
-    times = [timed(lambda: target.copy_(source)) for _ in range(7)]
+    times = [timed(lambda: target.copy_(source), 1, True) for _ in range(7)]
     return 2 * source.nbytes / (statistics.median(times) * 1e-3)
 
 

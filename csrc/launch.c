@@ -1,7 +1,8 @@
 /* What calls on a GPU need of many tensors at once: the launch of a kernel without Python round it, addresses compared, small numbers packed.
  *
  * `Launch` is a callable of tensors. The driver's functions are given by `bind_driver` (runtime/driver.py finds them in libcuda): neither headers nor linking
- * are needed. Whatever is not the usual case (a pointer that is no multiple of 16, a tensor without an address, an error) goes to the callable `other`.
+ * are needed. A kernel that waits by itself for what was launched before (`waits`: triton_launch.py) may begin while that ends, where the driver knows of it
+ * (programmatic dependent launch). Whatever is not the usual case (a pointer that is no multiple of 16, a tensor without an address, an error) goes to the callable `other`.
  *
  * A *table* is a kernel of two parameters in device memory, the addresses of all tensors and a constant. Its memory is filled by `other`, which tells by
  * `remember` for which addresses on which stream that holds; `other` is called again as soon as they differ, and while the stream is captured.
@@ -14,9 +15,29 @@
 
 typedef int (*LaunchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
                             void **params, void **extra);
+/* CUlaunchAttribute and CUlaunchConfig of cuda.h */
+typedef struct {
+    int id, unused;
+    union {
+        int allowed;
+        char size[64];
+    } value;
+} LaunchAttribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    LaunchAttribute *attributes;
+    unsigned count;
+} LaunchConfig;
+typedef int (*LaunchKernelEx)(const LaunchConfig *config, void *function, void **params, void **extra);
 typedef int (*IsCapturing)(void *stream, int *status);
 
+#define PROGRAMMATIC 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+#define INVALID_VALUE 1
+#define NOT_SUPPORTED 801
+
 static LaunchKernel launch_kernel;
+static LaunchKernelEx launch_kernel_ex; /* NULL: the driver does not serve, or has refused once */
 static IsCapturing is_capturing;
 
 typedef struct {
@@ -24,12 +45,26 @@ typedef struct {
     vectorcallfunc vectorcall;
     void *function;
     unsigned grid[3], threads, shared;
-    int device, n, table;
+    int device, n, table, waits;
     void **pointers; /* owned; table: n of this call, then n of the call remembered */
     void *memory[2]; /* table: its parameters */
     void *stream;    /* table: on which they hold */
     PyObject *other; /* owned */
 } LaunchObject;
+
+/* The driver's status. */
+static int
+launched(LaunchObject *l, void *stream, void **params)
+{
+    if (l->waits && launch_kernel_ex != NULL) {
+        LaunchAttribute attribute = {PROGRAMMATIC, 0, {1}};
+        LaunchConfig config = {{l->grid[0], l->grid[1], l->grid[2]}, {l->threads, 1, 1}, l->shared, stream, &attribute, 1};
+        int status = launch_kernel_ex(&config, l->function, params, NULL);
+        if (status != INVALID_VALUE && status != NOT_SUPPORTED) return status;
+        launch_kernel_ex = NULL;
+    }
+    return launch_kernel(l->function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared, stream, params, NULL);
+}
 
 static PyObject *
 launch_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
@@ -57,7 +92,7 @@ launch_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject
     else if (bits & 15) goto other;
     for (int i = 0; i < n; i++) params[i] = &pointers[i];
     params[n] = params[n + 1] = &nothing; /* two scratch memories, which some versions of Triton pass */
-    if (launch_kernel(l->function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared, stream, params, NULL) == 0) Py_RETURN_NONE;
+    if (launched(l, stream, params) == 0) Py_RETURN_NONE;
     goto other;
 cleared:
     PyErr_Clear();
@@ -68,12 +103,12 @@ other:
 static PyObject *
 launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"function", "grid", "threads", "shared", "device", "count", "other", "table", NULL};
+    static char *names[] = {"function", "grid", "threads", "shared", "device", "count", "other", "table", "waits", NULL};
     PyObject *function, *other;
     unsigned grid[3], threads, shared;
-    int device, n, table = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O(III)IIiiO|p", names, &function, &grid[0], &grid[1], &grid[2], &threads, &shared, &device, &n, &other,
-                                     &table)) return NULL;
+    int device, n, table = 0, waits = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O(III)IIiiO|pp", names, &function, &grid[0], &grid[1], &grid[2], &threads, &shared, &device, &n, &other,
+                                     &table, &waits)) return NULL;
     if (n < 0 || (n > MOST && !table)) {
         PyErr_Format(PyExc_ValueError, "a kernel of %d parameters", n);
         return NULL;
@@ -90,6 +125,7 @@ launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     l->device = device;
     l->n = n;
     l->table = table;
+    l->waits = waits;
     l->other = Py_NewRef(other);
     if (table) {
         l->function = NULL; /* until something is remembered */
@@ -145,7 +181,7 @@ static PyMethodDef launch_methods[] = {
 static PyTypeObject Launch_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "magneto._C.Launch",
-    .tp_doc = "Launch(function, grid, threads, shared, device, count, other, table=False): launch(*tensors)",
+    .tp_doc = "Launch(function, grid, threads, shared, device, count, other, table=False, waits=False): launch(*tensors)",
     .tp_basicsize = sizeof(LaunchObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(LaunchObject, vectorcall),
@@ -161,9 +197,10 @@ static PyTypeObject Launch_Type = {
 static PyObject *
 bind_driver(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    unsigned long long launch, capturing;
-    if (!PyArg_ParseTuple(args, "KK", &launch, &capturing)) return NULL;
+    unsigned long long launch, capturing, launch_ex = 0;
+    if (!PyArg_ParseTuple(args, "KK|K", &launch, &capturing, &launch_ex)) return NULL;
     memcpy(&launch_kernel, &(uintptr_t){(uintptr_t)launch}, sizeof launch_kernel);
+    memcpy(&launch_kernel_ex, &(uintptr_t){(uintptr_t)launch_ex}, sizeof launch_kernel_ex);
     memcpy(&is_capturing, &(uintptr_t){(uintptr_t)capturing}, sizeof is_capturing);
     Py_RETURN_NONE;
 }
@@ -247,7 +284,7 @@ addresses(PyObject *Py_UNUSED(module), PyObject *tensors)
 }
 
 static PyMethodDef functions[] = {
-    {"bind_driver", bind_driver, METH_VARARGS, "bind_driver(cuLaunchKernel, cuStreamIsCapturing): their addresses."},
+    {"bind_driver", bind_driver, METH_VARARGS, "bind_driver(cuLaunchKernel, cuStreamIsCapturing, cuLaunchKernelEx=0): their addresses."},
     {"moved", moved, METH_VARARGS, "moved(inputs, positions, addresses, known=None): the first input that lies elsewhere, or -1."},
     {"pack", pack, METH_VARARGS, "pack(tensors, address, places): copy dense tensors of the CPU to an address."},
     {"unpack", unpack, METH_VARARGS, "unpack(tensors, address, places): copy their numbers from there."},

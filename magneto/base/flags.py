@@ -76,6 +76,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("channels_last", bool, True, "lay convolutional networks out channels-last where it pays", True),
     Flag("cuda_graphs", bool, True, "record what a graph launches on a GPU and replay it, where that is safe"),
     Flag("max_autotune", bool, False, "on a GPU, measure kernels of ours for products and convolutions against the library", True),
+    Flag(
+        "dependent_launches",
+        bool,
+        True,
+        "on a GPU, kernels are launched while those before them end, for which they wait themselves (compute capability 9.0 and later)",
+    ),
     Flag("draw_in_kernels", bool, True, "on a GPU, draw dropout's numbers in the kernels around it, bit for bit the library's", True),
     Flag("vector_math", bool, True, "use the C library's vector functions for exp, tanh, erf, ...", True),
     Flag("compiler", str, "", "C compiler; empty looks for gcc, clang, cc", True),

@@ -141,6 +141,34 @@ def test_what_the_other_raises_is_raised() -> None:
         _C.Launch(0, (1, 1, 1), 32, 0, 0, 1, other)(torch.randn(2))
 
 
+@pytest.mark.parametrize("refused", [0, 1, 801])
+def test_kernels_that_wait_are_launched_ahead(refused: int) -> None:
+    """Those alone; where the driver refuses, it is not asked again."""
+    seen: list[tuple[Any, ...]] = []
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+
+    def ahead(config: int, function: int, *_: Any) -> int:
+        grid, threads, shared = (words := (ctypes.c_uint * 7).from_address(config))[:3], words[3], words[6]
+        attributes, count = pointer.from_address(config + 40).value or 0, number.from_address(config + 48).value
+        seen.append(("ahead", function, *grid, threads, shared, count, *(ctypes.c_int * 3).from_address(attributes)))
+        return refused
+
+    plain = ctypes.CFUNCTYPE(number, pointer, *[number] * 7, pointer, pointer, pointer)(
+        lambda *args: seen.append(("plain", *args[:5], args[7])) or 0
+    )
+    other = ctypes.CFUNCTYPE(number, pointer, pointer)(lambda *args: 0)
+    overlapping = ctypes.CFUNCTYPE(number, pointer, pointer, pointer, pointer)(ahead)
+    waiting, usual = [_C.Launch(5, (1, 2, 3), 64, 9, 0, 1, pytest.fail, False, waits) for waits in (True, False)]
+    try:
+        _C.bind_driver(*[ctypes.cast(f, pointer).value for f in (plain, other, overlapping)])
+        for launch in (usual, waiting, waiting):
+            launch(torch.zeros(64))
+    finally:
+        _C.bind_driver(0, 0)
+    first, then = ("plain", 5, 1, 2, 3, 64, 9), ("ahead", 5, 1, 2, 3, 64, 9, 1, 6, 0, 1)
+    assert seen == [first, then, *([first] * 2 if refused else [then])]
+
+
 def test_parameters_with_descriptors() -> None:
     """Pointers, then each matrix as its descriptor, its shape and its strides, then two empty scratch memories."""
     first, second = driver.Map(None, 4096, (8, 16), 32), driver.Map(None, 8192, (5, 7), 9)

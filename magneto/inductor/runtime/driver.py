@@ -16,6 +16,7 @@ STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel has without ask
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 UINT16, PROMOTED = 1, 2  # CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 CARRIED = 2048  # bytes that the arguments of a launch carry, at most
+DEPENDENT = 12030  # version of the driver from which on launches that overlap may be recorded
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not met the device yet
 
 
@@ -49,8 +50,10 @@ def library() -> Any:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         lib.cuTensorMapEncodeTiled.argtypes = [pointer, number, ctypes.c_uint, *[pointer] * 5, *[number] * 4]
     lib.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (lib.cuLaunchKernel, lib.cuStreamIsCapturing)]
-    _C.bind_driver(*addresses)
+    version = ctypes.c_int()
+    recent = lib.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value >= DEPENDENT
+    functions = (lib.cuLaunchKernel, lib.cuStreamIsCapturing, *([lib.cuLaunchKernelEx] if recent else []))
+    _C.bind_driver(*[ctypes.cast(function, ctypes.c_void_p).value for function in functions])
     return lib
 
 

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from magneto import _C
+from magneto.base.dataclass import replace
 from magneto.base.events import counter
+from magneto.base.flags import config
 from magneto.inductor.runtime import driver
 from magneto.inductor.runtime.driver import Binary
 from magneto.inductor.runtime.plan_code import Described, Launched, TritonKernel, TritonTable, work_of
@@ -31,6 +33,8 @@ from magneto.inductor.runtime.triton_workers import submit, warn
 
 REMEMBERED = 64  # calls of a kernel with descriptors, by addresses
 OLDEST = (7, 0)  # compute capability that Triton takes
+HOPPER = (9, 0)  # from which on kernels may begin while those before them end
+WAIT = "    tl.extra.cuda.gdc_wait()\n    tl.extra.cuda.gdc_launch_dependents()\n"
 
 Launcher = Callable[..., None]
 
@@ -48,16 +52,29 @@ def why_not(device: torch.device) -> str:
     return ""
 
 
-def source_of(kernel: TritonKernel) -> str:
-    """The whole text of a kernel, as Triton reads it."""
-    return HEAD + kernel.body
+def source_of(kernel: TritonKernel, waits: bool = False) -> str:
+    """The whole text of a kernel, as Triton reads it. `waits`: each program waits for what was launched before, first of all (it may read or write any of that memory), and then lets the next kernel's begin."""
+    head, rest = kernel.body.split("\n", 1)
+    return f"{HEAD}{head}\n{WAIT if waits else ''}{rest}"
+
+
+@cache
+def _triton_waits() -> bool:
+    """Does this Triton know of launches that overlap?"""
+    spec = importlib.util.find_spec("triton")
+    return spec is not None and spec.origin is not None and Path(spec.origin).with_name("language").joinpath("extra/cuda/gdc.py").is_file()
+
+
+def waits(capability: tuple[int, int]) -> bool:
+    """Do kernels for a device wait for those before them, so that their launch need not?"""
+    return config.dependent_launches and capability >= HOPPER and _triton_waits()
 
 
 def job_of(kernel: TritonKernel, capability: tuple[int, int], aligned: bool = True) -> Job:
     """What Triton is asked."""
     described = tuple([(kernel.pointers[pointer][1:], block) for pointer, *_, block in kernel.described])
     rest = kernel.pointers, kernel.constants, kernel.warps, kernel.stages, described, kernel.asserts
-    return Job(source_of(kernel), *rest, capability, aligned)
+    return Job(source_of(kernel, waits(capability)), *rest, capability, aligned)
 
 
 # ---- binaries ------------------------------------------------------------------------------------------------------------
@@ -118,8 +135,8 @@ def finished(found: Binary | tuple[str, Future[Made]]) -> Binary:
 class _Forms:
     """One kernel on one device: its aligned form, and the other one once it is needed."""
 
-    def __init__(self, kernel: TritonKernel, device: torch.device, aligned: Binary) -> None:
-        self.kernel, self.device = kernel, device
+    def __init__(self, kernel: TritonKernel, device: torch.device, job: Job, aligned: Binary) -> None:
+        self.kernel, self.device, self.job = kernel, device, job
         self.index = device.index or 0
         self.grid = (*kernel.grid, 1, 1)[:3]
         self.binaries = {True: aligned}
@@ -130,7 +147,7 @@ class _Forms:
     def function(self, aligned: bool) -> int:
         with self.lock:
             if aligned not in self.functions:
-                self.binaries[aligned] = finished(begun(job_of(self.kernel, torch.cuda.get_device_capability(self.device), aligned)))
+                self.binaries[aligned] = finished(begun(replace(self.job, aligned=aligned)))
                 self.functions[aligned] = driver.load(self.binaries[aligned], self.device)
             return self.functions[aligned]
 
@@ -170,7 +187,9 @@ class _Forms:
         binary = self.binaries[True]
         if self.kernel.described:
             return other
-        return _C.Launch(self.functions[True], grid, binary.threads, binary.shared, self.index, count, other, table)
+        return _C.Launch(
+            self.functions[True], grid, binary.threads, binary.shared, self.index, count, other, table, WAIT in self.job.source
+        )
 
 
 def _map(described: Described, address: int) -> driver.Map:
@@ -260,9 +279,10 @@ def launchers(wanted: Iterable[Launched], device: torch.device, leniently: bool 
     kernels = list(dict.fromkeys(k.kernel if isinstance(k, TritonTable) else k for k in things))
     new = [k for k in kernels if (k, device) not in _forms]
     capability = torch.cuda.get_device_capability(device) if new else (0, 0)
-    for kernel, found in [(kernel, begun(job_of(kernel, capability))) for kernel in new]:
+    jobs = [job_of(kernel, capability) for kernel in new]
+    for kernel, job, found in [(kernel, job, begun(job)) for kernel, job in zip(new, jobs, strict=True)]:
         try:
-            _forms[kernel, device] = _Forms(kernel, device, finished(found))
+            _forms[kernel, device] = _Forms(kernel, device, job, finished(found))
         except Exception:
             if not leniently:
                 raise

@@ -35,6 +35,7 @@ from magneto.inductor.schedule.product import CHEAP, TiledKernel, Tiles, joined,
 from magneto.inductor.schedule.schedule import schedule
 from magneto.inductor.schedule.split import split_reductions
 from magneto.inductor.schedule.table import gather
+from tests.inductor.codegen.hopper import for_hopper
 from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, heads, sizes_for
 from tests.inductor.codegen.triton_draws import dropout
 from tests.inductor.lower.prim_graphs import Graph
@@ -88,23 +89,17 @@ COMPILED = (
 def test_compiled_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of
-    from magneto.inductor.runtime.triton_launch import job_of
-
     with sizes_for(name):
         kernel = max(kernels(CASES[name][0], "in parts" in name), key=lambda k: len(k.body))
-    assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
+    for_hopper(kernel)
 
 
 @needs_triton
 def test_the_scaling_of_gradients_compiles_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of
-    from magneto.inductor.runtime.triton_launch import job_of
-
     for made, factor in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
-        assert len(binary_of(job_of(kernel_of(10_000_001, made, factor), (9, 0))).asm["cubin"]) > 1000
+        for_hopper(kernel_of(10_000_001, made, factor))
 
 
 @needs_triton
@@ -113,16 +108,13 @@ def test_floats_of_a_byte_compile_for_hopper(small: torch.dtype, tmp_path: Path,
     """Conversions are parts of kernels; the library is asked for nothing."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of
-    from magneto.inductor.runtime.triton_launch import job_of
-
     g = Graph()
     CASES[f"from and to {small}"][0](g)
     plan = schedule(lower_graph(g.fx, on_gpu=True), training=True)
     found = [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
     assert len(found) == len(plan.steps)
     kernel = max(found, key=lambda k: len(k.body))
-    assert "*u8" in kernel.pointers and len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
+    assert "*u8" in kernel.pointers and for_hopper(kernel)
 
 
 def softmax(g: Graph, shape: tuple[int, int] = (40, 512)) -> None:
@@ -231,22 +223,16 @@ def test_sums_of_columns_join_the_walk_over_rows() -> None:
 def test_columns_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of
-    from magneto.inductor.runtime.triton_launch import job_of
-
     for kernel in (*columns(), *kernels(CASES["functions of torch.bfloat16"][0]), *kernels(CASES["rows and columns told apart"][0])):
-        assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
+        for_hopper(kernel)
 
 
 @needs_triton
 def test_chunks_compile_for_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of
-    from magneto.inductor.runtime.triton_launch import job_of
-
     for kernel in kernels(lambda g: softmax(g, (16, 20_011)), True):
-        assert len(binary_of(job_of(kernel, (9, 0))).asm["cubin"]) > 1000
+        for_hopper(kernel)
 
 
 def tables(name: str) -> list[TritonTable]:
@@ -278,14 +264,11 @@ def test_blocks_of_a_table() -> None:
 def test_tables_compile_for_hopper(aligned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of
-    from magneto.inductor.runtime.triton_launch import job_of
-
     for name in ("a table of torch.bfloat16", "a table of single numbers"):
         (table,) = tables(name)
-        made = binary_of(job_of(table.kernel, (9, 0), aligned))
+        made = for_hopper(table.kernel, aligned)
         wide = ".v4.b32" in made.asm["ptx"] or ".v2.b64" in made.asm["ptx"] or ".v2.b32" in made.asm["ptx"]
-        assert len(made.asm["cubin"]) > 1000 and wide == (aligned and table.block > 0)
+        assert wide == (aligned and table.block > 0)
 
 
 def products(name: str, tiles: Tiles | None = None) -> list[TritonKernel]:
@@ -381,10 +364,9 @@ def test_text_of_a_product(name: str) -> None:
 def test_products_compile_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    from magneto.inductor.runtime.triton_compile import binary_of, box_of
-    from magneto.inductor.runtime.triton_launch import job_of
+    from magneto.inductor.runtime.triton_compile import box_of
 
-    made = binary_of(job_of(products(name)[0], (9, 0)))
+    made = for_hopper(products(name)[0])
     assert ("wgmma.mma_async" in made.asm["ptx"]) == ("depthwise" not in name) and ("cp.async.bulk.tensor" in made.asm["ptx"]) == bool(
         made.metadata.tensordesc_meta
     )

@@ -203,6 +203,31 @@ def statistics_are_updated_once_a_call() -> None:
 
 
 @check
+def launches_that_overlap() -> None:
+    """Each kernel reads what all programs of the one before have written, and writes what others have read; the library's products stand between. Other numbers in each call, so that old ones are seen."""
+
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for n in range(12):
+            x = x - x.mean(0)
+            x = (x / (x.square().mean(1, keepdim=True) + 0.1).sqrt()).t().contiguous()
+            if n % 4 == 3:
+                x = torch.tanh(x @ w)
+        return x
+
+    for size in (64, 1024):
+        inputs = [torch.randn(size, size, device=DEVICE) for _ in range(5)]
+        w = torch.randn(size, size, device=DEVICE) / size**0.5
+        with torch.no_grad():
+            expected = [chain(x, w) for x in inputs]
+            for mode in (None, "no-cudagraphs"):
+                run = magneto.optimize("inductor", mode=mode)(chain)
+                for turn in range(20):
+                    found = [run(x, w) for x in inputs]
+                    for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+                        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, msg=lambda m: f"{size}, {mode}, {turn}, {n}: {m}")  # noqa: B023
+
+
+@check
 def another_stream() -> None:
     def loop(m: nn.Module, run: Callable[..., Any]) -> list[torch.Tensor]:
         found = []

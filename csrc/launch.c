@@ -15,26 +15,13 @@
 
 typedef int (*LaunchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
                             void **params, void **extra);
-/* CUlaunchAttribute and CUlaunchConfig of cuda.h */
-typedef struct {
-    int id, unused;
-    union {
-        int allowed;
-        char size[64];
-    } value;
-} LaunchAttribute;
-typedef struct {
+typedef struct { /* CUlaunchConfig */
     unsigned grid[3], block[3], shared;
-    void *stream;
-    LaunchAttribute *attributes;
+    void *stream, *attributes;
     unsigned count;
 } LaunchConfig;
 typedef int (*LaunchKernelEx)(const LaunchConfig *config, void *function, void **params, void **extra);
 typedef int (*IsCapturing)(void *stream, int *status);
-
-#define PROGRAMMATIC 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
-#define INVALID_VALUE 1
-#define NOT_SUPPORTED 801
 
 static LaunchKernel launch_kernel;
 static LaunchKernelEx launch_kernel_ex; /* NULL: the driver does not serve, or has refused once */
@@ -57,10 +44,10 @@ static int
 launched(LaunchObject *l, void *stream, void **params)
 {
     if (l->waits && launch_kernel_ex != NULL) {
-        LaunchAttribute attribute = {PROGRAMMATIC, 0, {1}};
-        LaunchConfig config = {{l->grid[0], l->grid[1], l->grid[2]}, {l->threads, 1, 1}, l->shared, stream, &attribute, 1};
+        uint64_t attribute[9] = {6, 1}; /* CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed */
+        LaunchConfig config = {{l->grid[0], l->grid[1], l->grid[2]}, {l->threads, 1, 1}, l->shared, stream, attribute, 1};
         int status = launch_kernel_ex(&config, l->function, params, NULL);
-        if (status != INVALID_VALUE && status != NOT_SUPPORTED) return status;
+        if (status != 1 && status != 801) return status; /* CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED */
         launch_kernel_ex = NULL;
     }
     return launch_kernel(l->function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared, stream, params, NULL);
@@ -237,13 +224,14 @@ moved(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* The memory of dense tensors of the CPU from or to places behind `address`; `places` are int64 triples: position of the tensor, offset, bytes. */
 static PyObject *
-packed(PyObject *args, int out)
+pack(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *tensors;
+    int out = 0;
     unsigned long long address;
     const char *places;
     Py_ssize_t bytes;
-    if (!PyArg_ParseTuple(args, "O!Ky#", &PyTuple_Type, &tensors, &address, &places, &bytes)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!Ky#|p", &PyTuple_Type, &tensors, &address, &places, &bytes, &out)) return NULL;
     for (Py_ssize_t k = 0; k < bytes / 24; k++) {
         int64_t place[3];
         void *data;
@@ -254,18 +242,6 @@ packed(PyObject *args, int out)
         memcpy(out ? data : there, out ? there : data, (size_t)place[2]);
     }
     Py_RETURN_NONE;
-}
-
-static PyObject *
-pack(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    return packed(args, 0);
-}
-
-static PyObject *
-unpack(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    return packed(args, 1);
 }
 
 /* addresses(tensors): of their first elements, as int64. */
@@ -286,8 +262,7 @@ addresses(PyObject *Py_UNUSED(module), PyObject *tensors)
 static PyMethodDef functions[] = {
     {"bind_driver", bind_driver, METH_VARARGS, "bind_driver(cuLaunchKernel, cuStreamIsCapturing, cuLaunchKernelEx=0): their addresses."},
     {"moved", moved, METH_VARARGS, "moved(inputs, positions, addresses, known=None): the first input that lies elsewhere, or -1."},
-    {"pack", pack, METH_VARARGS, "pack(tensors, address, places): copy dense tensors of the CPU to an address."},
-    {"unpack", unpack, METH_VARARGS, "unpack(tensors, address, places): copy their numbers from there."},
+    {"pack", pack, METH_VARARGS, "pack(tensors, address, places, out=False): copy dense tensors of the CPU to an address; out: from there."},
     {"addresses", addresses, METH_O, "addresses(tensors): where they begin, as int64."},
     {NULL, NULL, 0, NULL},
 };

@@ -133,7 +133,7 @@ class Joined:
             found = self.device(*inputs, *self._sent(made, staged))
         after = self.behind(*inputs, *((found, made)[whose][k] for whose, k in self.reads)) if self.behind is not None else ()
         if self.back:
-            _C.unpack(inputs, staged.data_ptr(), self.into_inputs)
+            _C.pack(inputs, staged.data_ptr(), self.into_inputs, True)
         self.idle.append(staged)
         back, all_made = self.back, (found, made, after)
         return tuple(

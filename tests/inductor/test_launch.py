@@ -104,7 +104,7 @@ def test_values_are_packed() -> None:
     with pytest.raises(IndexError, match="no tensor 2"):
         _C.pack(values[:2], memory.data_ptr(), places)
     others = (torch.zeros((), dtype=torch.float64), torch.zeros(3, dtype=torch.int16), torch.tensor(False))
-    _C.unpack(others, memory.data_ptr(), places)
+    _C.pack(others, memory.data_ptr(), places, True)
     assert all(torch.equal(a, b) for a, b in zip(values, others, strict=True))
 
 

@@ -77,7 +77,7 @@ def test_writes_and_views() -> None:
     with torch.no_grad():
         ours = compiled(writes, [torch.randn(40, 24), torch.randn(40)], (0, 0, 0), (1, 0, 0), mutated_inputs=(0, 1))
         for n in range(33, 64, 3):
-            check(writes, ours, lambda: (torch.randn(n, 24), torch.randn(n)))
+            check(writes, ours, lambda: (torch.randn(n, 24), torch.randn(n)), 1e-4)  # sums may cancel
     assert since.families == 1 and since.sizes_of_families == 12 and since.sizes_compiled == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -60,7 +62,7 @@ def test_sin_of_sin_is_one_kernel(capsys):
         optimized = magneto.optimize("inductor")(fn)
         same(fn, optimized, torch.randn(10000), tolerance=TOLERANCE)
     printed = capsys.readouterr()
-    assert (printed.out + printed.err).count("sin(") >= 2
+    assert len(re.findall(r"sin(_f32)?\(", printed.out + printed.err)) >= 2
     assert len(magneto.inspect(optimized).kernels) == 1
 
 

@@ -110,7 +110,7 @@ def in_order(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", SHORT)
 def test_short_forms(name: str, dtype: torch.dtype) -> None:
-    """Of every number: as near to the exact result as eager's, or its neighbour; seldom the neighbour; eager's infinities, zeros and NaN."""
+    """Of every number: as near to the exact result as eager's, or its neighbour; seldom the neighbour; eager's infinities, zeros and NaN, where it has those of the exact result (its AVX-512 gelu overflows from 1.7e38)."""
     f = {"gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}[name]
     x = everything().view(dtype)
     with recording("kernel") as found:
@@ -121,10 +121,13 @@ def test_short_forms(name: str, dtype: torch.dtype) -> None:
         "gelu": wide * 0.5 * torch.special.erfc(-wide / 2**0.5),
         "gelu_tanh": wide * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)),
     }.get(name, f(wide))
-    assert torch.equal(ours.isnan(), plain.isnan()) and torch.equal(ours.isinf(), plain.isinf())
-    known = ~ours.isnan() & ~exact.isnan()
+    rounded = exact.to(dtype)
+    usual = (plain.isnan() == rounded.isnan()) & (plain.isinf() == rounded.isinf()) | plain.isfinite()
+    for special in (torch.isnan, torch.isinf):
+        assert torch.equal(special(ours), torch.where(usual, special(plain), special(rounded)))
+    known = ~ours.isnan() & ~exact.isnan() & ~plain.isnan()
     assert torch.equal(torch.signbit(ours)[known], torch.signbit(plain)[known])
-    away, eagers = ((in_order(y) - in_order(exact.to(dtype))).abs()[known] for y in (ours, plain))
+    away, eagers = ((in_order(y) - in_order(rounded)).abs()[known] for y in (ours, plain))
     assert bool((away <= eagers.clamp(min=1)).all()) and int((away > 0).sum()) < 400
 
 
@@ -150,7 +153,8 @@ def test_maxima_behind_rounding_are_vectors() -> None:
     arguments = x.float(), x.flip(0), torch.tensor([3.0]), x.roll(99)
     want, got = fn(*arguments), call(*arguments)
     torch.testing.assert_close(got, want, equal_nan=True, rtol=0, atol=0)
-    assert set(got.view(torch.int16)[got.isnan()].tolist()) == {0x7FC0}
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):  # its conversion keeps what a NaN carries
+        assert set(got.view(torch.int16)[got.isnan()].tolist()) == {0x7FC0}
     compiler = find_compiler()
     if not isinstance(compiler, Compiler) or compiler.kind != "gcc":
         pytest.skip("gcc says which loops it has made vectors")

@@ -230,9 +230,10 @@ def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:
     x = Axis("x", side, min(power_above(prod(d.size for d in side)), SPAN_ROW))
     long = prod(d.size for d in kernel.cols) * x.block >= 4 * SPAN_HELD * prod(d.size for d in outer)
     held = 2 * SPAN_HELD if long and all(m.acc_dtype.itemsize <= 4 for m in kernel.members) else SPAN_HELD
-    behind = any(not m.full and not m.is_reduction for m in kernel.members)  # means: shorter turns
+    behind = any(not m.full and not m.is_reduction for m in kernel.members)  # means: shorter turns, so that a warp has as much of one
+    warps = 4 if held > SPAN_HELD and not behind else 2
     r = Axis("r", kernel.cols, max(4, (SPAN_HELD if behind else held) // x.block))
-    return Blocks(kernel, (x, r), True, 2, outer, tall=True)
+    return Blocks(kernel, (x, r), True, warps, outer, tall=True)
 
 
 def _walked_rows(kernel: FusedKernel) -> Blocks:

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from magneto.inductor.runtime.triton_workers import submit, warn
 REMEMBERED = 64  # calls of a kernel with descriptors, by addresses
 OLDEST = (7, 0)  # compute capability that Triton takes
 HOPPER = (9, 0)  # from which on kernels may begin while those before them end
+FEW = 1 << 14  # programs of a kernel of which each waits: the wait is part of each one's life, what it saves is a part of the kernel's
 WAIT = "    tl.extra.cuda.gdc_wait()\n    tl.extra.cuda.gdc_launch_dependents()\n"
 
 Launcher = Callable[..., None]
@@ -65,16 +67,16 @@ def _triton_waits() -> bool:
     return spec is not None and spec.origin is not None and Path(spec.origin).with_name("language").joinpath("extra/cuda/gdc.py").is_file()
 
 
-def waits(capability: tuple[int, int]) -> bool:
-    """Do kernels for a device wait for those before them, so that their launch need not?"""
-    return config.dependent_launches and capability >= HOPPER and _triton_waits()
+def waits(kernel: TritonKernel, capability: tuple[int, int]) -> bool:
+    """Do a kernel's programs wait for the kernels before it, so that its launch need not?"""
+    return config.dependent_launches and capability >= HOPPER and prod(kernel.grid) <= FEW and _triton_waits()
 
 
 def job_of(kernel: TritonKernel, capability: tuple[int, int], aligned: bool = True) -> Job:
     """What Triton is asked."""
     described = tuple([(kernel.pointers[pointer][1:], block) for pointer, *_, block in kernel.described])
     rest = kernel.pointers, kernel.constants, kernel.warps, kernel.stages, described, kernel.asserts
-    return Job(source_of(kernel, waits(capability)), *rest, capability, aligned)
+    return Job(source_of(kernel, waits(kernel, capability)), *rest, capability, aligned)
 
 
 # ---- binaries ------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ A program is built by running it: a statement that eager refuses is left out, so
 
 from __future__ import annotations
 
+import ast
 import random
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -308,6 +309,11 @@ F.dropout({x}.clone(),0.4,True,True) F.leaky_relu_({x}.clone(),0.3) F.threshold(
 F.celu({x}.clone(),inplace=True) F.hardsigmoid({x}.clone(),inplace=True)
 """
 """More functions, by kind (a blank line apart), for `--wide`: reductions, arithmetic, promotion, special, indices, views, networks, what is written."""
+BETWEEN = "{x}.cpu() {x}.cpu()*2+{y} {x}+{x}.sum().cpu() {x}.cpu().to({y}.device) {x}.to({y}.device,torch.float64) {x}*torch.tensor(1.5,device='cpu') {x}[{x}.sum().isnan().cpu().long()*0]".split()
+"""What programs on a device besides do with the CPU."""
+MAKERS = (
+    "tensor zeros ones full empty arange eye linspace logspace rand randn randint randperm scalar_tensor tril_indices triu_indices".split()
+)
 # the tables of expressions, as often as they are chosen
 EXPRESSIONS = [
     table.split()
@@ -321,18 +327,19 @@ EXPRESSIONS = [
 
 @dataclass
 class Program:
-    """`inputs(double)` makes the arguments anew; with `double`, float32 ones in float64, which tells rounding from errors."""
+    """`inputs(double)` makes the arguments anew; with `double`, float32 ones in float64, which tells rounding from errors. On `device` if that is named, with all that the lines make."""
 
     seed: int
     specs: list[tuple[tuple[int, ...], str, str, bool]]  # shape, dtype, layout, requires_grad
     lines: list[str] = field(default_factory=list)
     returned: list[str] = field(default_factory=list)
+    device: str = ""
     _memory: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     def inputs(self, double: bool = False, shared: str = "") -> list[torch.Tensor]:
         """`shared`: "same" passes one tensor for all that look like it, "window" puts inputs of one type into one memory, where they overlap."""
         generator = torch.Generator().manual_seed(self.seed)
-        made = [_tensor(generator, *spec, double) for spec in self.specs]
+        made = [_tensor(generator, *spec, double, self.device or "cpu") for spec in self.specs]
         if shared == "same":
             return [next(t for t in made if (t.shape, t.dtype, t.stride()) == (own.shape, own.dtype, own.stride())) for own in made]
         if shared == "window":
@@ -350,7 +357,7 @@ class Program:
 
     def source(self) -> str:
         parameters = ", ".join(f"a{i}" for i in range(len(self.specs)))
-        body = "".join(f"    {line}\n" for line in self.lines)
+        body = "".join(f"    {on_device(line, self.device)}\n" for line in self.lines)
         return f"def fn({parameters}):\n{body}    return {', '.join(self.returned)},\n"
 
     def function(self) -> Any:
@@ -359,7 +366,23 @@ class Program:
         return namespace["fn"]
 
 
-def _tensor(generator: torch.Generator, shape: tuple[int, ...], name: str, layout: str, requires_grad: bool, double: bool) -> torch.Tensor:
+def on_device(line: str, device: str) -> str:
+    """The statement where what torch's functions make is on `device`, if one is named."""
+    if not device:
+        return line
+    tree = ast.parse(line)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func).removeprefix("torch.")
+        if name in MAKERS and not any(word.arg == "device" for word in call.keywords):
+            call.keywords.append(ast.keyword("device", ast.Constant(device)))
+        elif name == "autocast":
+            call.args[0] = ast.Constant(device)
+    return "; ".join(" ".join(ast.unparse(statement).split("\n    ")) for statement in tree.body)
+
+
+def _tensor(
+    generator: torch.Generator, shape: tuple[int, ...], name: str, layout: str, requires_grad: bool, double: bool, device: str
+) -> torch.Tensor:
     dtype = getattr(torch, "float64" if double and name == "float32" else name)
     memory = tuple(reversed(shape)) if layout == "transposed" else tuple(2 * n for n in shape) if layout == "strided" else shape
     if dtype.is_floating_point:
@@ -368,6 +391,7 @@ def _tensor(generator: torch.Generator, shape: tuple[int, ...], name: str, layou
         t = torch.randint(0, 2, memory, generator=generator).bool()
     else:
         t = torch.randint(0 if dtype is torch.uint8 else -4, 5, memory, generator=generator).to(dtype)
+    t = t.to(device)
     if layout == "transposed":
         t = t.permute(*reversed(range(len(shape))))
     elif layout == "strided":
@@ -382,12 +406,14 @@ def _tensor(generator: torch.Generator, shape: tuple[int, ...], name: str, layou
 
 
 class Builder:
-    """Grows a program by running its statements."""
+    """Grows a program by running its statements: on the CPU, where no index out of range is fatal, then on the device."""
 
-    def __init__(self, seed: int, wide: bool = False, large: bool = False) -> None:
+    def __init__(self, seed: int, wide: bool = False, large: bool = False, device: str = "") -> None:
         self.random = r = random.Random(seed)
         self.expressions = EXPRESSIONS + 4 * [kind.split() for kind in WIDE.split("\n\n")] if wide else EXPRESSIONS
-        self.large = large
+        if device:
+            self.expressions = [*self.expressions, BETWEEN]
+        self.large, self.device = large, device
         base = self._shape()
         specs = []
         for i in range(r.choice([1, 2, 2, 3])):
@@ -398,6 +424,7 @@ class Builder:
         self.program = Program(seed, specs)
         self.names = [f"a{i}" for i in range(len(specs))]
         self.values: dict[str, Any] = {}
+        self.there: dict[str, Any] = {}  # the same on the device
 
     def _shape(self) -> tuple[int, ...]:
         rank = self.random.choice([1, 2, 2, 3, 3, 4])
@@ -421,6 +448,8 @@ class Builder:
                     made.numel() > LARGEST * (50 if self.large else 1) or (not made.numel() and self.random.random() < 0.8)
                 ):
                     raise ValueError("too large, or empty")
+                if self.device:
+                    exec(on_device(statement, self.device), self.there)
             except Exception:  # noqa: BLE001 - eager refuses: the statement is left out
                 self._restart()
                 continue
@@ -429,13 +458,18 @@ class Builder:
                 self.names.append(new)
         made_here = [name for name in self.names if name.startswith("v")]
         kept = [name for name in made_here if self.random.random() < 0.35][-5:]
+        self.program.device = self.device
         self.program.returned = kept + [name for name in made_here[-1:] if name not in kept] or self.names[:1]
         return self.program
 
     def _restart(self) -> None:
         self.values = {"torch": torch, "F": F, **{f"a{i}": t for i, t in enumerate(self.program.inputs())}}
+        there = replace(self.program, device=self.device, _memory={}).inputs() if self.device else []
+        self.there = {"torch": torch, "F": F, **{f"a{i}": t for i, t in enumerate(there)}}
         for line in self.program.lines:
             exec(line, self.values)
+            if self.device:
+                exec(on_device(line, self.device), self.there)
 
     def _statement(self, new: str) -> str:
         r = self.random
@@ -457,7 +491,7 @@ class Builder:
         return f"{r.choice(THROUGH.split()).format(**words)}.{r.choice(WRITE.split()).format(**words)}"
 
 
-def program_of(seed: int, size: int = 8, wide: bool = False, large: bool = False) -> Program:
+def program_of(seed: int, size: int = 8, wide: bool = False, large: bool = False, device: str = "") -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Builder(seed, wide, large).build(size)
+        return Builder(seed, wide, large, device).build(size)

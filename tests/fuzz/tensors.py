@@ -1,8 +1,8 @@
 """Random tensor programs (tensor_grammar.py): eager against a compiler.
 
-    python -m tests.fuzz.tensors --first 0 --count 500 --size 8 --backends aot_eager,inductor [--sizes] [--wide] [--large --threads 2] [--numerics eager]
+    python -m tests.fuzz.tensors --first 0 --count 500 --size 8 --backends aot_eager,inductor [--sizes] [--wide] [--large --threads 2] [--numerics eager] [--device cuda]
 
-Compared: values (`aot_eager`: bits), gradients, shapes, types, strides, which results share memory, what is written to the inputs, the random stream, errors.
+Compared: values (`aot_eager`: bits), gradients, shapes, types, strides, which results share memory, what is written to the inputs, the random stream, errors; and whether results of some calls are what they were behind all others.
 A difference of `inductor` counts where it stays in float64. An error that eager's backward raises is not asked for.
 """
 
@@ -45,14 +45,14 @@ def outcome(fn: Callable[..., Any], program: Program, double: bool = False, vari
     try:
         with mode():
             results = fn(*inputs)
-        described = [(tuple(t.shape), t.dtype, _strides(t), t.requires_grad, t.is_leaf) for t in results]
+        described = [(tuple(t.shape), t.dtype, t.device, _strides(t), t.requires_grad, t.is_leaf) for t in results]
     except Exception as error:  # noqa: BLE001 - an error is an outcome
         return {"error": (type(error).__name__, str(error)[:150])}
-    found: dict[str, Any] = {"results": described, "random": torch.get_rng_state(), "refused": None, "gradients": []}
+    found: dict[str, Any] = {"results": described, "random": _random(program.device), "refused": None, "gradients": []}
     memory = [t.untyped_storage()._cdata for t in (*inputs, *results)]
     found["memory"] = [[a == b for b in memory] for a in memory]
     total = [
-        (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).sum()
+        (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64, device=t.device).view(t.shape)).sum().cpu()
         for t in results
         if t.requires_grad and t.is_floating_point()
     ]
@@ -63,7 +63,13 @@ def outcome(fn: Callable[..., Any], program: Program, double: bool = False, vari
             found["refused"] = str(error)[:80]
         found["gradients"] = [t.grad for t in inputs]
     found["values"] = [t.detach().clone() for t in (*results, *inputs)]
+    made = [t.detach() for t in (*results, *(t for t in found["gradients"] if t is not None))]
+    found["kept"] = [(t, t.clone()) for t in made]
     return found
+
+
+def _random(device: str) -> torch.Tensor:
+    return torch.cat([torch.get_rng_state(), *([torch.cuda.get_rng_state()] if device.startswith("cuda") else [])])
 
 
 def _strides(t: torch.Tensor) -> tuple[int, ...]:
@@ -106,10 +112,12 @@ def difference(expected: dict[str, Any], found: dict[str, Any], tolerance: float
     return None
 
 
-def check(program: Program, backend: str, bits: bool = True, variants: Sequence[str] = ("",)) -> str | None:
-    """What differs from eager when one optimised function is called in all variants, twice. `bits`: values of `aot_eager` must be equal; sums over inputs with gaps that are written need not be."""
+def check(program: Program, backend: str, bits: bool = True, variants: Sequence[str] = ("",), others: Sequence[int] = (0, 0)) -> str | None:
+    """What differs from eager when one optimised function is called in all variants, twice. `bits`: values of `aot_eager` must be equal; sums over inputs with gaps that are written need not be.
+    `others`: what is added to the seed of the inputs' numbers, per call."""
     tolerance = FAST if backend != "aot_eager" else 0 if bits else GRADIENTS
-    return _first_difference(backend, tolerance, [(program, variant) for variant in (*variants, *variants)])
+    calls = [replace(program, seed=program.seed + more, _memory={}) for more in others]
+    return _first_difference(backend, tolerance, [(one, variant) for one in calls for variant in variants])
 
 
 def check_sizes(program: Program, backend: str) -> str | None:
@@ -134,8 +142,13 @@ def _first_difference(backend: str, tolerance: float, calls: Sequence[tuple[Prog
         magneto.reset()
         fn = calls[0][0].function() if calls else len
         optimised = magneto.optimize(backend)(fn)
+        kept: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         for program, variant in calls:
-            found = difference(outcome(fn, program, False, variant), outcome(optimised, program, False, variant), tolerance)
+            ours = outcome(optimised, program, False, variant)
+            found = difference(outcome(fn, program, False, variant), ours, tolerance)
+            if program.seed % 2:
+                kept.append(ours.get("kept", []))
+            del ours
             if found and backend != "aot_eager" and found.startswith(("value", "gradient")):
                 if any(word in program.source() + str(program.specs) for word in _HALVES):
                     continue  # one rounding more or less decides comparisons
@@ -143,6 +156,8 @@ def _first_difference(backend: str, tolerance: float, calls: Sequence[tuple[Prog
                 found = difference(outcome(fn, program, True, variant), again, DOUBLE)
             if found:
                 return f"{variant} {[shape for shape, *_ in program.specs]} {found}"
+        if not all(_close(now, then, 0) for tensors in kept for now, then in tensors):
+            return "results are not what they were when they were returned"
     return None
 
 
@@ -158,14 +173,24 @@ def main() -> int:
     parser.add_argument("--large", action="store_true", help="larger inputs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--numerics", default="fast")
+    parser.add_argument(
+        "--device",
+        default="",
+        help="where inputs and what the program makes lie; each variant is called four times there, with other numbers",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     magneto.config.numerics = options.numerics
     failures = 0
     for seed in range(options.first, options.first + options.count):
-        program = program_of(seed, options.size, options.wide, options.large)
+        program = program_of(seed, options.size, options.wide, options.large, options.device)
+        others = (0, 2, 4, 6) if options.device else (0, 0)
         for backend in options.backends.split(","):
-            found = check_sizes(program, backend) if options.sizes else check(program, backend, variants=options.variants.split(","))
+            found = (
+                check_sizes(program, backend)
+                if options.sizes
+                else check(program, backend, not options.device, options.variants.split(","), others)
+            )
             if found:
                 failures += 1
                 print(f"---- seed {seed}, {backend}: {program.specs}\n{program.source()}{found}\n", flush=True)

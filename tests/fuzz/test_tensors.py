@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.fuzz.tensor_grammar import LARGE, WIDE, Program, program_of
+from tests.fuzz.tensor_grammar import LARGE, WIDE, Program, on_device, program_of
 from tests.fuzz.tensors import VARIANTS, check, check_sizes, difference, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -44,6 +44,23 @@ def test_wide_and_large_programs() -> None:
     assert sum(any(word in program.source() for word in new if len(word) > 8) for program in programs) > 0
     assert all(shape in LARGE[len(shape)] for program in programs for shape, *_ in program.specs if 1 not in shape)
     assert check(program_of(900_001, 4, wide=True), "aot_eager") is None
+
+
+def test_programs_on_a_device() -> None:
+    assert on_device("with torch.autocast('cpu', torch.half): v = torch.tensor(2) + x", "cuda") == (
+        "with torch.autocast('cuda', torch.half): v = torch.tensor(2, device='cuda') + x"
+    )
+    programs = [program_of(seed, 6, wide=True, device="cpu") for seed in range(960_000, 960_004)]
+    assert any("device='cpu'" in program.source() for program in programs)
+    for program in programs:
+        assert check(program, "aot_eager", False, ["", "no_grad"], (0, 2, 4)) is None
+
+
+def test_results_that_a_later_call_changes_are_found() -> None:
+    memory = torch.zeros(3)
+    program = Program(1, [((3,), "float32", "", False)], ["v = a0 * 2"], ["v"])
+    found = check(program, lambda graph, _: lambda *inputs: [memory.copy_(graph(*inputs)[0])], others=(0, 2))  # type: ignore[arg-type]
+    assert found is not None and "when they were returned" in found
 
 
 @pytest.mark.parametrize(

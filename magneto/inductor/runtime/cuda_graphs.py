@@ -21,6 +21,7 @@ from sys import getrefcount
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from magneto import _C
 from magneto.base.dataclass import dataclass, field
@@ -64,7 +65,7 @@ class Parts:
 class Recording:
     """`lie`: inputs that are read where they lie, as int32, their addresses, as int64, and what `_C.moved` notes; `copied`: inputs that are copied to `buffers`; `outputs`: one function of the inputs per output; `tail`: the outputs behind those, all lent; `shows`: those too, if they are handed out
     as they are and not as other tensors on their memory; `lent`: storages whose users are counted, as int64, and `lenders`, whose output each is. `counts`: what `users` says when nobody else has what is lent.
-    `taken`: what the tail of the run reads. `trial`: replays that are left until more is lent (0: no end)."""
+    `taken`: what the tail of the run reads. `read`: the storages of what lies; once one is gone its address says nothing. `trial`: replays that are left until more is lent (0: no end)."""
 
     graph: Any
     stream: int
@@ -80,6 +81,7 @@ class Recording:
     counts: bytes = b""
     held: list[tuple[torch.Tensor, Any, int]] = field(default_factory=list)  # output, its storage if it is lent, its number
     taken: tuple[torch.Tensor, ...] = ()
+    read: list[StorageWeakRef] = field(default_factory=list)
     trial: int = 0
 
     def users(self) -> bytes:
@@ -270,6 +272,7 @@ class Graphed:
             given[i] = torch.empty_strided(inputs[i].shape, inputs[i].stride(), dtype=inputs[i].dtype, device=inputs[i].device)
         made.copied, made.buffers = copied, [given[i] for i in copied]
         made.lie = array("i", lie).tobytes(), array("q", [here[i] for i in lie]).tobytes(), bytearray(16 * len(lie))
+        made.read = [StorageWeakRef(inputs[i].untyped_storage()) for i in lie]  # type: ignore[no-untyped-call]
         run = self.run if self.parts is None else self.parts.head
         made.graph, outs = record.recorded(run, given, self.index, self.first)
         record.release(run)
@@ -304,7 +307,8 @@ class Graphed:
         stays = {i for i, address in enumerate(here) if address and i not in (self.moved or ()) and self.blamed[i] < 2}
         if not self.of_backward:
             return stays
-        read = {address for r in _alive for address in array("q", r.lie[1])}
+        living = ((address, storage) for r in _alive for address, storage in zip(array("q", r.lie[1]), r.read, strict=True))
+        read = {address for address, storage in living if not storage.expired()}  # type: ignore[no-untyped-call]
         known = {i for i in stays if isinstance(inputs[i], torch.nn.Parameter) or here[i] in read or (self.lent_to and _large(inputs[i]))}
         return known | {i for i, address in enumerate(here) if address in _lent and self.blamed[i] < 2}
 

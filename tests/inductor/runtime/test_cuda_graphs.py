@@ -260,6 +260,20 @@ def test_a_large_gradient_of_a_result_that_stays_is_read_where_it_lies(large: in
     assert deck.replays == replays + 2
 
 
+def test_a_gradient_at_the_address_of_what_a_live_recording_has_read_is_another_tensor(deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, x, kept = bytearray(80), batches(1)[0], []
+    for large in (80, 81):
+        monkeypatch.setattr(cuda_graphs, "LARGE", large)
+        kept.append(magneto.optimize("cudagraphs")(model()))
+        seed = torch.frombuffer(memory, dtype=torch.float32).view(5, 4)
+        for _ in range(6):
+            kept[-1](x).backward(seed)
+        del seed
+    first, second = (g.recording for g in deck.made if g.of_backward)
+    assert first is not None and second is not None
+    assert [len(first.copied), len(second.copied)] == [0, 1]
+
+
 def test_a_large_gradient_at_the_same_place_may_be_laid_out_otherwise(deck: Deck, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "LARGE", 1)
     m, plain, x, seed = model(), model(), batches(1)[0][:4], torch.randn(4, 4)
@@ -462,10 +476,11 @@ def test_a_recording_has_the_room_of_what_calls_before_have_left(deck: Deck, mon
     monkeypatch.setattr(Graphed, "_record", lambda *args: log.append("begun") or recorded(*args))
     m = model()
     run = magneto.optimize("cudagraphs")(m)
+    first, *rest = batches(6)  # all at once: they lie apart
     with torch.no_grad():
-        kept = [run(x) for x in batches(1)]
+        kept = [run(first)]
         monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: log.append("buffer") or fresh(*args, **kwargs))
-        for x in batches(5):
+        for x in rest:
             kept.append(run(x))  # inputs move
     (made,) = [g.recording for g in deck.made]
     assert made is not None and made.copied and log[log.index("begun") :][:3] == ["begun", "room", "buffer"] and log.count("room") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -27,7 +28,9 @@ _LASTING = (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket, BuiltinFunc
 
 
 def append_call(graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
-    """`graph.create_node(op, target, args, kwargs)`."""
+    """`graph.create_node(op, target, args, kwargs)`. A power of a number is written as a call: `-2 ** x` would be read as `-(2 ** x)`."""
+    if target is operator.pow or target is operator.ipow:
+        target = pow if isinstance(args[0], (int, float, complex)) else target
     lasting = isinstance(target, _LASTING) or target.__module__ == "torch.nn.functional"
     return _filled(graph.create_node(op, target, name=name_of(target) if lasting else None), args, kwargs)
 

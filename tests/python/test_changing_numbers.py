@@ -138,6 +138,11 @@ def type_of_a_power(x, n):
 
 
 @case(INTS)
+def power_of_a_negative_number(x, n):
+    return x + (-2) ** n, (-1.5) ** x[0].round(), (-1) ** n
+
+
+@case(INTS)
 def in_a_callee(x, n):
     def scale(y, by):
         return y * by
@@ -173,7 +178,10 @@ def test_few_graphs(fn, values, graphs):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("fn", [int_operand, float_operand, half_precision, integer_tensors, in_place, comparisons, as_a_tensor, computed])
+@pytest.mark.parametrize(
+    "fn",
+    [int_operand, float_operand, half_precision, integer_tensors, in_place, comparisons, as_a_tensor, computed, power_of_a_negative_number],
+)
 def test_compiled(fn, backend):
     compiled = magneto.optimize(backend)(fn)
     for value in (2, 3, 7) if fn in (int_operand, integer_tensors, computed) else (0.5, 1.25, 0.3):

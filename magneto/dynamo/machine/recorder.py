@@ -310,7 +310,7 @@ class Recorder:
         """See `Machine.number`. See `trackers.EXACT`."""
         fx_args = tuple(self.argument(trackers.lower(self.machine, arg), []) for arg in args)
         number = arithmetic(fn, [_fake(arg, self._present) for arg in fx_args], self.sizes, fn in trackers.EXACT)
-        return self._number(self.graph.call_function(fn, fx_args), number)
+        return self._number(append_call(self.graph, "call_function", fn, fx_args), number)
 
     def _number(self, node: fx.Node, number: UnknownNumber) -> trackers.SizeTracker:
         node.meta["val"] = number

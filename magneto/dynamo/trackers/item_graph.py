@@ -14,7 +14,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import prefer
 from magneto.dynamo.trackers.item import ItemTracker, is_operand
-from magneto.dynamo.trackers.lazy_number import changing, guard_types
+from magneto.dynamo.trackers.lazy_number import CHECKED, changing, guard_types
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.graph.scaled import larger, smaller
 
@@ -25,8 +25,7 @@ _EXPRESSIONS: dict[str, Any] = {
     "({} + {})": operator.add,
     "({} - {})": operator.sub,
     "({} * {})": operator.mul,
-    "({} / {})": operator.truediv,
-    "({} ** {})": operator.pow,
+    **{CHECKED[fn]: fn for fn in (operator.truediv, operator.pow)},
     "(-{})": operator.neg,
 }
 _READ = "{}.item()"
@@ -68,7 +67,7 @@ def _operand(m: Machine, value: Tracker) -> Any:
     return float(number) if type(number) is float or (type(number) is int and abs(number) <= 2**53) else None
 
 
-def quotient(fn: Any, symbol: str) -> None:
+def quotient(fn: Any) -> None:
     """Division and powers raise in Python for some numbers. Of torch.optim's bias corrections and step sizes we know that they do not."""
 
     def body(m: Machine, left: Tracker, right: Tracker) -> Any:
@@ -78,15 +77,14 @@ def quotient(fn: Any, symbol: str) -> None:
             return NotImplemented
         item = left if isinstance(left, ItemTracker) else right
         assert isinstance(item, ItemTracker)
-        return ItemTracker(float, f"({{}} {symbol} {{}})", (left, right), item.born, item.operation)
+        return ItemTracker(float, CHECKED[fn], (left, right), item.born, item.operation)
 
     prefer(fn, ItemTracker, Tracker)(body)
     prefer(fn, ConstTracker, ItemTracker)(body)
 
 
-for _symbol, _names in (("/", ("truediv", "itruediv")), ("**", ("pow", "ipow"))):
-    for _name in _names:
-        quotient(getattr(operator, _name), _symbol)
+for _raising in (operator.truediv, operator.itruediv, operator.pow, operator.ipow):
+    quotient(_raising)
 
 
 def _extreme(fn: Any, formula: Any) -> None:

@@ -34,7 +34,7 @@ CHECKED: dict[Any, str] = {
     **dict.fromkeys((operator.truediv, operator.itruediv), "({} / {})"),
     **dict.fromkeys((operator.floordiv, operator.ifloordiv), "({} // {})"),
     **dict.fromkeys((operator.mod, operator.imod), "({} % {})"),
-    **dict.fromkeys((operator.pow, operator.ipow), "({} ** {})"),
+    **dict.fromkeys((operator.pow, operator.ipow), "(({}) ** {})"),  # -2 ** x is -(2 ** x)
     **{fn: f"{fn.__name__}({{}})" for fn in (abs, float, int, round)},
     **{fn: f"{fn.__name__}({{}}, {{}})" for fn in (min, max)},
     **{getattr(math, name): f"math.{name}({{}})" for name in "sqrt exp log log2 log10 log1p expm1 sin cos tan tanh floor ceil".split()},

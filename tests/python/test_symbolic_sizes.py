@@ -473,3 +473,13 @@ def test_a_mask_that_is_longer_than_the_cache():
         assert_equal(compiled(*args), f(*args))
     with pytest.raises(RuntimeError, match="size of tensor"):
         compiled(rows(12)[:, 0], rows(8), rows(1))
+
+
+def test_a_mask_that_varies_before_the_cache_does():
+    """What had to be a constant beside a constant is asked again once that varies."""
+
+    def f(mask, keys, x):
+        return (x if keys is None else torch.cat([keys, x])) @ x.t() + mask[:, None]
+
+    calls = [(torch.linspace(0, 1, n), rows(n - 1), rows(1)) for n in range(8, 16)]
+    assert count_of(f, [(torch.linspace(0, 1, 7), None, rows(7)), *calls]) == 4

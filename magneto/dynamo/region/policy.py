@@ -257,7 +257,12 @@ def _may_recompile(context: Context, state: Any, missed: list[Any]) -> bool | No
     sizes = missed_sizes(missed, state)
     context.varying[code, state.offset] = len(missed) if sizes else 0
     if context.varies and len(missed) >= MOVING - 1:
-        context.moving.setdefault((code, state.offset), set()).update(moved_sizes(missed, state))
+        moving, moved = context.moving.setdefault((code, state.offset), set()), moved_sizes(missed, state)
+        if (
+            not moved <= moving
+        ):  # what had to be a constant beside constants may vary beside these (a mask, and the cache that it is as long as)
+            context.fixed.pop((code, state.offset), None)
+        moving |= moved
     varies = context.slow_backend and (sizes or context.budget.began)  # what the callable calls varies with its sizes
     if varies and FLEETING <= len(missed) < config.recompile_limit and not context.budget.allows():
         if not context.budget.told:

@@ -24,24 +24,11 @@ META = torch.device("meta")
 
 # The result, or its shape, depends on values that tracing does not have.
 DATA_DEPENDENT = frozenset(
-    {
-        "aten._local_scalar_dense.default",
-        "aten.item.default",
-        "aten.equal.default",
-        "aten.is_nonzero.default",
-        "aten.nonzero.default",
-        "aten.nonzero_numpy.default",
-        "aten.argwhere.default",
-        "aten.masked_select.default",
-        "aten._unique.default",
-        "aten._unique2.default",
-        "aten.unique_dim.default",
-        "aten.unique_consecutive.default",
-        "aten.unique_dim_consecutive.default",
-        "aten.bincount.default",
-        "aten.repeat_interleave.Tensor",
-        "aten.allclose.default",
-    }
+    f"aten.{name}" + ("" if "." in name else ".default")
+    for name in (
+        "_local_scalar_dense item equal is_nonzero nonzero nonzero_numpy argwhere masked_select _unique _unique2 unique_dim unique_consecutive "
+        "unique_dim_consecutive bincount repeat_interleave.Tensor allclose"
+    ).split()
 )
 
 # Namespaces of PyTorch itself, where DATA_DEPENDENT and tags are complete.

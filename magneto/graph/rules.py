@@ -31,18 +31,8 @@ from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_tor
 Rule = Callable[..., Any]
 
 _FAMILIES = (
-    rules_pointwise,
-    rules_view,
-    rules_factory,
-    rules_reduce,
-    rules_matmul,
-    rules_conv,
-    rules_pool,
-    rules_norm,
-    rules_attention,
-    rules_index,
-    rules_random,
-    rules_recurrent,
+    *(rules_pointwise, rules_view, rules_factory, rules_reduce, rules_matmul, rules_conv, rules_pool, rules_norm),
+    *(rules_attention, rules_index, rules_random, rules_recurrent),
 )
 
 META_RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

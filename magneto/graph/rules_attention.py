@@ -43,20 +43,10 @@ def _flash_cpu_backward(
 
 @rule("_native_multi_head_attention.default")
 def _native_attention(
-    query: TensorMeta,
-    key: TensorMeta,
-    value: TensorMeta,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: TensorMeta,
-    qkv_bias: TensorMeta,
-    proj_weight: TensorMeta,
-    proj_bias: TensorMeta,
-    mask: TensorMeta | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
+    query: TensorMeta, key: TensorMeta, value: TensorMeta, embed_dim: int, num_head: int, qkv_weight: TensorMeta, qkv_bias: TensorMeta,
+    proj_weight: TensorMeta, proj_bias: TensorMeta, mask: TensorMeta | None = None, need_weights: bool = True, average_attn_weights: bool = True,
     mask_type: int | None = None,
-) -> tuple[TensorMeta, TensorMeta | None]:
+) -> tuple[TensorMeta, TensorMeta | None]:  # fmt: skip
     """What torch.nn.MultiheadAttention calls where nothing is differentiated. Weights only where they are asked for."""
     if not query.shape == key.shape == value.shape or not query.dtype is key.dtype is value.dtype or mask is not None:
         raise RuleError("attention operands do not fit")
@@ -82,18 +72,9 @@ def _check_projections(
 
 @rule("_transformer_encoder_layer_fwd.default")
 def _encoder_layer(
-    src: TensorMeta,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: TensorMeta,
-    qkv_bias: TensorMeta,
-    proj_weight: TensorMeta,
-    proj_bias: TensorMeta,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    *rest: TensorMeta | int | None,
-) -> TensorMeta:
+    src: TensorMeta, embed_dim: int, num_heads: int, qkv_weight: TensorMeta, qkv_bias: TensorMeta, proj_weight: TensorMeta, proj_bias: TensorMeta,
+    use_gelu: bool, norm_first: bool, eps: float, *rest: TensorMeta | int | None,
+) -> TensorMeta:  # fmt: skip
     """What torch.nn.TransformerEncoderLayer calls where nothing is differentiated."""
     _check_projections(src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias)
     parts = [m for m in rest[:8] if isinstance(m, TensorMeta)]

@@ -60,17 +60,9 @@ def convolution_shape(
 
 @rule("convolution.default", "_convolution.default")
 def _convolution(
-    value: TensorMeta,
-    weight: TensorMeta,
-    bias: TensorMeta | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    *flags: Any,
-) -> TensorMeta:
+    value: TensorMeta, weight: TensorMeta, bias: TensorMeta | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int, *flags: Any,
+) -> TensorMeta:  # fmt: skip
     shape = convolution_shape(value.shape, weight.shape, stride, padding, dilation, transposed, output_padding, groups)
     if value.dtype is not weight.dtype or value.device != weight.device or not value.dtype.is_floating_point:
         raise RuleError("convolution of different or integer dtypes")

@@ -87,16 +87,9 @@ def _embedding_backward(grad: TensorMeta, indices: TensorMeta, count: int, *rest
 
 @rule("_embedding_bag.default")
 def _embedding_bag(
-    weight: TensorMeta,
-    indices: TensorMeta,
-    offsets: TensorMeta,
-    scale: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    samples: TensorMeta | None = None,
-    last: bool = False,
-    padding: int = -1,
-) -> tuple[TensorMeta, ...]:
+    weight: TensorMeta, indices: TensorMeta, offsets: TensorMeta, scale: bool = False, mode: int = 0, sparse: bool = False,
+    samples: TensorMeta | None = None, last: bool = False, padding: int = -1,
+) -> tuple[TensorMeta, ...]:  # fmt: skip
     """Rows per bag; and for backward: which bag an index belongs to (nothing where sums are made without it), the bags' sizes, where maxima lie."""
     if len(weight.shape) != 2 or len(indices.shape) != 1 or len(offsets.shape) != 1 or offsets.shape[0] <= last:
         raise RuleError("ranks of embedding_bag")

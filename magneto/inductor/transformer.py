@@ -82,19 +82,9 @@ def _attend(add: Adding, x: Any, heads: Any, qkv_weight: Any, qkv_bias: Any, wei
 
 
 def _encode(
-    add: Adding,
-    x: Any,
-    size: int,
-    heads: int,
-    qkv_weight: Any,
-    qkv_bias: Any,
-    weight: Any,
-    bias: Any,
-    gelu: bool,
-    first: bool,
-    eps: float,
+    add: Adding, x: Any, size: int, heads: int, qkv_weight: Any, qkv_bias: Any, weight: Any, bias: Any, gelu: bool, first: bool, eps: float,
     *rest: Any,
-) -> fx.Node:
+) -> fx.Node:  # fmt: skip
     """`first`: the norms stand before attention and the two products, else behind the sums."""
     norms, (inner, inner_bias, outer, outer_bias) = (rest[0:2], rest[2:4]), rest[4:8]
     shape = list(x.meta["val"].shape)

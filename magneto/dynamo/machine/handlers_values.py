@@ -232,32 +232,9 @@ def delete_global(m: M, f: SymFrame, i: Instruction) -> None:
 # -- operators
 
 UNARY: dict[str, Callable[..., Any]] = {"UNARY_POSITIVE": operator.pos, "UNARY_NEGATIVE": operator.neg, "UNARY_INVERT": operator.invert}
-BINARY = (
-    *(
-        operator.add,
-        operator.and_,
-        operator.floordiv,
-        operator.lshift,
-        operator.matmul,
-        operator.mul,
-        operator.mod,
-        operator.or_,
-        operator.pow,
-        operator.rshift,
-    ),
-    *(
-        operator.sub,
-        operator.truediv,
-        operator.xor,
-        operator.iadd,
-        operator.iand,
-        operator.ifloordiv,
-        operator.ilshift,
-        operator.imatmul,
-        operator.imul,
-    ),
-    *(operator.imod, operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv, operator.ixor),
-)
+_BINARY = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
+_IN_PLACE = "iadd iand ifloordiv ilshift imatmul imul imod ior ipow irshift isub itruediv ixor".split()
+BINARY = tuple(getattr(operator, name) for name in (*_BINARY, *_IN_PLACE))
 COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
 
 

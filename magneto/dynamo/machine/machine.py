@@ -147,17 +147,9 @@ class SymbolicMachine:
         for held in (self.wrapped, self.overlay, self.references, self.made, self.generators, self.memories, self.streams):
             held.clear()
         self.replays.clear()
-        for kept in (
-            self.reached,
-            self.stand_ins,
-            self.entry_stack,
-            self.mortal,
-            self.frames,
-            self.effects,
-            self.contexts,
-            self.recorder.inputs,
-        ):
-            kept.clear()  # type: ignore[attr-defined]
+        tables: Any = (self.reached, self.stand_ins, self.entry_stack, self.mortal, self.frames, self.effects, self.contexts)
+        for kept in (*tables, self.recorder.inputs):
+            kept.clear()
         self.draws.clear()
         self.ending = None
 
@@ -609,8 +601,11 @@ class SymbolicMachine:
     def selects(self) -> bool:
         return not (self.recorder.transformed or hasattr(self.recorder, "around"))
 
-    def select(self, copy: trackers.TensorTracker, base: trackers.TensorTracker) -> None:
-        self.recorder.select(copy, base)
+    def select(self, copy: trackers.TensorTracker, base: trackers.TensorTracker, code: int | None = None, *found: Any) -> None:
+        self.recorder.select(copy, base, code, *found)
+
+    def selected(self, value: Tracker, base: trackers.TensorTracker, parts: Sequence[Tracker]) -> bool:
+        return any(one.copy is value and one.base is base and one.parts == parts for one in self.recorder.selected)
 
     def has_written(self, tensor: trackers.TensorTracker) -> bool:
         """Whether the graph has written the tensor's memory."""

@@ -128,8 +128,11 @@ class Machine(Protocol):
     def selects(self) -> bool:
         """Whether `select` may be called here."""
 
-    def select(self, copy: TensorTracker, base: TensorTracker) -> None:
+    def select(self, copy: TensorTracker, base: TensorTracker, code: int | None = None, *found: Any) -> None:
         """`copy` stands for a view of `base` at a place known at run time only: neither may be written, nor the copy leave the region."""
+
+    def selected(self, value: Tracker, base: TensorTracker, parts: Sequence[Tracker]) -> bool:
+        """Whether `value` stands for `base[parts]`, with the numbers that are there now."""
 
     def has_written(self, tensor: Any) -> bool:
         """Whether the graph has written the tensor's memory."""

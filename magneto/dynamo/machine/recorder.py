@@ -18,6 +18,7 @@ from magneto.dynamo.guards.rows import Kind
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.machine.known import known_value
+from magneto.dynamo.machine.selected import Selected, Selections
 from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.rules_output import repeat_warnings
@@ -67,7 +68,7 @@ class Recorder:
         self.stand_ins: set[fx.Node] = set()  # of these, aliases of inputs
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
         self.hooked: list[trackers.Hooked] = []
-        self.selected: list[tuple[trackers.TensorTracker, trackers.TensorTracker, int, GraphBreak]] = []  # copy, what of, where
+        self.selected = Selections()
         self.engine: tuple[int, int] | None = (
             None  # while backward is captured: its frame's depth, and how many frames of torch eager has before a hook's
         )
@@ -254,9 +255,7 @@ class Recorder:
     def check_history(self, outputs: Sequence[fx.Node]) -> None:
         """What leaves the region must not miss what autograd would know outside: a tensor that the graph has turned into a leaf may leave only when no gradient can
         flow to it any more, and no gradient may flow to a hooked tensor after the region. Else capture starts again without."""
-        for copy, _, count, reason in self.selected:
-            if any(tensor.node in outputs for tensor in copy.memory or (copy,)):
-                raise Restart(count, reason, False)
+        self.selected.leave(outputs)
         leaving = self.turned.intersection(outputs) | self.stand_ins
         if not leaving and not self.hooked:
             return
@@ -276,11 +275,12 @@ class Recorder:
             if hooked.node not in self.spent or hooked.node in seen or hooked.node in outputs:
                 self.leave_hook(hooked)
 
-    def select(self, copy: trackers.TensorTracker, base: trackers.TensorTracker) -> None:
+    def select(self, copy: trackers.TensorTracker, base: trackers.TensorTracker, code: int | None, *found: Any) -> None:
         """`copy` stands for a view that eager makes of `base`, at a place known at run time only. Where it leaves the region, or one of the two is written, capture
-        starts again, with a break here."""
+        starts again, with a break here, or knowing `code`. `found`: see `Selected`."""
         reason = GraphBreak("B011", self.machine.user_stack(), name="getitem", reason="the place of a view is the value of a tensor")
-        self.selected.append((copy, base, self.machine.frames[-1].count, reason))
+        count = self.machine.frames[-1].count
+        self.selected.append(Selected(copy, base, count, reason) if code is None else Selected(copy, base, code, None, *found))
 
     def leave_hook(self, hooked: trackers.Hooked) -> NoReturn:
         """Capture starts again, with a break where the hook is registered."""
@@ -447,6 +447,7 @@ class Recorder:
             tensors.append(value)
             if value.new_leaf and self.grad_mode and value.meta.requires_grad:
                 self.machine.graph_break("B112", value=value.show())
+            self.selected.read(value)
             node = self.input_node(value)
             self._present[node] = value.meta
             return node
@@ -474,10 +475,7 @@ class Recorder:
         value = _at(args, kwargs, path)
         if isinstance(value, trackers.TensorTracker):
             memory = value.memory or (value,)
-            for copy, base, count, reason in self.selected:
-                outside = base.source is not None and any(tensor.source is not None for tensor in memory)  # they may share memory unseen
-                if outside or any(tensor in (copy.memory or (copy,)) or tensor in (base.memory or (base,)) for tensor in memory):
-                    raise Restart(count, reason, False)
+            self.selected.write(value, memory, gradient)
             if any(tensor is shown for tensor in memory for shown in self.shown):
                 self.machine.restart_before("a write", "the tensor has been printed")
             self._forget_counts(value)
@@ -572,11 +570,7 @@ class Recorder:
                 self.graph.erase_node(node)
                 self.inputs.remove((node, tracker))
                 tracker.node = None
-        for copy, _, count, reason in self.selected:
-            if (
-                copy.node is not None and copy.node._erased
-            ):  # eager raises where the place is out of range, though nobody reads what is there
-                raise Restart(count, reason, False)
+        self.selected.pruned()
 
 
 _DIFFERENTIABLE = (0, "self", "input", "out")

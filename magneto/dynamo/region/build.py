@@ -70,25 +70,7 @@ _BASE = {
     "set_grad": torch._C._set_grad_enabled,
     "empty_like": torch.empty_like,
 }
-_RESERVED = {
-    "inputs",
-    "r",
-    "e",
-    "s",
-    "graph",
-    "before",
-    "modes",
-    "streams",
-    "Streams",
-    "random",
-    "random_state",
-    "assume",
-    "written",
-    "Written",
-    "leaves",
-    "leaf",
-    "empty_like",
-}
+_RESERVED = set("inputs r e s graph before modes streams Streams random random_state assume written Written leaves leaf empty_like".split())
 
 
 @dataclass(slots=True)

@@ -186,17 +186,8 @@ def _computed(m: Machine, v: Tracker, raw: Any, name: str) -> Tracker | None:
 
 
 _TRANSPARENT = (
-    contextvars.ContextVar,
-    property,
-    torch.finfo,
-    torch.Generator,
-    torch.iinfo,
-    types.GenericAlias,
-    types.UnionType,
-    re.Pattern,
-    re.Match,
-    staticmethod,
-    classmethod,
+    *(contextvars.ContextVar, property, staticmethod, classmethod, types.GenericAlias, types.UnionType, re.Pattern, re.Match),
+    *(torch.finfo, torch.Generator, torch.iinfo),
 )
 """C types whose instances never change: their attributes are read from the real object."""
 

@@ -79,18 +79,7 @@ class BytearrayIterator(IteratorTracker):
 
 
 _LOOK = (
-    *(
-        operator.getitem,
-        operator.add,
-        operator.mul,
-        operator.mod,
-        operator.eq,
-        operator.ne,
-        operator.lt,
-        operator.le,
-        operator.gt,
-        operator.ge,
-    ),
+    *(getattr(operator, name) for name in "getitem add mul mod eq ne lt le gt ge".split()),
     *(operator.contains, len, bytes, bytearray, str, repr, list, tuple, bool, operator.not_, operator.truth, sum, min, max, sorted, hash),
 )
 _CHANGE = {operator.setitem: "__setitem__", operator.delitem: "__delitem__", operator.iadd: "__iadd__", operator.imul: "__imul__"}

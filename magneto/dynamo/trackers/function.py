@@ -110,21 +110,7 @@ _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) + os.sep for name in ("stdli
 class FunctionTracker(Tracker):
     """A Python function: existing (`obj`), or made inside the region by MAKE_FUNCTION."""
 
-    __slots__ = (
-        "anew",
-        "attrs",
-        "born",
-        "closure",
-        "code",
-        "defaults",
-        "globals",
-        "globals_source",
-        "kwdefaults",
-        "name",
-        "namespace",
-        "obj",
-        "qualname",
-    )
+    __slots__ = ("anew", "attrs", "born", "closure", "code", "defaults", "globals", "globals_source", "kwdefaults", "name", "namespace", "obj", "qualname")  # fmt: skip
     exact_type = types.FunctionType
 
     def __init__(

@@ -115,23 +115,7 @@ def _converts(m: Machine, v: Tracker) -> bool:
     return any(user_method(m, v, name) is not MISSING for name in ("__float__", "__index__"))
 
 
-for _math_name in (
-    "sqrt",
-    "pow",
-    "exp",
-    "log",
-    "sin",
-    "cos",
-    "tan",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "fabs",
-    "atan2",
-    "log2",
-    "log10",
-    "tanh",
-):
+for _math_name in "sqrt pow exp log sin cos tan isnan isinf isfinite fabs atan2 log2 log10 tanh".split():
 
     def _math(fn: Any) -> None:
         @rule(fn, Tracker)

@@ -25,21 +25,8 @@ _BINARY: frozenset[Any] = EXACT - {operator.neg} | {getattr(operator, name) for 
 _IN_PLACE = {getattr(operator, f"i{name}"): getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "mod")}
 _OTHERS: list[Any] = [operator.imatmul, operator.matmul, operator.ipow, divmod]
 _OTHERS += [getattr(operator, name) for name in "lshift rshift and_ or_ xor ilshift irshift iand ior ixor".split()]
-_UNARY: tuple[Any, ...] = (
-    int,
-    float,
-    abs,
-    bool,
-    operator.not_,
-    operator.truth,
-    operator.index,
-    round,
-    math.sqrt,
-    math.floor,
-    math.ceil,
-    math.log,
-    math.trunc,
-)
+_UNARY: list[Any] = [int, float, abs, bool, round, operator.not_, operator.truth, operator.index]
+_UNARY += [math.sqrt, math.floor, math.ceil, math.log, math.trunc]
 _NUMBERS = (int, float, bool)
 
 

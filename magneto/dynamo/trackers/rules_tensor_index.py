@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from magneto.dynamo.trackers import places
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 @rule(operator.getitem, TensorTracker, Tracker)
 def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
+    if (placed := places.read(m, v, _parts(m, key))) is not None:
+        return placed
     key = known_index(m, key)
     parts = _parts(m, key)
     if not any(map(_is_place, parts)) or not m.selects():
@@ -82,6 +85,8 @@ def _by_number(m: Machine, mask: torch.Tensor) -> Tracker:
 
 @rule(operator.setitem, TensorTracker, Tracker, Tracker)
 def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -> None:
+    if places.write(m, v, _parts(m, key), value):
+        return
     if isinstance(value, ConstTracker) and is_numpy_scalar(value.read()) and not isinstance(value.read(), (int, float, complex)):
         m.graph_break("B104", operation="x[...] =", value=value.show())  # torch takes those of numpy's scalars that are Python's too
     parts = [known_index(m, part) if isinstance(part, TensorTracker) and not part.meta.ndim else part for part in _parts(m, key)]

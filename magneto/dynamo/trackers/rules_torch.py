@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import types
 from typing import TYPE_CHECKING, Any
@@ -192,30 +193,13 @@ def _state(fn: Callable[..., Any]) -> None:
         return m.const(answer)
 
 
-for _fn in (
-    torch.get_default_dtype,
-    torch.is_autocast_enabled,
-    torch.is_autocast_cache_enabled,
-    torch.get_autocast_dtype,
-    torch.is_autocast_cpu_enabled,
-    torch.get_autocast_gpu_dtype,
-    torch.get_autocast_cpu_dtype,
-    torch.are_deterministic_algorithms_enabled,
-    torch.get_float32_matmul_precision,
-    torch.cuda.is_available,
-    torch.cuda.device_count,
-    torch.backends.mps.is_available,
-    torch.distributed.is_available,
-    torch.get_num_threads,
-    torch.is_anomaly_enabled,
-    torch.xpu.is_available,
-    torch.accelerator.current_accelerator,
-    torch.accelerator.is_available,
-    torch._C._get_privateuse1_backend_name,
-    torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack,
-    threading.get_ident,
-):
+_ASKED = (
+    "get_default_dtype is_autocast_enabled is_autocast_cache_enabled get_autocast_dtype is_autocast_cpu_enabled get_autocast_gpu_dtype get_autocast_cpu_dtype "
+    "are_deterministic_algorithms_enabled get_float32_matmul_precision cuda.is_available cuda.device_count backends.mps.is_available distributed.is_available "
+    "get_num_threads is_anomaly_enabled xpu.is_available accelerator.current_accelerator accelerator.is_available _C._get_privateuse1_backend_name "
+    "_C._len_torch_dispatch_stack _C._len_torch_function_stack"
+)
+for _fn in (*operator.attrgetter(*_ASKED.split())(torch), threading.get_ident):
     _state(_fn)
 if torch.distributed.is_available():
     _state(torch.distributed.is_initialized)

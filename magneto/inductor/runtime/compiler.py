@@ -24,23 +24,8 @@ from magneto.inductor.runtime.store import key_of, store
 CANDIDATES = ("gcc", "clang", "cc")
 
 BASE_FLAGS = (
-    "-x",
-    "c",
-    "-std=gnu11",
-    "-O3",
-    "-fopenmp",
-    "-shared",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",
-    "-fwrapv",
-    "-fno-strict-aliasing",
-    "-fno-builtin-pow",
-    "-fno-builtin-sin",
-    "-fno-builtin-cos",
-    "-w",
-    "-pipe",
+    *"-x c -std=gnu11 -O3 -fopenmp -shared -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing".split(),
+    *"-fno-builtin-pow -fno-builtin-sin -fno-builtin-cos -w -pipe".split(),
 )
 """No -ffast-math: NaN, infinities, signed zeros and the order of additions are the program's. Products and sums are contracted only where the
 kernel text says so (mg_fma), because contraction changes x*x - y*y and the like. Of sin and cos of one number gcc would make one scalar function."""

@@ -164,16 +164,9 @@ def _leaving(plan: Schedule) -> set[str]:
 
 
 def _taken_over(
-    plan: Schedule,
-    step: Step,
-    name: str,
-    position: int,
-    last: Mapping[str, int],
-    candidates: Collection[str],
-    in_place: Mapping[str, str],
-    leaving: set[str],
-    alone: bool,
-) -> str | None:
+    plan: Schedule, step: Step, name: str, position: int, last: Mapping[str, int], candidates: Collection[str], in_place: Mapping[str, str],
+    leaving: set[str], alone: bool,
+) -> str | None:  # fmt: skip
     """One of the `candidates`, read by this kernel for the last time, whose memory output `name` may take."""
     if not isinstance(step, FusedKernel):
         return None

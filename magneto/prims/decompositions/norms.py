@@ -38,16 +38,9 @@ def _layer_norm(b: Builder, x: Value, shape: Sequence[int], weight: Value | None
 
 @row("native_layer_norm_backward.default")
 def _layer_norm_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    shape: Sequence[int],
-    mean: Value | None,
-    rstd: Value,
-    weight: Value | None,
-    bias: Value | None,
+    b: Builder, grad: Value, x: Value, shape: Sequence[int], mean: Value | None, rstd: Value, weight: Value | None, bias: Value | None,
     mask: Sequence[bool],
-) -> Any:
+) -> Any:  # fmt: skip
     axis = x.ndim - len(shape)
     outer, inner = tuple(range(axis)), tuple(range(axis, x.ndim))
     if x.numel() == 0:
@@ -118,18 +111,8 @@ def _group_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, 
 
 @row("native_group_norm_backward.default")
 def _group_norm_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
-    n: int,
-    c: int,
-    hw: int,
-    group: int,
-    mask: Sequence[bool],
-) -> Any:
+    b: Builder, grad: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, n: int, c: int, hw: int, group: int, mask: Sequence[bool],
+) -> Any:  # fmt: skip
     """Everything follows from two sums per image and channel, so that no normalised values are kept: the gradient is a linear form of `grad` and x."""
     if x.numel() == 0:
         return LIBRARY
@@ -194,16 +177,9 @@ def _training(b: Builder, x: Value, weight: Value | None, bias: Value | None, ep
 
 @row("native_batch_norm.default", "_native_batch_norm_legit.default")
 def _batch_norm(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None, training: bool,
+    momentum: float, eps: float,
+) -> Any:  # fmt: skip
     """Training writes the running statistics: only the functional form is decomposed then."""
     if x.numel() == 0 or (training and (running_mean is not None or running_var is not None)):
         return LIBRARY
@@ -229,16 +205,9 @@ def _batch_norm_no_training(b: Builder, x: Value, weight: Any, bias: Any, mean: 
 
 @row("_native_batch_norm_legit_functional.default")
 def _batch_norm_functional(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    training: bool,
-    momentum: float,
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, training: bool, momentum: float,
     eps: float,
-) -> Any:
+) -> Any:  # fmt: skip
     if not training:
         results = _batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)
         return LIBRARY if results is LIBRARY else (*results, running_mean, running_var)
@@ -257,18 +226,9 @@ def _batch_norm_functional(
 
 @row("native_batch_norm_backward.default")
 def _batch_norm_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    weight: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    save_mean: Value | None,
-    save_invstd: Value | None,
-    train: bool,
-    eps: float,
-    mask: Sequence[bool],
-) -> Any:
+    b: Builder, grad: Value, x: Value, weight: Value | None, running_mean: Value | None, running_var: Value | None, save_mean: Value | None,
+    save_invstd: Value | None, train: bool, eps: float, mask: Sequence[bool],
+) -> Any:  # fmt: skip
     if x.numel() == 0:
         return LIBRARY
     dtype, dims, shape = compute_type(x.dtype), _channels(x), x.shape

@@ -174,15 +174,9 @@ def _places(b: Builder, windows: _Windows) -> tuple[Value, Value]:
 
 @row("avg_pool2d.default")
 def _avg_pool(
-    b: Builder,
-    x: Value,
-    size: Sequence[int],
-    step: Sequence[int] = (),
-    pad: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Any:
+    b: Builder, x: Value, size: Sequence[int], step: Sequence[int] = (), pad: Sequence[int] = (0,), ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor: int | None = None,
+) -> Any:  # fmt: skip
     windows = _Windows(x, size, step, pad, ceil_mode)
     if not windows.fit() or not x.dtype.is_floating_point or divisor == 0:
         return LIBRARY
@@ -319,16 +313,9 @@ def _maximum_returned(b: Builder, grad: Value, windows: _Windows, indices: Value
 
 @row("avg_pool2d_backward.default")
 def _avg_pool_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    size: Sequence[int],
-    step: Sequence[int],
-    pad: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
+    b: Builder, grad: Value, x: Value, size: Sequence[int], step: Sequence[int], pad: Sequence[int], ceil_mode: bool, count_include_pad: bool,
     divisor: int | None,
-) -> Any:
+) -> Any:  # fmt: skip
     windows = _Windows(x, size, step, pad, ceil_mode)
     if not on_gpu(x) or not windows.fit() or not x.dtype.is_floating_point or divisor == 0:
         return LIBRARY

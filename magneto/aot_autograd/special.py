@@ -13,7 +13,7 @@ from torch import fx
 from magneto.aot_autograd.overloads import VIEW, aten, facts_of
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.storage import memory_order
-from magneto.graph.layout import format_strides, is_contiguous, overlaps
+from magneto.graph.layout import format_strides, is_contiguous, is_dense, overlaps
 
 if TYPE_CHECKING:
     from magneto.aot_autograd.mode import FunctionalMode
@@ -119,7 +119,7 @@ def _native_dropout(mode: FunctionalMode, func: Any, args: tuple[Any, ...], kwar
     x, p, train = (*args, *kwargs.values())
     storage, step, value = mode.view_for(x).storage, gcd(x.numel() * x.itemsize, 16), mode.nodes(x)
     given = storage.literal or storage.root is None or storage.root.input_index >= 0
-    if _on_gpu(x) and train and step > x.itemsize:
+    if _on_gpu(x) and train and step > x.itemsize and is_dense(x.shape, x.stride()):  # otherwise one element at a time
         begins = int(x.storage_offset()) - (storage.root.meta.storage_offset if given and storage.root is not None else 0)
         if begins * x.itemsize % step or storage.literal or storage.root is None or (given and storage.version):
             raise Refusal("dropout of memory that may begin between multiples of 16 bytes")

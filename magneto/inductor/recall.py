@@ -18,6 +18,7 @@ from magneto.base.errors import warn_once
 from magneto.base.events import counter, emit, timer
 from magneto.base.flags import config
 from magneto.base.logs import dump
+from magneto.graph.layout import is_dense
 from magneto.inductor.codegen.cpp_preamble import preamble
 from magneto.inductor.replay import Replay
 from magneto.inductor.runtime.build import Address, KernelText, build
@@ -92,7 +93,7 @@ def _draws_afresh(node: fx.Node) -> bool:
 
 
 def _dropout_of_its_own(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.data_ptr() % gcd(x.numel() * x.itemsize, AT_ONCE):
+    if x.data_ptr() % gcd(x.numel() * x.itemsize, AT_ONCE) and is_dense(x.shape, x.stride()):
         x = x.clone()
     return DRAWN(x, p, train)  # type: ignore[no-any-return]
 

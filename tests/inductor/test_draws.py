@@ -19,12 +19,14 @@ from magneto.aot_autograd import special
 from magneto.aot_autograd.call import as_function
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import trace
+from magneto.graph.layout import is_dense
 from magneto.inductor import draws
 from magneto.inductor import halves as joining
 from magneto.inductor.devices import split
 from magneto.inductor.halves import Joined
 from magneto.inductor.loops.philox import advance_of, limit_of, threads_of, vector_of, word_of
 from magneto.inductor.lower import lower_graph
+from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.dropout import DROPOUT
 from magneto.inductor.recall import plainly
 from magneto.prims import prims
@@ -202,7 +204,7 @@ def test_another_order_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Begins(TorchDispatchMode):
-    """Where the memory of each dropout's argument begins, counted in what a thread would read at once."""
+    """Where the memory of each dropout's argument begins, counted in what a thread would read at once; -1 where it has gaps and none reads more than one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +212,8 @@ class Begins(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.native_dropout.default:
-            self.seen.append(args[0].data_ptr() % gcd(args[0].numel() * args[0].itemsize, 16))
+            x = args[0]
+            self.seen.append(x.data_ptr() % gcd(x.numel() * x.itemsize, 16) if is_dense(x.shape, x.stride()) else -1)
         return func(*args, **kwargs or {})
 
 
@@ -244,6 +247,7 @@ PLACES: dict[str, Any] = {
     "a copy of what was written in part": lambda x: draw(torch.empty_like(part := (x * 2)[1:9]).copy_(written(part))),
     "a copy of an input written in part": lambda x: draw(torch.empty_like(part := x.split(16)[0]).copy_(written(part))),
     "a part of what is computed": lambda x: [draw(part) for part in (x * 2).split([8, 4, 20])],
+    "memory with gaps": lambda x: (draw(x[:32].to(torch.complex64).real), draw((x * 2)[:32:2]), draw(x[:32].view(4, 8)[:, 2:])),
     "a view of an input": lambda x: (draw(x.view(4, 8)), draw(x[4:12]), draw(x), draw(x[3:4]), draw(x.view(4, 8).t())),
 }
 
@@ -288,6 +292,13 @@ def test_memory_that_begins_between_is_eagers(fn: Any, monkeypatch: pytest.Monke
     gm, _ = capture(fn, torch.randn(32))
     with pytest.raises(Refusal, match="between multiples of 16 bytes"):
         trace(gm, [torch.randn(32)])
+
+
+def test_dropout_of_gaps_that_are_folded_away_is_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(special, "_on_gpu", lambda x: True)
+    graph = trace(capture(lambda x: draw(torch.cat([x.sin(), x], 1)[:, :8]), torch.randn(4, 8))[0], [torch.randn(4, 8)]).graph
+    with pytest.raises(CannotLower, match="without the gaps"):
+        lower_graph(decompose(graph), on_gpu=True)
 
 
 def test_librarys_draws_of_an_input_that_begins_elsewhere_are_made_operation_by_operation(generator: list[int]) -> None:

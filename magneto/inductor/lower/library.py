@@ -158,7 +158,9 @@ def _beginning_a_memory(low: Lowering, box: Box, view: ViewOf) -> ViewOf:
     """An argument whose numbers depend on where its memory begins: at a multiple of 16 bytes, as in eager (aot_autograd/special.py), though it be a part of something or an input here."""
     made = {b.name: n for n in low.nodes for b in (n.buffers if isinstance(n, (LibraryCall, Reduction)) else (n.buffer,)) if b is not None}
     maker = made.get(view.buffer)
-    indifferent = point_count(view.shape) % 2 or not is_dense(view.shape, view.strides)  # one element at a time
+    indifferent = point_count(view.shape) % 2 or not is_dense(box.shape, box.strides)  # one element at a time
+    if not point_count(view.shape) % 2 and indifferent and is_dense(view.shape, view.strides):
+        raise CannotLower("dropout of memory without the gaps that eager's has")
     if indifferent or view.offset == 0 and maker is not None and not (isinstance(maker, LibraryCall) and maker.may_alias):
         return view
     return ViewOf(low.copy(box, view.strides, fresh=True).buffer.name, view.shape, view.strides, 0, view.dtype)

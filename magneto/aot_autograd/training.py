@@ -173,15 +173,9 @@ class TrainingPlan:
         return self._backward(choice, compiled, part.kept, part.gradients, scaled=whole.scaled, given=whole.given)
 
     def _backward(
-        self,
-        choice: Choice,
-        compiled: Compiled,
-        kept: tuple[int, ...],
-        gradients: Sequence[Gradient],
-        any_layout: bool = False,
-        scaled: Sequence[tuple[int, int]] = (),
-        given: tuple[int, ...] = (),
-    ) -> Backward:
+        self, choice: Choice, compiled: Compiled, kept: tuple[int, ...], gradients: Sequence[Gradient], any_layout: bool = False,
+        scaled: Sequence[tuple[int, int]] = (), given: tuple[int, ...] = (),
+    ) -> Backward:  # fmt: skip
         there = [k for k in range(len(self.differentiable)) if k not in choice[0]]
         names = {"tangent": lambda k: f"t[{there.index(k)}]", "given": lambda k: f"g[{k}]"}
         answers = (None if g is None else names[g[0]](g[1]) if isinstance(g, tuple) else f"f[{g}]" for g in gradients)
@@ -203,16 +197,9 @@ def reach(cut: Partition, choice: Choice) -> Reached:
 
 
 def plan_training(
-    joint: JointGraph,
-    cut: Partition,
-    forward: Compiled,
-    compile_backward: Callable[[fx.Graph], Compiled],
-    captured: Compiled,
-    replay: bool = True,
-    holds: Callable[[], bool] | None = None,
-    differentiable: Sequence[int] = (),
-    scale: Scale | None = None,
-) -> TrainingPlan:
+    joint: JointGraph, cut: Partition, forward: Compiled, compile_backward: Callable[[fx.Graph], Compiled], captured: Compiled,
+    replay: bool = True, holds: Callable[[], bool] | None = None, differentiable: Sequence[int] = (), scale: Scale | None = None,
+) -> TrainingPlan:  # fmt: skip
     """`differentiable`: inputs that require grad. `captured` runs the captured graph in eager; `replay`: whether a run of `captured` during backward would be the
     same computation."""
     n = len(joint.results)

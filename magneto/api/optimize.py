@@ -78,15 +78,9 @@ def optimize(
 
 
 def compile(
-    model: Any = None,
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    backend: str | Callable[..., Any] | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    disable: bool = False,
-) -> Any:
+    model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, backend: str | Callable[..., Any] | None = None,
+    mode: str | None = None, options: Mapping[str, Any] | None = None, disable: bool = False,
+) -> Any:  # fmt: skip
     """`optimize` with the keywords of `torch.compile`: `compile(model)` or `@compile(fullgraph=True)`."""
     decorate = optimize(backend, nopython=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable)
     return decorate if model is None else decorate(model)

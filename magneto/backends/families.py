@@ -232,15 +232,9 @@ class Backwards:
     """Of a family of forwards: for each choice of gradients a family of backwards from the same samples, where there is one. `rest`: sizes for more samples, if need be; `choices`: of the forward's first one."""
 
     def __init__(
-        self,
-        owner: Families,
-        cuts: dict[Key, Cut],
-        rest: list[Key],
-        choices: Choices | None,
-        inputs: Sequence[Any],
-        autocast: tuple[str, ...],
-        by: Key,
-    ) -> None:
+        self, owner: Families, cuts: dict[Key, Cut], rest: list[Key], choices: Choices | None, inputs: Sequence[Any],
+        autocast: tuple[str, ...], by: Key,
+    ) -> None:  # fmt: skip
         self.owner, self.cuts, self.rest, self.choices, self.by = owner, cuts, rest, choices, by
         self.cut_at = under_autocast(self._cut_at, autocast)
         self.metas = list(map(_meta_of, inputs))  # not they themselves: that would be memory

@@ -53,15 +53,9 @@ def register_backend(
     name: str, fn: Backend, *, help: str = "", needs: str = "", aliases: Sequence[str] = (), fixed_sizes: bool = False, slow: bool = False
 ) -> Backend: ...
 def register_backend(
-    name: str | Backend | None = None,
-    fn: Backend | None = None,
-    *,
-    help: str = "",
-    needs: str = "",
-    aliases: Sequence[str] = (),
-    fixed_sizes: bool = False,
-    slow: bool = False,
-) -> Any:
+    name: str | Backend | None = None, fn: Backend | None = None, *, help: str = "", needs: str = "", aliases: Sequence[str] = (),
+    fixed_sizes: bool = False, slow: bool = False,
+) -> Any:  # fmt: skip
     """Make `fn` known as `name`; a later registration replaces an earlier one.
 
     ``register_backend("mine", fn)``, or as decorator: ``@register_backend`` (the function's own name), ``@register_backend("mine")``. `fixed_sizes`, `slow`: see BackendEntry.

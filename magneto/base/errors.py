@@ -18,19 +18,9 @@ from magneto.base import events
 from magneto.base.catalogue import CATALOGUE, ErrorEntry
 
 __all__ = [
-    "CATALOGUE",
-    "ErrorEntry",
-    "GraphBreak",
-    "InternalError",
-    "MagnetoError",
-    "MagnetoWarning",
-    "Unsupported",
-    "UserError",
-    "UserStack",
-    "format_stack",
-    "message_of",
-    "warn_once",
-]
+    "CATALOGUE", "ErrorEntry", "GraphBreak", "InternalError", "MagnetoError", "MagnetoWarning", "Unsupported", "UserError", "UserStack",
+    "format_stack", "message_of", "warn_once",
+]  # fmt: skip
 
 UserStack = Sequence[tuple[str, int, str]]
 """(file, line, function) of the user's frames, outermost first, as in ``node.meta["stack"]``."""

@@ -24,15 +24,9 @@ def _per_dim(values: Sequence[int], count: int) -> Sequence[int]:
 
 
 def convolution_shape(
-    value: Sequence[int],
-    weight: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> tuple[int, ...]:
+    value: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    output_padding: Sequence[int], groups: int,
+) -> tuple[int, ...]:  # fmt: skip
     """Output shape (N, C, spatial...); RuleError where eager refuses."""
     dims = len(value) - 2
     if dims not in (1, 2, 3) or len(weight) != len(value) or groups <= 0:

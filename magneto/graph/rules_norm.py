@@ -116,15 +116,9 @@ def _batch_norm_out(value: TensorMeta) -> TensorMeta:
 
 @rule("native_batch_norm.default", "_native_batch_norm_legit.default")
 def _batch_norm(
-    value: TensorMeta,
-    weight: TensorMeta | None,
-    bias: TensorMeta | None,
-    running_mean: TensorMeta | None,
-    running_var: TensorMeta | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    value: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, running_mean: TensorMeta | None, running_var: TensorMeta | None,
+    training: bool, momentum: float, eps: float,
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:  # fmt: skip
     _check_batch_norm(value, (weight, bias, running_mean, running_var))
     if not training and (running_mean is None or running_var is None):
         raise RuleError("inference needs running statistics")

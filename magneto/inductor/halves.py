@@ -94,15 +94,9 @@ class Joined:
     the library draws is new in each replay then, and the generator is not to be read; and for inputs of which the library draws other numbers, because they begin elsewhere."""
 
     def __init__(
-        self,
-        host: Compiled | None,
-        device: Compiled,
-        halves: Halves,
-        where: torch.device,
-        lasting: bool,
-        plain: Compiled | None = None,
+        self, host: Compiled | None, device: Compiled, halves: Halves, where: torch.device, lasting: bool, plain: Compiled | None = None,
         behind: Compiled | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.host, self.device, self.where, self.lasting, self.plain = host, device, where, lasting, plain
         self.behind, self.reads = behind, halves.reads
         self.sent, self.small, self.back = halves.sent, halves.small, {b.output: b.input for b in halves.back}

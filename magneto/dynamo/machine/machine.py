@@ -53,17 +53,10 @@ class SymbolicMachine:
     """One capture attempt of one entry point. `state` is the C hook's FrameState."""
 
     def __init__(
-        self,
-        state: Any,
-        forced: Mapping[int, Forced],
-        unbound: object,
-        null: object,
-        changing: frozenset[Source] = frozenset(),
-        joins: Callable[[Any], bool] = lambda policy: False,
-        refuted: AbstractSet[Place] = frozenset(),
-        unknown_sizes: bool = False,
+        self, state: Any, forced: Mapping[int, Forced], unbound: object, null: object, changing: frozenset[Source] = frozenset(),
+        joins: Callable[[Any], bool] = lambda policy: False, refuted: AbstractSet[Place] = frozenset(), unknown_sizes: bool = False,
         varying: Varying | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.state = state
         self.refuted = refuted
         self.assumptions: list[Assumption] = []

@@ -156,20 +156,9 @@ class _Builder:
         slots = tuple(source.slot if isinstance(source, Local) else n_locals + source.index for source, _ in direct)  # type: ignore[union-attr]
         exports = tuple(source for source, _ in exported)
         return RegionPlan(
-            self.name,
-            text,
-            self.namespace,
-            slots,
-            exports,
-            self.packed,
-            machine.guards,
-            gm,
-            examples,
-            machine,
-            self.ending,
-            machine.state.code,
-            machine.state.offset,
-        )
+            self.name, text, self.namespace, slots, exports, self.packed, machine.guards, gm, examples, machine, self.ending,
+            machine.state.code, machine.state.offset,
+        )  # fmt: skip
 
     def _undone(self, lines: list[str]) -> list[str]:
         """What comes before the effects, in a region that draws random numbers: when it fails, the generators are put back."""

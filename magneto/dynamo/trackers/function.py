@@ -114,16 +114,10 @@ class FunctionTracker(Tracker):
     exact_type = types.FunctionType
 
     def __init__(
-        self,
-        code: CodeType,
-        globals: dict[str, Any],
-        globals_source: Source,
-        defaults: Sequence[Tracker] = (),
-        kwdefaults: Mapping[str, Tracker] | None = None,
-        closure: tuple[CellTracker, ...] = (),
-        source: Source | None = None,
+        self, code: CodeType, globals: dict[str, Any], globals_source: Source, defaults: Sequence[Tracker] = (),
+        kwdefaults: Mapping[str, Tracker] | None = None, closure: tuple[CellTracker, ...] = (), source: Source | None = None,
         obj: Any = MISSING,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(source)
         self.code = code
         self.globals = globals
@@ -169,16 +163,9 @@ class FunctionTracker(Tracker):
 
     @classmethod
     def make(
-        cls,
-        m: Machine,
-        code: CodeType,
-        globals: dict[str, Any],
-        globals_source: Source,
-        defaults: Tracker | None,
-        kwdefaults: Tracker | None,
-        closure: tuple[CellTracker, ...],
-        annotations: Tracker | None,
-    ) -> FunctionTracker:
+        cls, m: Machine, code: CodeType, globals: dict[str, Any], globals_source: Source, defaults: Tracker | None,
+        kwdefaults: Tracker | None, closure: tuple[CellTracker, ...], annotations: Tracker | None,
+    ) -> FunctionTracker:  # fmt: skip
         """What MAKE_FUNCTION builds."""
         pairs = {}
         if kwdefaults is not None:

@@ -23,15 +23,9 @@ _NAME = "torch.func.functional_call"
 
 @rule(torch.func.functional_call, ModuleTracker, Tracker)
 def functional_call(
-    m: Machine,
-    module: ModuleTracker,
-    given: Tracker,
-    args: Tracker | None = None,
-    kwargs: Tracker | None = None,
-    *,
-    tie_weights: Tracker | None = None,
-    strict: Tracker | None = None,
-) -> Any:
+    m: Machine, module: ModuleTracker, given: Tracker, args: Tracker | None = None, kwargs: Tracker | None = None, *,
+    tie_weights: Tracker | None = None, strict: Tracker | None = None,
+) -> Any:  # fmt: skip
     dictionaries = given.items(m) if isinstance(given, SequenceTracker) else [given]
     if module.obj is MISSING or (tie_weights is not None and not m.truth(tie_weights)) or (strict is not None and m.truth(strict)):
         return NotImplemented

@@ -106,15 +106,9 @@ def backward(
 
 
 def _backward(
-    m: Machine,
-    tensors: Tracker,
-    grad_tensors: Tracker | None,
-    retain_graph: Tracker | None,
-    create_graph: Tracker | None,
-    grad_variables: Tracker | None,
-    inputs: Tracker | None,
-    frames: int,
-) -> Any:
+    m: Machine, tensors: Tracker, grad_tensors: Tracker | None, retain_graph: Tracker | None, create_graph: Tracker | None,
+    grad_variables: Tracker | None, inputs: Tracker | None, frames: int,
+) -> Any:  # fmt: skip
     """Gradients of the leaves that the results depend on become, or are added to, their `.grad`."""
     name = "backward"
     if m.recorder.inference_mode:  # type: ignore[attr-defined]
@@ -164,16 +158,10 @@ def _check_chosen(m: Machine, name: str, chosen: Sequence[TensorTracker], made: 
 
 
 def _run(
-    m: Machine,
-    name: str,
-    outputs: Sequence[TensorTracker],
-    seeds: Sequence[TensorTracker | None],
-    leaves: Sequence[TensorTracker],
-    hooks: dict[TensorTracker, list[list[Tracker]]],
-    hooked: dict[TensorTracker, list[Hooked]],
-    identities: Sequence[Identity],
+    m: Machine, name: str, outputs: Sequence[TensorTracker], seeds: Sequence[TensorTracker | None], leaves: Sequence[TensorTracker],
+    hooks: dict[TensorTracker, list[list[Tracker]]], hooked: dict[TensorTracker, list[Hooked]], identities: Sequence[Identity],
     retain: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Leaves get their gradients, hooks are called, in the engine's order. Where a hook on the way gives another gradient, the rest is computed anew."""
     of = {tensor: one for one in identities for tensor in one.tensors if tensor is not None}
     todo = [*leaves, *dict.fromkeys([*hooked, *of])]
@@ -224,17 +212,10 @@ def _pass(
 
 @rule(torch.autograd.grad)
 def grad(
-    m: Machine,
-    outputs: Tracker,
-    inputs: Tracker,
-    grad_outputs: Tracker | None = None,
-    retain_graph: Tracker | None = None,
-    create_graph: Tracker | None = None,
-    only_inputs: Tracker | None = None,
-    allow_unused: Tracker | None = None,
-    is_grads_batched: Tracker | None = None,
-    materialize_grads: Tracker | None = None,
-) -> Any:
+    m: Machine, outputs: Tracker, inputs: Tracker, grad_outputs: Tracker | None = None, retain_graph: Tracker | None = None,
+    create_graph: Tracker | None = None, only_inputs: Tracker | None = None, allow_unused: Tracker | None = None,
+    is_grads_batched: Tracker | None = None, materialize_grads: Tracker | None = None,
+) -> Any:  # fmt: skip
     with _asking(m, inputs):
         name = "torch.autograd.grad"
         if _flag(m, is_grads_batched, False) or _flag(m, materialize_grads, False) or not _flag(m, only_inputs, True):
@@ -327,15 +308,9 @@ def _arrive(
 
 
 def _record(
-    m: Machine,
-    name: str,
-    target: Gradients,
-    outputs: Sequence[Any],
-    seeds: Sequence[Any],
-    inputs: Sequence[TensorTracker],
-    order: list[int] | None = None,
-    replaced: tuple[Sequence[TensorTracker], Sequence[Any]] = ((), ()),
-) -> list[TensorTracker | None]:
+    m: Machine, name: str, target: Gradients, outputs: Sequence[Any], seeds: Sequence[Any], inputs: Sequence[TensorTracker],
+    order: list[int] | None = None, replaced: tuple[Sequence[TensorTracker], Sequence[Any]] = ((), ()),
+) -> list[TensorTracker | None]:  # fmt: skip
     """The node, and a tracker per gradient."""
     recorder = m.recorder  # type: ignore[attr-defined]
     recorder.guard_modes()

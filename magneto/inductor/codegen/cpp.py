@@ -25,6 +25,7 @@ from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.cpp_parts import parts
 from magneto.inductor.codegen.cpp_reduce import Fold, fold_of
 from magneto.inductor.codegen.cpp_split import write_split
+from magneto.inductor.codegen.cpp_staged import WHOLE_LINES, staged, whole_lines
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, from_memory, memory_type, to_memory
 from magneto.inductor.loops.ir import Const, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.schedule.fuse import member_stages
@@ -91,10 +92,14 @@ def _rounded(kernel: FusedKernel) -> frozenset[Value]:
 def kernel_text(kernel: FusedKernel) -> str:
     """The C function, named SYMBOL."""
     kernel = in_bits(kernel)
-    pieces = parts(kernel)
+    pieces, whole, names = parts(kernel), Writer(kernel), parameters(kernel)
     if len(pieces) == 1:
-        return Writer(kernel).text()
-    whole, names = Writer(kernel), parameters(kernel)
+        body = whole.body()
+        if whole.nest.mode == "point" and not whole.streaming and (found := staged(Writer(kernel), [whole.kernel])):
+            body = found
+        return whole.function([*whole.declarations(), *body])
+    if found := staged(whole, pieces):
+        return whole.function([*whole.declarations(), *found])
     lines = [line for piece in pieces for line in ("{", *indent(Writer(piece, names=names).body()), "}")]
     return whole.function([*whole.declarations(), *lines])
 
@@ -118,6 +123,7 @@ class Writer:
         self.operations: dict[str, int] = {}  # per element of a member, those of the members it reads included
         self.heavy_memo: dict[str, bool] = {}
         self.streaming: set[str] = set()
+        self.staged = False  # results are parts of a block in the first cache (cpp_staged)
         self.walked: set[Load] = set()  # long loads of earlier passes, and those of them whose next row has been fetched
         self.fetched: set[Load] = set()
         self.turned: dict[Load, str] = {}  # loads read through squares: the array of each
@@ -223,10 +229,6 @@ class Writer:
 
     # ---- text --------------------------------------------------------------------------------------------------------------
 
-    def text(self) -> str:
-        body = self.body()
-        return self.function([*self.declarations(), *body])
-
     def declarations(self) -> list[str]:
         """Of the pointers."""
         stored = self.kernel.stored
@@ -244,6 +246,15 @@ class Writer:
         else:
             body = self._parallel_loop()
         return [*self.emitter.scopes[0].lines, *self.nest.constants, *body]
+
+    def inside_block(self, outer: Sequence[str]) -> list[str]:
+        """The statements that fill a block of results (cpp_staged) at a point of the outer dimensions, whose variables these are."""
+        self.pointers.update({name: f"{self.pointers[name]}s" for name in self.kernel.stored})
+        self.staged = True
+        scope = self.emitter.push({d.sym: name for d, name in zip(self.nest.outer, outer, strict=True)})
+        body = self._point_row()
+        self.emitter.pop()
+        return [*self.emitter.scopes[0].lines, *scope.lines, *body]
 
     def function(self, body: list[str]) -> str:
         lines = ["int SYMBOL(void *const *p) {", "    int status = 0;", *indent(body), "    return status;", "}"]
@@ -277,9 +288,9 @@ class Writer:
                 [f"#pragma omp parallel for schedule(static) reduction(|:status){self.nest.threads}", *loop] if self.nest.parallel else loop
             )
         shared = ["#pragma omp for schedule(static) nowait", *loop, "MG_FENCE"]
-        return [*self._past_flags(), f"#pragma omp parallel reduction(|:status){self.nest.threads}", "{", *indent(shared), "}"]
+        return [*self.past_flags(), f"#pragma omp parallel reduction(|:status){self.nest.threads}", "{", *indent(shared), "}"]
 
-    def _past_flags(self) -> list[str]:
+    def past_flags(self) -> list[str]:
         """Per streamed result: does it have memory of its own?"""
         read = [self.pointers[name] for name in self.kernel.reads()]
         lines = []
@@ -406,16 +417,24 @@ class Writer:
             return False
         return self.emitter.exact(body.args[0] if isinstance(body, Op) and body.name == "convert_element_type" else body)
 
+    @staticmethod
+    def is_large(member: Member) -> bool:
+        return isinstance(size := member.buffer.nbytes, int) and size >= STREAM_FROM
+
     def streams(self, member: Member) -> bool:
         """Is a result so large that it should be written past the caches? (See cpp_fill.)"""
-        nest, size = self.nest, member.buffer.nbytes
-        if not nest.parallel or nest.mode not in ("point", "inner") or not isinstance(size, int) or size < STREAM_FROM:
+        nest = self.nest
+        if self.staged or not nest.parallel or nest.mode not in ("point", "inner") or not self.is_large(member):
             return False
         vector, runs = nest.inner[-1], nest.runs(member.store)
         run = min(vector.size, nest.chunk or vector.size) if len(nest.inner) == 1 else vector.size
         least = STREAM_RUN
         if nest.tiled:
             run, least = min(TILE, vector.size), SQUARE_RUN
+        if runs is not None and whole_lines(
+            member, run * runs[1], [d for d in (*self.kernel.rows, *self.kernel.cols) if d not in (vector, nest.short)]
+        ):
+            least = WHOLE_LINES
         if runs is None or run * runs[1] * member.buffer.dtype.itemsize < least:
             return False
         self.streaming.add(member.name)

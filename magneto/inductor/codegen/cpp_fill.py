@@ -36,6 +36,7 @@ FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
 STREAM_RUN = 512  # bytes that are written one after the other at least
 FETCHED_ROW = 512 << 10  # bytes of a row that is fetched while the one before is walked again, at most
+FETCHED_RUN = 16  # elements of a row of a block (cpp_staged), at least, that is fetched
 SQUARE_RUN = 256  # the same of the rows of a square (cpp_nest.TILE)
 CONVERT_FROM = 64  # elements: shorter loops convert float16 one by one
 CONVERTED = 6  # arrays of converted elements, at most
@@ -46,16 +47,9 @@ class Fill:
     """What stands in the innermost loop: stores, folds, arrays kept for later passes; and how that loop is written."""
 
     def __init__(
-        self,
-        writer: Writer,
-        stores: Sequence[Member] = (),
-        folds: Sequence[Fold] = (),
-        keeps: Sequence[Member] = (),
-        across: bool = False,
-        results: dict[str, tuple[str, torch.dtype]] | None = None,
-        blocks: str = "",
-        downs: Sequence[Fold] = (),
-    ) -> None:
+        self, writer: Writer, stores: Sequence[Member] = (), folds: Sequence[Fold] = (), keeps: Sequence[Member] = (),
+        across: bool = False, results: dict[str, tuple[str, torch.dtype]] | None = None, blocks: str = "", downs: Sequence[Fold] = (),
+    ) -> None:  # fmt: skip
         self.writer, self.stores, self.folds, self.keeps, self.downs = writer, stores, folds, keeps, downs
         self.across, self.results, self.blocks = across, results or {}, blocks
         self.streamed: dict[str, str] = {}  # member -> array of the piece
@@ -120,8 +114,9 @@ class Fill:
         """A row that is walked again is in the cache: meanwhile the next one is fetched. What is walked once is fetched before it is folded, or written past the caches: rows end before the processor has seen that it could."""
         writer = self.writer
         once = self.folds and not any(m.full and writer.stages[m.name] for m in writer.kernel.members)
+        passing = self.streamed or once or (writer.staged and writer.nest.inner[-1].size >= FETCHED_RUN)
         for load in dict.fromkeys(load for body in bodies for load in loads(body)):
-            if (self.streamed or once) and next_row(writer, load, "0") and len(self.looked_up) < 4:
+            if passing and next_row(writer, load, "0") and len(self.looked_up) < 4:
                 self.looked_up.append(load)
             if not writer.is_long(load) or len(self.ahead) == 8:
                 continue
@@ -130,7 +125,7 @@ class Fill:
                 if row and load not in writer.fetched and row * load.dtype.itemsize <= FETCHED_ROW:
                     self.ahead[load] = row * -(-AHEAD // (row * load.dtype.itemsize))  # of short rows one further on
                     writer.fetched.add(load)
-            elif self.streamed or once:
+            elif passing:
                 self.ahead[load] = AHEAD // load.dtype.itemsize
             writer.walked.add(load)
 
@@ -209,6 +204,8 @@ class Fill:
         if pieces:
             lines = lines if chunks else self._converted(lines, width, "b", f"{last} - b")
             lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, width)]
+        elif self.writer.staged:
+            lines = [*self._fetches(start, size), *lines]
         if blocked:
             head = [f"const i64 e = mg_min(b + {block}, {stop});"]
             return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]

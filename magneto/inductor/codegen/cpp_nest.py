@@ -128,7 +128,7 @@ def nest_of(kernel: FusedKernel) -> Nest:
     ordered = any_size() or any(m.kind in ("argmax", "argmin") for m in kernel.members)
     if not ordered and (apart := cut_dims(kernel)) is not kernel:
         nest = _nest(normal_form(apart))
-        if nest.vector is not None and nest.vector.size >= LONG and nest.short is None:
+        if nest.vector is not None and nest.vector.size >= LONG:
             return nest
     return _nest(normal_form(kernel))
 
@@ -430,6 +430,14 @@ def _mergeable(outer: Dim, inner: Dim, terms: Sequence[tuple[dict[Sym, int], fro
 def normal_form(kernel: FusedKernel) -> FusedKernel:
     """The kernel with its dimensions sorted by stride, merged where that changes no index, and named by position."""
     return _canonical(_merged(_ordered(kernel)))
+
+
+def order_within(kernel: FusedKernel, shared: Sequence[Dim]) -> tuple[FusedKernel, int]:
+    """A pointwise kernel over dimensions that are `shared`, as they are, and the others in their normal form behind them; and how many are shared."""
+    linear = main_terms(kernel)
+    rest = sorted((d for d in kernel.rows if d not in shared), key=lambda d: -linear.get(d.sym, 0))
+    merged = _merged(replace(kernel, rows=(), cols=tuple(rest)))
+    return _canonical(replace(merged, rows=(*shared, *merged.cols), cols=())), len(shared)
 
 
 def other_contiguous(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:

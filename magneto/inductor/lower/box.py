@@ -74,17 +74,9 @@ class Computed(Box):
     __slots__ = ("_memo", "_reads", "fn", "heavy", "ops", "origins", "stored")
 
     def __init__(
-        self,
-        fn: Callable[[Index], Value],
-        shape: tuple[Size, ...],
-        strides: tuple[Size, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        reads: frozenset[str],
-        origins: tuple[Origin, ...] = (),
-        ops: int = 0,
-        heavy: int = 0,
-    ) -> None:
+        self, fn: Callable[[Index], Value], shape: tuple[Size, ...], strides: tuple[Size, ...], dtype: torch.dtype, device: torch.device,
+        reads: frozenset[str], origins: tuple[Origin, ...] = (), ops: int = 0, heavy: int = 0,
+    ) -> None:  # fmt: skip
         self.fn = fn
         self.shape, self.strides, self.dtype, self.device = shape, strides, dtype, device
         self._reads, self.origins, self.ops, self.heavy = reads, origins, ops, heavy

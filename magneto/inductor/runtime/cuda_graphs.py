@@ -101,16 +101,9 @@ class Graphed:
     """`launches`: how many a run makes; `cloned`: how many outputs at the front are copied out (None: all); `written`: inputs that `run` writes, which must not move; `parts`: the same run in two; `first`: blocks that the memory of a recording begins with, their bytes."""
 
     def __init__(
-        self,
-        run: Compiled,
-        device: torch.device,
-        name: str,
-        launches: int,
-        cloned: int | None = None,
-        written: frozenset[int] = frozenset(),
-        parts: Parts | None = None,
-        first: Sequence[int] = (),
-    ) -> None:
+        self, run: Compiled, device: torch.device, name: str, launches: int, cloned: int | None = None,
+        written: frozenset[int] = frozenset(), parts: Parts | None = None, first: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.room = min(BUFFERS, int(launches * LAUNCH * BANDWIDTH))  # bytes worth copying for a replay
         self.run, self.name, self.written, self.kind, self.parts, self.first = run, name, written, device.type, parts, first
         self.take: Callable[[list[Any]], Sequence[Any]] = getattr(run, "consume", None) or (lambda values: run(*values))

@@ -30,15 +30,9 @@ class _Windows:
     """The windows of one pooling over the last `n` dimensions: `count` of them per dimension; padding where one reaches beyond the input."""
 
     def __init__(
-        self,
-        x: Value,
-        size: Sequence[int],
-        step: Sequence[int],
-        pad: Sequence[int],
-        ceil_mode: bool,
-        dilation: Sequence[int] = (1,),
+        self, x: Value, size: Sequence[int], step: Sequence[int], pad: Sequence[int], ceil_mode: bool, dilation: Sequence[int] = (1,),
         n: int = 2,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.x, self.size, self.step, self.pad, self.dilation = x, *(_each(v, n) for v in (size, step or size, pad, dilation))
         self.axes = tuple(range(x.ndim - n, x.ndim))
         self.inputs = x.shape[-n:]

@@ -29,6 +29,8 @@ def close(function: Function, *inputs: torch.Tensor) -> str:
 PROGRAMS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "expanded rows": (lambda x: x[:, None].expand(9, 8, 33).reshape(9, -1).to(torch.bfloat16), (torch.randn(9, 33),)),
     "repeated": (lambda x: x.repeat(4).half(), (torch.randn(300),)),
+    "each repeated": (lambda x: x.repeat_interleave(4, 1).half(), (torch.randn(6, 300),)),
+    "twice as large": (lambda x: F.interpolate(x, scale_factor=2) + 1, (torch.randn(2, 3, 20, 20),)),
     "repeated twice": (lambda x: x.repeat(3, 5) * 2, (torch.randn(20, 40),)),
     "rolled": (lambda x: torch.roll(x, (3, 5), (1, 2)).double(), (torch.randn(2, 24, 24, 32),)),
     "windows": (lambda x: x.view(2, 4, 8, 4, 8, 32).permute(0, 1, 3, 2, 4, 5).reshape(-1, 64, 32).sin(), (torch.randn(2, 32, 32, 32),)),
@@ -49,8 +51,8 @@ def test_no_division_per_element(name: str) -> None:
 
 
 def test_short_parts_stay_one_loop() -> None:
-    """Of four elements each no vectors are made: there indices are divided."""
-    assert "(i32)j" in close(lambda x: x.repeat_interleave(4, 1).half(), torch.randn(6, 300))
+    """Of nine elements each no vectors are made, and they are not written out: there indices are divided."""
+    assert "(i32)j" in close(lambda x: x.repeat_interleave(9, 1).half(), torch.randn(6, 300))
 
 
 def test_places_are_found_in_their_order() -> None:

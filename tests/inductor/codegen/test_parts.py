@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import magneto
+from magneto.inductor.codegen import cpp, cpp_fill
 
 Function = Callable[..., torch.Tensor]
 
@@ -64,10 +66,40 @@ def run(function: Function, *inputs: torch.Tensor) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+def test_parts_past_the_caches(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in (cpp, cpp_fill):
+        monkeypatch.setattr(module, "STREAM_FROM", 1)
+    run(*PROGRAMS[name][:1], *PROGRAMS[name][1])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_parts_have_loops_of_their_own(name: str) -> None:
     function, inputs, count = PROGRAMS[name]
     text = run(function, *inputs)
     assert " ? " not in text and text.count("\n    {\n") >= count
+
+
+BLOCKS: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {  # and in how many walks
+    "images": (lambda x: F.pad(x, (1, 1, 1, 1)) * 2, (R(5, 16, 30, 30),), 1),
+    "wide images": (lambda x: F.pad(x, (3, 1, 1, 2)), (R(70, 126, 508).bfloat16(),), 1),
+    "few wide images": (lambda x: F.pad(x, (3, 1, 1, 2)), (R(2, 126, 508).bfloat16(),), 3),
+    "rolled": (lambda x: x.roll((3, 5), (-2, -1)) + 1, (R(5, 32, 64),), 1),
+    "rolled rows of 60": (lambda x: x.roll((3, 5), (-2, -1)) + 1, (R(70, 32, 60).double(),), 1),
+    "odd": (lambda x, y: torch.cat([x, y], -1) * 2, (R(80, 370).half(), R(80, 991).half()), 1),
+    "many bytes": (lambda x, y, z: torch.cat([x, y, z], 1), tuple(torch.randint(9, (300, n)).byte() for n in (77, 1301, 12)), 1),
+    "short rows": (lambda x: x[:, :30, :25] + 1, (R(100, 40, 64),), 1),
+    "two results": (lambda x, y: (torch.cat([x.sin(), y], 1), torch.cat([y, x.cos()], 1)), (R(64, 64), R(64, 64)), 1),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_large_results_are_put_together_in_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in (cpp, cpp_fill):
+        monkeypatch.setattr(module, "STREAM_FROM", 1)
+    function, inputs, walks = BLOCKS[name]
+    text = run(function, *inputs)
+    assert text.count("#pragma omp for ") == walks and text.count("omp parallel") == 1
+    assert re.search(r"mg_stream\(p(\d) [^;]*, p\1s, ", text)
 
 
 def test_short_parts_stay_one_loop() -> None:

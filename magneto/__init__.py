@@ -39,18 +39,7 @@ __version__ = "0.1.0"
 _LAZY = {
     **dict.fromkeys(("optimize", "compile"), "magneto.api.optimize"),
     **dict.fromkeys(
-        (
-            "reset",
-            "run",
-            "disable",
-            "allow_in_graph",
-            "disallow_in_graph",
-            "assume_constant_result",
-            "graph_break",
-            "is_compiling",
-            "mark_dynamic",
-            "mark_static",
-        ),
+        "reset run disable allow_in_graph disallow_in_graph assume_constant_result graph_break is_compiling mark_dynamic mark_static".split(),
         "magneto.api.control",
     ),
     **dict.fromkeys(("stats", "inspect"), "magneto.api.inspect"),

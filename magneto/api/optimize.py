@@ -30,14 +30,9 @@ MODES: Mapping[str, Mapping[str, bool]] = {
 
 
 def optimize(
-    backend: str | Callable[..., Any] | None = None,
-    *,
-    nopython: bool = False,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    disable: bool = False,
-) -> Callable[[Any], Any]:
+    backend: str | Callable[..., Any] | None = None, *, nopython: bool = False, dynamic: bool | None = None, mode: str | None = None,
+    options: Mapping[str, Any] | None = None, disable: bool = False,
+) -> Callable[[Any], Any]:  # fmt: skip
     """Make a decorator that optimises a function, a bound method or an `nn.Module`.
 
     `backend`: a name of `list_backends()` or a callable `(GraphModule, example_inputs) -> callable`. `nopython=True` raises `Unsupported` at the first graph break

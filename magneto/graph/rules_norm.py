@@ -151,14 +151,9 @@ def _batch_norm_no_stats(
 
 @rule("_native_batch_norm_legit_no_training.default")
 def _batch_norm_inference(
-    value: TensorMeta,
-    weight: TensorMeta | None,
-    bias: TensorMeta | None,
-    running_mean: TensorMeta,
-    running_var: TensorMeta,
-    momentum: float,
-    eps: float,
-) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    value: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, running_mean: TensorMeta, running_var: TensorMeta,
+    momentum: float, eps: float,
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:  # fmt: skip
     return _batch_norm(value, weight, bias, running_mean, running_var, False, momentum, eps)
 
 

@@ -92,14 +92,9 @@ class _Ctc(torch.autograd.Function):
 
 
 def ctc_loss(
-    log_probs: Any,
-    targets: Any,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: Any = 0,
-    reduction: Any = "mean",
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: Any = 0, reduction: Any = "mean",
     zero_infinity: Any = False,
-) -> Any:
+) -> Any:  # fmt: skip
     given = (log_probs, targets, input_lengths, target_lengths)
     if not _is_batch(*given) or type(blank) is not int or reduction not in ("none", "mean", "sum") or type(zero_infinity) is not bool:
         return torch.nn.functional.ctc_loss(*given, blank, reduction, zero_infinity)

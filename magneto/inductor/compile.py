@@ -59,14 +59,9 @@ def compile_graph(graph: fx.Graph, name: str = "graph") -> Compiled:
 
 
 def compile_writing(
-    graph: fx.Graph,
-    name: str,
-    written: Mapping[int, int],
-    key: str | None = None,
-    state: frozenset[int] = frozenset(),
-    training: bool = False,
-    replay: Replay | None = None,
-) -> tuple[Compiled, frozenset[int]]:
+    graph: fx.Graph, name: str, written: Mapping[int, int], key: str | None = None, state: frozenset[int] = frozenset(),
+    training: bool = False, replay: Replay | None = None,
+) -> tuple[Compiled, frozenset[int]]:  # fmt: skip
     """As compile_graph, for a graph some of whose outputs (keys of `written`) serve for nothing but to be copied into inputs (the values) afterwards.
     Also which of these the kernels write into the input's memory themselves; the output is then the input. `key`: of `kept_graph`, which finds the result later.
     `state`: inputs that are weights, which seldom change; what is computed of them alone is kept between calls. `training`: memory is held no longer than needed. `replay`: on a GPU, launches

@@ -60,6 +60,56 @@ class Duck:
         return Duck(func(*[a.t if isinstance(a, Duck) else a for a in args], **(kwargs or {})))
 
 
+class Own(torch.Tensor):
+    """Operators of its own, some by way of Tensor's."""
+
+    def __add__(self, other):
+        return super().__add__(other) + 10 if isinstance(other, Own) else "add"
+
+    def __rsub__(self, other):
+        return "rsub"
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) * 2
+
+    def __iter__(self):
+        yield from (self[0], self[1])
+
+    def __lt__(self, other):
+        return "lt"
+
+    def __iadd__(self, other):
+        return self.mul_(other)
+
+
+class Later(Own):
+    def __radd__(self, other):
+        return "radd", type(other).__name__
+
+
+class Pair(Duck):
+    def __add__(self, other):
+        return "pair"
+
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return 2
+
+
+def operators_of_the_class(x, y):
+    later = x.as_subclass(Later)
+    found = [x + x, x + 1, y - x, x[1], list(x), x < y, y > x, x + later, y + later, later + x, x - 1, x * 2]
+    x += 3
+    return found, x
+
+
+def operators_of_a_duck(x, y):
+    d = Pair(x)
+    return d + x, (x + d).t, d[3], len(d), d == 1, (x * d).t, torch.add(d, x).t
+
+
 def operations(x, y):
     return (
         *(x + 1, x.sum(), x[0], torch.relu(x), x.T, x.shape, x.twice, F.relu(x), 2 - x, x @ x.T, x.mean(dim=1)),
@@ -114,6 +164,8 @@ CASES = [
     (logged, lambda: X.clone().as_subclass(Logged)),
     (switched_off, lambda: X.clone().as_subclass(Off)),
     (ducks, lambda: X.clone()),
+    (operators_of_the_class, lambda: X.clone().as_subclass(Own)),
+    (operators_of_a_duck, lambda: X.clone()),
     (made_here, lambda: X.clone()),
     (switched_off, lambda: X.clone().as_subclass(Named)),
 ]

@@ -12,16 +12,9 @@ from magneto.dynamo.bytecode.decode import Decoded, Instruction, decode
 
 _READS = {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE", "LOAD_DEREF", "DELETE_FAST"}
 _WRITES = {"STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"}
-_ENDS = {
-    "RETURN_VALUE",
-    "RETURN_CONST",
-    "RAISE_VARARGS",
-    "RERAISE",
-    "JUMP_FORWARD",
-    "JUMP_BACKWARD",
-    "JUMP_BACKWARD_NO_INTERRUPT",
-    "INTERPRETER_EXIT",
-}
+_ENDS = frozenset(
+    "RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT INTERPRETER_EXIT".split()
+)
 _REFLECTIVE = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe"}
 
 _LIVE: dict[CodeType, tuple[CodeType, list[int]]] = {}

@@ -74,6 +74,11 @@ def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tra
             result = body(m, fn, args, kwargs)
             if result is not NotImplemented:
                 return m.const(None) if result is None else result  # type: ignore[no-any-return]
+    return meaning(m, fn, args, kwargs)
+
+
+def meaning(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """`apply` where the classes of the arguments are not asked."""
     for body in fitting(fn, args):
         result = run_rule(m, fn, body, args, kwargs)
         if result is not NotImplemented:

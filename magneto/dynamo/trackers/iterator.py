@@ -423,7 +423,9 @@ def known_items(m: Machine, v: Tracker) -> list[Tracker] | None:
 
 
 def tensor_rows(m: Machine, v: TensorTracker) -> list[Tracker]:
-    """Iteration over a tensor: its first dimension unbound. A class with a `__torch_function__` hears of both questions."""
+    """Iteration over a tensor: its first dimension unbound. A class with a `__torch_function__` hears of both questions; it may have its own."""
+    if v.cls.__iter__ is not torch.Tensor.__iter__:  # type: ignore[attr-defined]
+        return drain(m, m.call(m.apply(getattr, v, m.const("__iter__")), [], {}), v)
     if not m.truth(m.apply(torch.Tensor.dim, v)):
         m.raise_exception(TypeError("iteration over a 0-d tensor"))
     rows = m.node("unbind", [v, 0], {}, method=True) if v.cls in PLAIN_CLASSES else m.apply(torch.Tensor.unbind, v, m.const(0))

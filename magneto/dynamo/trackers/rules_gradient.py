@@ -93,14 +93,9 @@ def tensor_backward(
 
 @rule(torch.autograd.backward)
 def backward(
-    m: Machine,
-    tensors: Tracker,
-    grad_tensors: Tracker | None = None,
-    retain_graph: Tracker | None = None,
-    create_graph: Tracker | None = None,
-    grad_variables: Tracker | None = None,
-    inputs: Tracker | None = None,
-) -> Any:
+    m: Machine, tensors: Tracker, grad_tensors: Tracker | None = None, retain_graph: Tracker | None = None,
+    create_graph: Tracker | None = None, grad_variables: Tracker | None = None, inputs: Tracker | None = None,
+) -> Any:  # fmt: skip
     with _asking(m, inputs):
         return _backward(m, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs, 2)
 

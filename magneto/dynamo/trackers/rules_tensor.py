@@ -13,7 +13,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.basic_iterator import ItemsIterator
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
-from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.dispatch import meaning, rule
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.rules_tensor_state import LEGACY
 from magneto.dynamo.trackers.size import size_at, sizes_of, stride_at
@@ -177,7 +177,7 @@ def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
             return NotImplemented
         if fn in (operator.eq, operator.ne) and args and not issubclass(args[0].python_type(), _COMPARABLE):  # called by name it declines
             return NotImplemented
-        return m.apply(fn, args[0], v) if swap else m.apply(fn, v, *args)
+        return meaning(m, fn, (args[0], v) if swap else (v, *args), {})  # (a class was asked about the method, not about the operator)
 
 
 def _register_dunders() -> None:

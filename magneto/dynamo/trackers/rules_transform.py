@@ -78,14 +78,9 @@ def _name(transform: Callable[..., Any]) -> str:
 
 
 def transformed(
-    m: Machine,
-    name: str,
-    invoke: Callable[..., Any],
-    fn: Tracker,
-    args: Sequence[Tracker],
-    kwargs: Mapping[str, Tracker],
+    m: Machine, name: str, invoke: Callable[..., Any], fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker],
     options: Mapping[str, Tracker],
-) -> Tracker:
+) -> Tracker:  # fmt: skip
     """The node of `invoke(fn, args, kwargs, **options)`."""
     settings = {key: _setting(m, name, value) for key, value in options.items()}
 

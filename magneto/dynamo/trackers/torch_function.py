@@ -69,14 +69,16 @@ def override(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, 
     if isinstance(fn, types.MethodWrapperType) and args and isinstance(args[0], TensorTracker) and fn in _GETTERS:
         return tensor_attr(m, args[0], _GETTERS[fn])
     owners = overriding(m, [*args, *kwargs.values()])
-    if not owners:
-        return NotImplemented
     if fn in _OPERATORS:
-        called = _operator_call(fn, tuple(_sort(m, arg) for arg in args))
+        sorts = _sorts(m, args)
+        called = _operator_call(fn, sorts) if sorts is not None else None
         if called is None:
             return NotImplemented
         func, order = called
-        return ask(m, func, owners, [args[i] for i in order], {})
+        operands = [args[i] for i in order]
+        return ask(m, func, owners, operands, {}) if not isinstance(func, str) else _own_operator(m, func, operands)
+    if not owners:
+        return NotImplemented
     try:
         known = is_graph_callable(fn)
     except TypeError:
@@ -86,6 +88,16 @@ def override(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, 
     if isinstance(fn, types.FunctionType):  # torch's Python functions ask by themselves
         return m.inline(FunctionTracker.existing(m, fn, Held(fn.__name__, fn)), args, kwargs)
     return ask(m, fn, owners, args, kwargs)
+
+
+def _own_operator(m: Machine, name: str, operands: Sequence[Tracker]) -> Tracker:
+    """A method that a class derived from torch.Tensor defines for an operator."""
+    method = subclass_attr(m, operands[0], name)  # type: ignore[arg-type]
+    result = m.call(method, operands[1:], {}) if method is not None else m.const(NotImplemented)
+    const = result.try_const()
+    if const is not None and const.value is NotImplemented:
+        m.graph_break("B109", value=f"of the class {operands[0].python_type()}, whose {name} does not answer")
+    return result
 
 
 def ask(m: Machine, func: Any, owners: Sequence[Tracker], args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
@@ -194,38 +206,72 @@ _OPERATORS = frozenset(
     and fn
     not in (operator.is_, operator.is_not, operator.itemgetter, operator.attrgetter, operator.methodcaller, operator.truth, operator.not_)
 )
+_METHODS = [f"__{kind}{fn.__name__.strip('_')}__" for fn in _OPERATORS for kind in ("", "r", "i")]
 _NOT_ASKED = frozenset({torch.Tensor.as_subclass, torch.Tensor._make_subclass})  # type: ignore[attr-defined]
 
 
-def _sort(m: Machine, v: Tracker) -> str:
-    return "asked" if overrides(m, v) else "tensor" if isinstance(v, TensorTracker) else "other"
+Sort = tuple[str, bool, frozenset[str], int]
+"""An operand: a tensor, an object or another value; whether torch asks its class; the operators that the class defines; which operand's class it derives from."""
+
+
+def _sorts(m: Machine, args: Sequence[Tracker]) -> tuple[Sort, ...] | None:
+    """None: all operands are plain."""
+    classes: list[Any] = []
+    for v in args:
+        other = v.cls not in PLAIN_CLASSES if isinstance(v, TensorTracker) else isinstance(v, ObjectTracker) and overrides(m, v)
+        classes.append(v.cls if other else None)  # type: ignore[attr-defined]
+    found: list[Sort] = []
+    for i, (v, cls) in enumerate(zip(args, classes, strict=True)):
+        kind, own, parent = "tensor" if isinstance(v, TensorTracker) else "object" if cls is not None else "", frozenset[str](), -1
+        if cls is not None:
+            guard_class(m, cls)
+            above = (k for k, other in enumerate(classes) if other is not None and issubclass(cls, other) and (k < i or other is not cls))
+            parent = next(above, -1)
+            base = classes[parent] if parent >= 0 else torch.Tensor if kind == "tensor" else object
+            own = frozenset(name for name in _METHODS if getattr(cls, name, None) is not getattr(base, name, None))
+        found.append((kind, overrides(m, v), own, parent))
+    return tuple(found) if any(classes) else None
 
 
 @functools.cache
-def _operator_call(fn: Any, sorts: tuple[str, ...]) -> tuple[Any, tuple[int, ...]] | None:
-    """The function that torch hands to `__torch_function__` for an operator, and which operand stands where: found out by asking."""
+def _operator_call(fn: Any, sorts: tuple[Sort, ...]) -> tuple[Any, tuple[int, ...]] | None:
+    """What an operator calls first, and which operand stands where: found out by trying.
+
+    That is the function that torch hands to `__torch_function__`, or the name of a method of the first of these operands. None: neither.
+    """
     calls: list[tuple[Any, tuple[Any, ...]]] = []
 
-    class Probe(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            calls.append((func, args))
-            return torch.zeros(2, 2)
+    def asked(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        calls.append((func, args))
+        return torch.zeros(2, 2)
 
-    plain = torch.zeros(2, 2)
-    numbers = iter((1, 2, 3))
-    operands = [
-        plain.clone().as_subclass(Probe) if sort == "asked" else plain.clone() if sort == "tensor" else next(numbers) for sort in sorts
-    ]
+    def method(name: str) -> Any:
+        return lambda *args: calls.append((name, args))
+
+    def probe(i: int) -> type:
+        if i not in made:
+            kind, hears, own, parent = sorts[i]
+            body = {"__torch_function__": classmethod(asked) if hears else DISABLED, **{name: method(name) for name in own}}
+            above: tuple[type, ...] = (probe(parent),) if parent >= 0 else (torch.Tensor,) if kind == "tensor" else ()
+            made[i] = type("Probe", above, body)
+        return made[i]
+
+    made: dict[int, type] = {}
+    operands: list[Any] = []
+    for i, (kind, hears, own, parent) in enumerate(sorts):
+        cls = probe(i) if hears or own or parent >= 0 else None
+        plain = torch.zeros(2, 2) if kind == "tensor" else i + 1
+        operands.append(plain if cls is None else plain.as_subclass(cls) if isinstance(plain, torch.Tensor) else cls())
     try:
         fn(*operands)
     except Exception:  # perhaps because the answer is no number
         pass
-    if len(calls) != 1:
+    names = [called for called, _ in calls if isinstance(called, str)]
+    if not calls or (len(calls) != 1 and not names):
         return None
     func, args = calls[0]
     order = tuple(next((i for i, operand in enumerate(operands) if operand is arg), -1) for arg in args)
-    return None if -1 in order else (func, order)
+    return None if -1 in order or (names and (names[0] != func or sorts[order[0]][0] == "object")) else (func, order)
 
 
 # -- attributes

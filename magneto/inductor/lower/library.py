@@ -167,14 +167,9 @@ def _beginning_a_memory(low: Lowering, box: Box, view: ViewOf) -> ViewOf:
 
 
 def _prepare_mutation(
-    low: Lowering,
-    op: Any,
-    names: Sequence[str],
-    args: Sequence[Any],
-    call_args: Sequence[Any],
-    kwargs: dict[str, Any],
+    low: Lowering, op: Any, names: Sequence[str], args: Sequence[Any], call_args: Sequence[Any], kwargs: dict[str, Any],
     call_kwargs: dict[str, Any],
-) -> tuple[str, ...]:
+) -> tuple[str, ...]:  # fmt: skip
     """The buffers that the call writes. What reads them lazily is realised before. An argument that could only be passed as a copy
     cannot be written."""
     formal = [a.name for a in op._schema.arguments]

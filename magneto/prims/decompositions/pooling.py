@@ -113,14 +113,9 @@ def _max_pool(dims: int) -> tuple[Any, Any]:
     """Of equal values the first one stays. (2 * padding <= size: every window has elements of the input.) With indices, or of three dimensions, only on a GPU."""
 
     def forward(
-        b: Builder,
-        x: Value,
-        size: Sequence[int],
-        step: Sequence[int] = (),
-        pad: Sequence[int] = (0,),
-        dilation: Sequence[int] = (1,),
+        b: Builder, x: Value, size: Sequence[int], step: Sequence[int] = (), pad: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         return _maxima(b, _Windows(x, size, step, pad, ceil_mode, dilation, dims)) if dims == 2 or on_gpu(x) else LIBRARY
 
     def backward(b: Builder, grad: Value, x: Value, *windows: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import magneto
+from tests.compare import assert_equal
 from tests.python.programs import Program, Programs, X, Y, check
 
 programs = Programs()
@@ -332,3 +333,33 @@ def test_iterators_of_what_changed_leave_the_region(kind: str, start: Any, taken
         for fn in (walk, leave):
             magneto.reset()
             assert outcome(magneto.optimize("eager")(fn), change) == outcome(fn, change)
+
+
+@pytest.mark.parametrize("base", [list, tuple])
+def test_an_iterator_that_leaves_the_region_is_made_once(base: type) -> None:
+    """A break inside a loop over a list whose class has an `__iter__` asked that again, and took its answer."""
+
+    class Counted(base):
+        asked = 0
+
+        def __iter__(self):
+            Counted.asked += 1
+            return super().__iter__() if Counted.asked == 1 else iter("no")
+
+    class Place(int):
+        def __index__(self):
+            return 1
+
+    def walk(x: torch.Tensor, values: Any) -> Any:
+        seen = []
+        for value in values:
+            x = x + value
+            magneto.graph_break()
+            seen.append(value)
+        return x, seen, Counted.asked, "abc"[Place(2)]
+
+    found = []
+    for fn in (walk, magneto.optimize("eager")(walk)):
+        Counted.asked = 0
+        found.append(fn(X, Counted([1, 2, 3])))
+    assert_equal(*found)

@@ -36,7 +36,7 @@ class SequenceIterator(IteratorTracker):
         self.index = 0
 
     def python_type(self) -> type:
-        return type(iter([])) if self.of is None or self.of.cls is list else type(iter(()))
+        return type(iter([])) if self.of is None or issubclass(self.of.cls, list) else type(iter(()))
 
     def step(self, m: Machine) -> Tracker | None:
         if self.of is None:
@@ -51,11 +51,10 @@ class SequenceIterator(IteratorTracker):
     def emit(self, em: Emitter) -> str:
         if self.of is None:
             return em.assign("it", "iter(())", self)
-        name = em.assign("it", f"iter({em.value(self.of)})", self)
-        if self.index and self.of.cls in (list, tuple):
+        base = "list" if issubclass(self.of.cls, list) else "tuple"  # the object's class may have an `__iter__`, which has run
+        name = em.assign("it", f"{base}.__iter__({em.value(self.of)})", self)
+        if self.index:
             em.line(f"{name}.__setstate__({self.index})")
-        elif self.index:
-            em.line(f"for _ in range({self.index}): next({name})")
         return name
 
 

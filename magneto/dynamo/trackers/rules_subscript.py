@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 def index_of(m: Machine, v: Tracker) -> int | None:
-    """An integer index, through __index__; None for what is none."""
-    method = find_special(m, v, "__index__") if user_method(m, v, "__index__") is not MISSING else None
+    """An integer index, through __index__ (of what is no integer itself); None for what is none."""
+    asked = user_method(m, v, "__index__") is not MISSING and not issubclass(v.python_type(), int)
+    method = find_special(m, v, "__index__") if asked else None
     if method is not None:
         return index_of(m, m.call(method, [], {}))
     const = payload_of(v).try_const()

@@ -20,6 +20,7 @@ from torch import fx
 from magneto.base.dataclass import dataclass
 from magneto.base.flags import config
 from magneto.base.heard import taken
+from magneto.graph import scaled
 from magneto.graph.fake import fake_call
 from magneto.graph.fallback import DataDependent
 from magneto.graph.gradient import Gradients
@@ -321,7 +322,9 @@ def _agree(step: Step, effects: Any) -> None:
 
 def _is_torchs(fn: Any) -> bool:
     """Whether a call runs no code of the program (but what it has registered for an operator of its own)."""
-    return isinstance(fn, _TARGETS) or (isinstance(fn, FunctionType) and fn.__module__.partition(".")[0] == "torch")
+    return isinstance(fn, _TARGETS) or (
+        isinstance(fn, FunctionType) and (fn.__module__ == scaled.__name__ or fn.__module__.partition(".")[0] == "torch")
+    )
 
 
 _TARGETS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)

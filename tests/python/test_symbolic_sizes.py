@@ -483,3 +483,27 @@ def test_a_mask_that_varies_before_the_cache_does():
 
     calls = [(torch.linspace(0, 1, n), rows(n - 1), rows(1)) for n in range(8, 16)]
     assert count_of(f, [(torch.linspace(0, 1, 7), None, rows(7)), *calls]) == 4
+
+
+def test_a_step_of_adam_at_any_size():
+    """The step size is a number of the graph, by which an update of ours scales."""
+
+    def program():
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    backend, plain = Capturing(), program()
+    compiled = magneto.compile(program(), backend=backend)
+    for n in (4, 4, 9, 7, 5, 2, 20):
+        assert_equal(compiled(marked(rows(n))), plain(rows(n)))
+    assert len(backend.graphs) == 2  # the first one makes the optimizer's state

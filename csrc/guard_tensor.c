@@ -339,8 +339,9 @@ mg_sizes_hold(mg_sizes_row *row, PyObject *fits, PyObject *const *values)
 {
     int64_t at = 0;
     for (int i = 0; i < row->n; i++) {
-        mg_dltensor t;
-        if (dlpack == NULL || values[i] == NULL || !mg_is_tensor(values[i]) || dlpack->view_of(values[i], &t) != 0) {
+        int64_t number[2] = {values[i] != NULL && PyLong_CheckExact(values[i]) ? PyLong_AsLongLong(values[i]) : -1, 0};
+        mg_dltensor t = {.ndim = 1, .shape = number, .strides = number + 1}; /* a whole number: so many elements, all at one place */
+        if (number[0] < 0 && (dlpack == NULL || values[i] == NULL || !mg_is_tensor(values[i]) || dlpack->view_of(values[i], &t) != 0)) {
             PyErr_Clear();
             return 0;
         }

@@ -225,13 +225,9 @@ class _Flow:
 
 
 def _backward(
-    mode: FunctionalMode,
-    collector: Collector,
-    differentiable: tuple[int, ...],
-    leaves: dict[int, torch.Tensor],
-    n: int,
+    mode: FunctionalMode, collector: Collector, differentiable: tuple[int, ...], leaves: dict[int, torch.Tensor], n: int,
     results: tuple[fx.Node, ...],
-) -> _Flow:
+) -> _Flow:  # fmt: skip
     """Run the engine."""
     gradients: list[fx.Node | None] = [None] * n
     origins = [frozenset[int]()] * n

@@ -31,13 +31,9 @@ class Reached:
 
 
 def reached(
-    backward: fx.Graph,
-    n_kept: int,
-    gradients: Sequence[Gradient],
-    origins: Sequence[frozenset[int]],
-    missing: frozenset[int],
+    backward: fx.Graph, n_kept: int, gradients: Sequence[Gradient], origins: Sequence[frozenset[int]], missing: frozenset[int],
     unwanted: frozenset[int] = frozenset(),
-) -> Reached:
+) -> Reached:  # fmt: skip
     """A copy of the backward graph without what depends on the tangents `missing` alone and without what serves the inputs `unwanted` alone. An accumulation of two gradients is the one that there is;
     any other operation on both kinds gets zeros, as PyTorch's formulas do. A gradient of which a tangent among its `origins` is there, though its value depends on none of those, is zeros."""
     graph = fx.Graph()

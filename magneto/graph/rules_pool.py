@@ -44,13 +44,9 @@ def _spatial(meta: TensorMeta, spatial: Sequence[int], dtype: torch.dtype | None
 
 def _max_pool(dims: int) -> Rule:
     def max_pool(
-        meta: TensorMeta,
-        kernel: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        dilation: Sequence[int] = (1,),
+        meta: TensorMeta, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
-    ) -> tuple[TensorMeta, TensorMeta]:
+    ) -> tuple[TensorMeta, TensorMeta]:  # fmt: skip
         size, step = _sizes(kernel, dims), _sizes(stride or kernel, dims)
         pad, spread = _sizes(padding, dims), _sizes(dilation, dims)
         spatial = [_window(meta.shape[d - dims], size[d], step[d], pad[d], spread[d], ceil_mode) for d in range(dims)]
@@ -62,13 +58,8 @@ def _max_pool(dims: int) -> Rule:
 
 def _avg_pool(dims: int) -> Rule:
     def avg_pool(
-        meta: TensorMeta,
-        kernel: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        ceil_mode: bool = False,
-        *rest: Any,
-    ) -> TensorMeta:
+        meta: TensorMeta, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), ceil_mode: bool = False, *rest: Any,
+    ) -> TensorMeta:  # fmt: skip
         size, step, pad = _sizes(kernel, dims), _sizes(stride or kernel, dims), _sizes(padding, dims)
         spatial = [_window(meta.shape[d - dims], size[d], step[d], pad[d], 1, ceil_mode) for d in range(dims)]
         if not meta.dtype.is_floating_point:

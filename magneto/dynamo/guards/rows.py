@@ -87,7 +87,11 @@ class SizesRow:
         return sizes is not None and self.fits(tuple(sizes[symbol] for symbol in self.used))
 
     def holds_for(self, *tensors: Any) -> bool:
-        facts = [(tuple(tensor.shape), tensor.stride()) for tensor in tensors if hasattr(tensor, "stride")]
+        facts = [
+            ((one,), (0,)) if type(one) is int else (tuple(one.shape), one.stride())
+            for one in tensors
+            if type(one) is int or hasattr(one, "stride")
+        ]
         if [len(shape) for shape, _ in facts] != [len(form.shape) for form in self.forms]:
             return False
         return self.holds(tuple(number for fact in facts for part in fact for number in part))

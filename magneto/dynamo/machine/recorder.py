@@ -14,7 +14,7 @@ from torch import fx
 from magneto.base.errors import GraphBreak
 from magneto.base.heard import taken
 from magneto.dynamo import trackers
-from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.machine.known import known_value
@@ -87,6 +87,7 @@ class Recorder:
         self._remembered = Remembered()
         self._present: dict[fx.Node, TensorMeta | UnknownNumber] = {}  # what is known of a node's tensor now: writes in place change it
         self._numbers: dict[Any, trackers.NumberInput] = {}
+        self._sized: dict[Any, trackers.SizedNumber] = {}
         self._guarded_by_contents: dict[fx.Node, trackers.ArrayMemory] = {}
         self._modes_guarded = False
         self._last_placeholder: fx.Node | None = None
@@ -136,6 +137,18 @@ class Recorder:
         if found is None:
             found = self._numbers[key] = trackers.NumberInput(number)
         return found
+
+    def sized_number(self, number: trackers.ConstTracker) -> trackers.SizedNumber | None:
+        """The input whose size is a changing number; None where it has to be a constant."""
+        found = self._sized.get(number.source)
+        if found is None and number.source is not None:
+            found = trackers.SizedNumber(number)
+            row = TensorRow(torch.Tensor, found.meta.dtype, found.meta.device, found.meta.shape, found.meta.strides, False)
+            found.meta, _, symbols = self.machine.varying.enter(found.obj, number.source, found.meta, row)
+            for symbol, dim in symbols:
+                symbol.places.append((found, dim, found.meta))
+            self._sized[number.source] = found
+        return found if found is not None and isinstance(found.meta, UnknownMeta) else None
 
     # -- calls
 
@@ -300,7 +313,7 @@ class Recorder:
         if found is None:
             found = self._number(self.graph.call_method("size", (self.argument(place[0], []), place[1])), number)
             symbol.node = found.node
-            found.node.meta["place"] = place[0].source, place[1]
+            found.node.meta["place"] = place[0].source, None if isinstance(place[0], trackers.SizedNumber) else place[1]
         if (tensor.node, (method, *args)) != (place[0].node, ("size", place[1])):  # likely the same number
             likely = self._number(self.graph.call_method(method, (self.argument(tensor, []), *args)), number)
             self.machine.varying.decisions[likely.node] = symbol.node

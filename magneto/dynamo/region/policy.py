@@ -307,7 +307,8 @@ def _capture(state: Any, changing: frozenset[Source], policy: Any, missed: Seque
     context: Context = policy.payload
     entry = state.code, state.offset
     moving, fixed = context.moving.get(entry, set()), context.fixed.setdefault(entry, set())
-    may_vary = Varying(functools.partial(wanted, moving, fixed, context.dynamic)) if context.varies else None
+    numbers = {(source, 0) for source in changing}  # as sizes
+    may_vary = Varying(functools.partial(wanted, moving | numbers, fixed, context.dynamic)) if context.varies else None
     marks.capturing.active = True
     try:
         whole = context.nopython or any(region.info and region.info["reason"] is None for region in missed)

@@ -134,7 +134,7 @@ def missed_sizes(missed: Sequence[Any], state: Any) -> Sizes | None:
                     return None
         if row.kind is Kind.TENSOR and not _other_sizes(row.payload, found[row.source]):
             return None
-    return frozenset((source, there.shape) for source, there in found.items())
+    return None if None in found.values() else frozenset((source, there.shape) for source, there in found.items())
 
 
 def _differ(wanted: tuple[int | None, ...], there: tuple[int | None, ...]) -> bool:

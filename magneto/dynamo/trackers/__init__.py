@@ -73,6 +73,7 @@ from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.marked import MarkedTracker
 from magneto.dynamo.trackers.membership import ObjectSet
 from magneto.dynamo.trackers.module import ModuleTracker
+from magneto.dynamo.trackers.number_size import SizedNumber
 from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, forget_object, has_finaliser
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.reference import can_be_watched

@@ -172,13 +172,8 @@ class DequeTracker(SequenceTracker):
     __slots__ = ("maxlen", "turns")
 
     def __init__(
-        self,
-        items: Sequence[Entry],
-        maxlen: int | None = None,
-        source: Source | None = None,
-        obj: Any = MISSING,
-        machine: Machine | None = None,
-    ) -> None:
+        self, items: Sequence[Entry], maxlen: int | None = None, source: Source | None = None, obj: Any = MISSING, machine: Machine | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(items, collections.deque, source, obj, machine)
         self.maxlen = maxlen
         self.turns = 0  # changes that its iterators notice

@@ -29,13 +29,9 @@ class ExceptionTracker(ObjectTracker):
     __slots__ = ("_arguments", "caught", "cause", "context", "real")
 
     def __init__(
-        self,
-        cls: type[BaseException],
-        args: Sequence[Tracker] = (),
-        real: BaseException | None = None,
-        source: Source | None = None,
+        self, cls: type[BaseException], args: Sequence[Tracker] = (), real: BaseException | None = None, source: Source | None = None,
         obj: Any = MISSING,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(cls, source, obj)
         self._arguments: tuple[Tracker, ...] | None = tuple(args) if obj is MISSING else None
         self.cause: Tracker | None = None

@@ -159,13 +159,9 @@ class DictTracker(Contents):
     __slots__ = ("_asks", "_listed", "_machine", "_whole", "attrs", "cls", "default_factory", "entries", "obj", "removals")
 
     def __init__(
-        self,
-        entries: dict[Hashable, tuple[Entry, Entry]] | None = None,
-        cls: type = dict,
-        source: Source | None = None,
-        obj: Any = MISSING,
+        self, entries: dict[Hashable, tuple[Entry, Entry]] | None = None, cls: type = dict, source: Source | None = None, obj: Any = MISSING,
         machine: Machine | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(source)
         self.inside = None
         self.entries: dict[Hashable, tuple[Entry, Entry]] = entries if entries is not None else {}
@@ -495,13 +491,9 @@ class SetTracker(Contents):
     __slots__ = ("_machine", "cls", "entries", "obj", "real")
 
     def __init__(
-        self,
-        entries: dict[Hashable, Tracker] | None = None,
-        cls: type = set,
-        source: Source | None = None,
-        obj: Any = MISSING,
+        self, entries: dict[Hashable, Tracker] | None = None, cls: type = set, source: Source | None = None, obj: Any = MISSING,
         machine: Machine | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(source)
         self.inside = None
         self.entries: dict[Hashable, Tracker] = entries if entries is not None else {}

@@ -150,7 +150,9 @@ def _ends(m: Machine, part: Tracker, size: int) -> tuple[ConstTracker, int | Non
 
 def places_of(m: Machine, v: TensorTracker, parts: list[Tracker]) -> Places | None:
     """None where there are none."""
-    fits = all(isinstance(part, (ConstTracker, SliceTracker)) for part in parts)
+    fits = all(isinstance(part, (ConstTracker, SliceTracker)) for part in parts) and any(
+        _varies(m, one) for part in parts for one in (part.parts()[:1] if isinstance(part, SliceTracker) else (part,))
+    )
     if not m.changing or not m.selects() or isinstance(v.meta, UnknownMeta) or not fits:
         return None
     known: list[Any] = []
@@ -163,6 +165,8 @@ def places_of(m: Machine, v: TensorTracker, parts: list[Tracker]) -> Places | No
             rows.append((out, *found))
             known.append(slice(None))
             now.append(number.value if length is None else slice(number.value, number.value + length))
+        elif isinstance(part, SliceTracker) and any(_varies(m, one) for one in part.parts()):
+            return None
         else:
             fixed = lower(m, part)
             if type(fixed) not in (int, slice, type(None), type(...)):

@@ -12,6 +12,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.number_size import size_of
 from magneto.dynamo.trackers.rules_subscript import is_slice
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
     if (placed := places.read(m, v, _parts(m, key))) is not None:
         return placed
+    key = size_of(m, key) if m.changing else key
     key = known_index(m, key)
     parts = _parts(m, key)
     if not any(map(_is_place, parts)) or not m.selects():
@@ -89,6 +91,7 @@ def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -
         return
     if isinstance(value, ConstTracker) and is_numpy_scalar(value.read()) and not isinstance(value.read(), (int, float, complex)):
         m.graph_break("B104", operation="x[...] =", value=value.show())  # torch takes those of numpy's scalars that are Python's too
+    key = size_of(m, key) if m.changing else key
     parts = [known_index(m, part) if isinstance(part, TensorTracker) and not part.meta.ndim else part for part in _parts(m, key)]
     first = next((part for part in parts if not _is_int(part)), None)
     plain = all(_is_place(part) or is_slice(part) or isinstance(part, ConstTracker) for part in parts)

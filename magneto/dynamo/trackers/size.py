@@ -47,7 +47,7 @@ def _outside(em: Emitter, node: Node) -> str | None:
     """Text of what follows from sizes of inputs, which the region computes before the graph runs; None: of something in the graph."""
     if "place" in node.meta:
         source, dim = node.meta["place"]
-        return em.early(f"{em.source(source)}.shape[{dim}]")
+        return em.source(source) if dim is None else em.early(f"{em.source(source)}.shape[{dim}]")
     if node.op != "call_function":
         return None
     args = [found for arg in node.args if (found := _outside(em, arg) if isinstance(arg, Node) else em.const(arg)) is not None]

@@ -19,6 +19,7 @@ from magneto.dynamo.trackers.function import FunctionTracker
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker
+from magneto.dynamo.trackers.number_size import size_of
 from magneto.dynamo.trackers.object import OpaqueTracker, payload_of
 from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import TensorTracker, rebind
@@ -122,8 +123,15 @@ def plain_number(value: Any) -> Any:
     return value.item() if is_numpy_scalar(value) and hasattr(value, "item") else value
 
 
+_OF_SIZES = frozenset(
+    "arange zeros ones full empty rand randn eye linspace new_zeros new_ones new_full new_empty expand view reshape narrow repeat tril triu".split()
+)
+
+
 def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker], *, method: bool = False) -> Tracker:
     """Record a call as a node. In-place forms return the tensor they changed."""
+    if m.changing and _name(target) in _OF_SIZES:
+        args, kwargs = [size_of(m, arg) for arg in args], {name: size_of(m, arg) for name, arg in kwargs.items()}
     lowered = [lower(m, arg) for arg in args]
     named = {name: lower(m, arg) for name, arg in kwargs.items()}
     out = named.get("out")

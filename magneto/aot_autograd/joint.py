@@ -93,19 +93,10 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
     signature = replace(signature, n_constants=len(constants))
     more = len(mode.literals)
     return JointGraph(
-        mode.graph,
-        signature,
-        constants,
-        results,
-        differentiable,
-        flow.tangents,
-        (*flow.gradients, *(None,) * more),
-        name,
-        frees=frees,
+        mode.graph, signature, constants, results, differentiable, flow.tangents, (*flow.gradients, *(None,) * more), name, frees=frees,
         origins=(*flow.origins, *(frozenset[int](),) * more),
-        order=tuple(i for i in flow.order if (*tracing.inputs, *tracing.attributes)[i].is_leaf),
-        read_late=frozenset(mode.read_late),
-    )
+        order=tuple(i for i in flow.order if (*tracing.inputs, *tracing.attributes)[i].is_leaf), read_late=frozenset(mode.read_late),
+    )  # fmt: skip
 
 
 def _has_saved(todo: list[Any]) -> bool:

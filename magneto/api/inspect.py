@@ -125,14 +125,6 @@ def _entry(region: Any) -> Entry:
     reason = info["reason"]
     breaks = (reason.reason,) if reason is not None else ()
     return Entry(
-        info["name"],
-        region.code,
-        region.offset,
-        info["text"],
-        Guards(info["guards"]),
-        info["gm"],
-        info["graph"],
-        region.hits,
-        breaks,
+        info["name"], region.code, region.offset, info["text"], Guards(info["guards"]), info["gm"], info["graph"], region.hits, breaks,
         tuple(info.get("kernels", ())),
-    )
+    )  # fmt: skip

@@ -27,13 +27,9 @@ class Pass:
 
 
 def run_passes(
-    passes: Sequence[Pass],
-    ir: T,
-    verify: Callable[[Any], None] | None = None,
-    show: Callable[[Any], str] = str,
-    context: Any = None,
+    passes: Sequence[Pass], ir: T, verify: Callable[[Any], None] | None = None, show: Callable[[Any], str] = str, context: Any = None,
     label: str = "",
-) -> T:
+) -> T:  # fmt: skip
     """`ir` after all `passes`, in order.
 
     verify: raises when an IR is malformed; runs after every pass under the flag `verify`, and its error becomes InternalError I002.

@@ -93,13 +93,9 @@ def _mode() -> FakeMode:
 
 
 def fake_call(
-    fn: Callable[..., Any] | str,
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None = None,
-    *,
-    grad_enabled: bool = True,
+    fn: Callable[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, grad_enabled: bool = True,
     counts: Counts | None = None,
-) -> FakeResult:
+) -> FakeResult:  # fmt: skip
     """Result of `fn(*args, **kwargs)`, or of the Tensor method named `fn`, with TensorMeta in place of tensors.
 
     Raises what torch would raise for these shapes and dtypes; DataDependent when values are needed; UnsupportedFake when metadata

@@ -42,13 +42,9 @@ class Gradients:
         self.seen = seen
 
     def __call__(
-        self,
-        outputs: Sequence[torch.Tensor],
-        seeds: Sequence[torch.Tensor | None],
-        inputs: Sequence[torch.Tensor],
-        hooked: Sequence[torch.Tensor] = (),
-        given: Sequence[torch.Tensor | tuple[torch.Tensor | None, ...]] = (),
-    ) -> tuple[torch.Tensor | None, ...]:
+        self, outputs: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor],
+        hooked: Sequence[torch.Tensor] = (), given: Sequence[torch.Tensor | tuple[torch.Tensor | None, ...]] = (),
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
         with _without_hooks(inputs if self.accumulated else ()), _replaced(hooked, given):
             found: list[torch.Tensor | None] = list(
                 torch.autograd.grad(outputs, inputs, seeds, retain_graph=self.retain, create_graph=self.create, allow_unused=self.unused)

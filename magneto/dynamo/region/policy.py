@@ -387,16 +387,9 @@ def _compile(context: Context, state: Any, policy: Any, missed: Sequence[Any]) -
     with events.timer("guards"):
         program = build_program(plan.guards, plan.exports, plan.packed, state)
     plan.info.update(
-        name=plan.name,
-        text=plan.text,
-        guards=plan.guards,
-        exports=plan.exports,
-        packed=plan.packed,
-        gm=plan.gm,
-        reason=reason,
-        backend=context.backend_name,
-        graph=graph,
-    )
+        name=plan.name, text=plan.text, guards=plan.guards, exports=plan.exports, packed=plan.packed, gm=plan.gm, reason=reason,
+        backend=context.backend_name, graph=graph,
+    )  # fmt: skip
     if graph is not None and plan.gm is not None and machine.recorder.n_checks:
         graph = atomic(plan.gm, graph)
     if graph is not None and machine.recorder.random_nodes:

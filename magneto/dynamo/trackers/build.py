@@ -353,17 +353,8 @@ _VALUES: dict[type, Callable[[Any], Any]] = {
 }
 """Immutable types that programs subclass, and the plain value of an instance."""
 _OBJECT_BASES = (
-    object,
-    types.SimpleNamespace,
-    dict,
-    list,
-    tuple,
-    set,
-    frozenset,
-    *_VALUES,
-    collections.OrderedDict,
-    collections.defaultdict,
-)
+    object, types.SimpleNamespace, dict, list, tuple, set, frozenset, *_VALUES, collections.OrderedDict, collections.defaultdict,
+)  # fmt: skip
 
 
 def _laid_out_by_c(cls: type) -> bool:

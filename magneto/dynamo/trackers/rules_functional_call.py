@@ -83,12 +83,9 @@ def _places(m: Machine, module: ModuleTracker, tensors: Mapping[str, TensorTrack
 
 
 def _run(
-    m: Machine,
-    module: ModuleTracker,
-    places: Sequence[tuple[DictTracker, str, TensorTracker]],
-    args: Sequence[Tracker],
+    m: Machine, module: ModuleTracker, places: Sequence[tuple[DictTracker, str, TensorTracker]], args: Sequence[Tracker],
     kwargs: Mapping[str, Tracker],
-) -> Tracker:
+) -> Tracker:  # fmt: skip
     before = [(entries, name, entries.get_token(m, name)) for entries, name, _ in places]
     effects: list[Any] = m.effects  # type: ignore[attr-defined]
     known = len(effects)

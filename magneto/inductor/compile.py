@@ -150,13 +150,9 @@ def compile_program(program: Program, name: str = "program") -> _C.Plan:
 
 
 def _finished(
-    program: Program,
-    name: str,
-    written: Mapping[int, int],
-    state: frozenset[int] = frozenset(),
-    training: bool = False,
+    program: Program, name: str, written: Mapping[int, int], state: frozenset[int] = frozenset(), training: bool = False,
     lent: frozenset[int] = frozenset(),
-) -> Finished:
+) -> Finished:  # fmt: skip
     """Everything but the C compiler's work."""
     with timer("schedule"):
         plan = gather(write_inputs(schedule(program, _updates(program, written), training), written))

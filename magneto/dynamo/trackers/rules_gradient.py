@@ -80,13 +80,9 @@ def _flag(m: Machine, value: Tracker | None, default: bool) -> bool:
 
 @rule(torch.Tensor.backward, TensorTracker)
 def tensor_backward(
-    m: Machine,
-    v: TensorTracker,
-    gradient: Tracker | None = None,
-    retain_graph: Tracker | None = None,
-    create_graph: Tracker | None = None,
+    m: Machine, v: TensorTracker, gradient: Tracker | None = None, retain_graph: Tracker | None = None, create_graph: Tracker | None = None,
     inputs: Tracker | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     with _asking(m, inputs):
         return _backward(m, v, gradient, retain_graph, create_graph, None, inputs, 3)
 

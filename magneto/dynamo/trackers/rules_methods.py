@@ -19,19 +19,10 @@ if TYPE_CHECKING:
 ODict = collections.OrderedDict
 
 _SPECIAL = {
-    "__getitem__": operator.getitem,
-    "__setitem__": operator.setitem,
-    "__delitem__": operator.delitem,
-    "__contains__": operator.contains,
-    "__iter__": iter,
-    "__len__": len,
-    "__eq__": operator.eq,
-    "__ne__": operator.ne,
-    "__add__": operator.add,
-    "__or__": operator.or_,
-    "__ior__": operator.ior,
-    "__iadd__": operator.iadd,
-}
+    "__getitem__": operator.getitem, "__setitem__": operator.setitem, "__delitem__": operator.delitem, "__contains__": operator.contains,
+    "__iter__": iter, "__len__": len, "__eq__": operator.eq, "__ne__": operator.ne, "__add__": operator.add, "__or__": operator.or_,
+    "__ior__": operator.ior, "__iadd__": operator.iadd,
+}  # fmt: skip
 
 
 _COPIES = {cls.copy for cls in (ODict, collections.defaultdict, collections.deque, set, frozenset)}  # type: ignore[attr-defined]

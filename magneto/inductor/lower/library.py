@@ -15,20 +15,12 @@ from magneto.inductor.lower.context import CannotLower, Lowering, compact_stride
 aten = torch.ops.aten
 
 OUT_OPS: dict[Any, Any] = {
-    aten.mm.default: aten.mm.out,
-    aten.addmm.default: aten.addmm.out,
-    aten.bmm.default: aten.bmm.out,
-    aten.baddbmm.default: aten.baddbmm.out,
-    aten.mv.default: aten.mv.out,
-    aten.addmv.default: aten.addmv.out,
-    aten.dot.default: aten.dot.out,
-    aten.cat.default: aten.cat.out,
-    aten.index_select.default: aten.index_select.out,
-    aten.gather.default: aten.gather.out,
-    aten.cumsum.default: aten.cumsum.out,
-    aten.topk.default: aten.topk.values,
+    aten.mm.default: aten.mm.out, aten.addmm.default: aten.addmm.out, aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out, aten.mv.default: aten.mv.out, aten.addmv.default: aten.addmv.out,
+    aten.dot.default: aten.dot.out, aten.cat.default: aten.cat.out, aten.index_select.default: aten.index_select.out,
+    aten.gather.default: aten.gather.out, aten.cumsum.default: aten.cumsum.out, aten.topk.default: aten.topk.values,
     aten.avg_pool2d.default: aten.avg_pool2d.out,
-}
+}  # fmt: skip
 """Operations whose out= overload computes straight into a tensor of the right size and any strides (no hidden copy)."""
 
 ANY_STRIDES = frozenset({

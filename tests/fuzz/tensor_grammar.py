@@ -311,6 +311,8 @@ F.celu({x}.clone(),inplace=True) F.hardsigmoid({x}.clone(),inplace=True)
 """More functions, by kind (a blank line apart), for `--wide`: reductions, arithmetic, promotion, special, indices, views, networks, what is written."""
 BETWEEN = "{x}.cpu() {x}.cpu()*2+{y} {x}+{x}.sum().cpu() {x}.cpu().to({y}.device) {x}.to({y}.device,torch.float64) {x}*torch.tensor(1.5,device='cpu') {x}[{x}.sum().isnan().cpu().long()*0]".split()
 """What programs on a device besides do with the CPU."""
+UNORDERED = "torch.scatter({x},{d},torch.zeros_like"
+"""Different numbers for one place: which of them stays is not said on a device."""
 MAKERS = (
     "tensor zeros ones full empty arange eye linspace logspace rand randn randint randperm scalar_tensor tril_indices triu_indices".split()
 )
@@ -412,7 +414,7 @@ class Builder:
         self.random = r = random.Random(seed)
         self.expressions = EXPRESSIONS + 4 * [kind.split() for kind in WIDE.split("\n\n")] if wide else EXPRESSIONS
         if device:
-            self.expressions = [*self.expressions, BETWEEN]
+            self.expressions = [[one for one in table if not one.startswith(UNORDERED)] for table in (*self.expressions, BETWEEN)]
         self.large, self.device = large, device
         base = self._shape()
         specs = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.fuzz.tensor_grammar import LARGE, WIDE, Program, on_device, program_of
+from tests.fuzz import tensors
+from tests.fuzz.tensor_grammar import LARGE, UNORDERED, WIDE, Builder, Program, on_device, program_of
 from tests.fuzz.tensors import VARIANTS, check, check_sizes, difference, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -46,11 +47,16 @@ def test_wide_and_large_programs() -> None:
     assert check(program_of(900_001, 4, wide=True), "aot_eager") is None
 
 
-def test_programs_on_a_device() -> None:
+def test_programs_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_device("with torch.autocast('cpu', torch.half): v = torch.tensor(2) + x", "cuda") == (
         "with torch.autocast('cuda', torch.half): v = torch.tensor(2, device='cuda') + x"
     )
     programs = [program_of(seed, 6, wide=True, device="cpu") for seed in range(960_000, 960_004)]
+    assert not any(one.startswith(UNORDERED) for table in Builder(0, device="cpu").expressions for one in table)
+    tried: list[str] = []
+    program = Program(1, [((4,), "float32", "", False)], ["v = a0[3:][0]"], ["v"], "cpu")
+    monkeypatch.setattr(tensors, "outcome", lambda fn, program, *rest: tried.append(program.device) or outcome(fn, program, *rest))
+    assert check_sizes(program, "aot_eager") is None and tried.index("cpu") == tried.count("") == 7
     assert any("device='cpu'" in program.source() for program in programs)
     for program in programs:
         assert check(program, "aot_eager", False, ["", "no_grad"], (0, 2, 4)) is None

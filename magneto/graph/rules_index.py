@@ -299,3 +299,11 @@ def _scatter_into_view(meta: TensorMeta, source: TensorMeta, *rest: Any) -> Tens
 @rule("slice_backward.default", "select_backward.default", "diagonal_backward.default")
 def _view_backward(grad: TensorMeta, sizes: Sequence[int], *rest: Any) -> TensorMeta:
     return TensorMeta.contiguous(tuple(sizes), grad.dtype, grad.device)
+
+
+@rule("nonzero_static.default")
+def _nonzero_static(meta: TensorMeta, *, size: int, fill_value: int = -1) -> TensorMeta:
+    """Of CUDA: by columns, as `nonzero`'s."""
+    if meta.device.type == "cpu" or size < 0:
+        raise RuleError("the CPU answers")
+    return TensorMeta((size, len(meta.shape)), (1, max(size, 1)), torch.int64, meta.device)

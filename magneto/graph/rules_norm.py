@@ -123,6 +123,9 @@ def _batch_norm(
     if not training and (running_mean is None or running_var is None):
         raise RuleError("inference needs running statistics")
     kept = _fresh((value.shape[1] if training else 0,), value, _batch_statistics_dtype(value, weight, running_mean))
+    cudnn = weight is not None and bias is not None and len(value.shape) > 2 and (running_mean is None) == (running_var is None)
+    if value.device.type == "cuda" and not cudnn:
+        return TensorMeta(value.shape, preserved_strides(value.shape, value.strides), value.dtype, value.device), kept, kept
     return _batch_norm_out(value), kept, kept
 
 
@@ -142,19 +145,8 @@ def _batch_statistics_dtype(value: TensorMeta, weight: TensorMeta | None, runnin
     return value.dtype
 
 
-@rule("_native_batch_norm_legit.no_stats")
-def _batch_norm_no_stats(
-    value: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, training: bool, momentum: float, eps: float
-) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
-    return _batch_norm(value, weight, bias, None, None, training, momentum, eps)
-
-
-@rule("_native_batch_norm_legit_no_training.default")
-def _batch_norm_inference(
-    value: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, running_mean: TensorMeta, running_var: TensorMeta,
-    momentum: float, eps: float,
-) -> tuple[TensorMeta, TensorMeta, TensorMeta]:  # fmt: skip
-    return _batch_norm(value, weight, bias, running_mean, running_var, False, momentum, eps)
+rule("_native_batch_norm_legit.no_stats")(lambda *args: _batch_norm(*(*args[:3], None, None, *args[3:])))
+rule("_native_batch_norm_legit_no_training.default")(lambda *args: _batch_norm(*(*args[:5], False, *args[5:])))
 
 
 @rule("_native_batch_norm_legit_functional.default")

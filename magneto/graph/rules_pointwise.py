@@ -50,6 +50,15 @@ _ROWS: tuple[tuple[str, int, str], ...] = (
 )
 
 
+@rule("log_sigmoid_forward.default")
+def _log_sigmoid_forward(meta: TensorMeta) -> tuple[TensorMeta, TensorMeta]:
+    if meta.device.type == "cpu":
+        raise RuleError("the CPU answers")
+    return TensorMeta(meta.shape, preserved_strides(meta.shape, meta.strides), meta.dtype, meta.device), TensorMeta.contiguous(
+        (0,), meta.dtype, meta.device
+    )
+
+
 @rule("log_sigmoid_backward.default")
 def _log_sigmoid_backward(grad: TensorMeta, value: TensorMeta, buffer: TensorMeta) -> TensorMeta:
     """Made like the gradient; the buffer is empty where the kernel has no use for it."""

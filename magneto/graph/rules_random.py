@@ -17,12 +17,12 @@ def _same(meta: TensorMeta, dtype: torch.dtype | None = None) -> TensorMeta:
     return TensorMeta(meta.shape, preserved_strides(meta.shape, meta.strides), dtype or meta.dtype, meta.device)
 
 
-@rule("uniform", "normal_functional", "random", "exponential", "geometric", "log_normal", "cauchy", "poisson")
+@rule("uniform", "normal_functional", "random", "exponential", "geometric", "log_normal", "cauchy")
 def _fill(meta: TensorMeta, *parameters: Any, **kwargs: Any) -> TensorMeta:
     return _same(meta)
 
 
-@rule("bernoulli")
+@rule("bernoulli", "poisson")
 def _bernoulli(meta: TensorMeta, *parameters: Any, **kwargs: Any) -> TensorMeta:
     return TensorMeta.contiguous(meta.shape, meta.dtype, meta.device)
 

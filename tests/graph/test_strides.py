@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from magneto.graph.fake import fake_call
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 
@@ -120,3 +121,29 @@ def test_equal_layouts_are_asked_for_once() -> None:
     before = _iterator_strides.cache_info().misses
     assert {iterator_strides((7, 11, 13), [((7, 11, 13), (1, 7, 77)), ((13,), (1,))]) for _ in range(5)} == {(1, 7, 77)}
     assert _iterator_strides.cache_info().misses == before + 1
+
+
+ON_CUDA: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "nonzero_static": (lambda x: torch.nonzero_static(x, size=3), (4, 5), (5, 1), (1, 3)),
+    "logsigmoid": (torch.nn.functional.logsigmoid, (5, 8), (1, 5), (1, 5)),
+    "a norm of ATen's": (
+        lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+        (5, 2, 3, 9),
+        (54, 1, 18, 2),
+        (54, 1, 18, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_layouts_of_cuda(name: str) -> None:
+    """What an H200 gave."""
+    call, shape, strides, expected = ON_CUDA[name]
+    found = fake_call(call, (TensorMeta(shape, strides, torch.float32, torch.device("cuda", 0)),)).value
+    assert steps(found) == expected
+
+
+@pytest.mark.parametrize("op", [aten.bernoulli.default, aten.poisson.default], ids=str)
+def test_draws_lie_in_rows(op: Any) -> None:
+    x = torch.rand(3, 4).t()
+    assert propagate(op, described((x,)), {}).strides == op(x).stride()

@@ -124,6 +124,9 @@ def test_equal_layouts_are_asked_for_once() -> None:
 
 
 ON_CUDA: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "irfft of rfft": (lambda x: torch.fft.irfft(torch.fft.rfft(x), n=1), (8, 5, 2, 1), (10, 1, 5, 5), (10, 2, 1)),
+    "rfft2": (torch.fft.rfft2, (4096, 7), (7, 1), (1, 4096)),
+    "fftn": (torch.fft.fftn, (9, 3, 3, 1), (9, 3, 1, 1), (1, 27, 9)),
     "nonzero_static": (lambda x: torch.nonzero_static(x, size=3), (4, 5), (5, 1), (1, 3)),
     "logsigmoid": (torch.nn.functional.logsigmoid, (5, 8), (1, 5), (1, 5)),
     "a norm of ATen's": (
@@ -141,6 +144,13 @@ def test_layouts_of_cuda(name: str) -> None:
     call, shape, strides, expected = ON_CUDA[name]
     found = fake_call(call, (TensorMeta(shape, strides, torch.float32, torch.device("cuda", 0)),)).value
     assert steps(found) == expected
+
+
+@pytest.mark.parametrize(("groups", "shares"), [(1, True), (2, False), (4, True)])
+def test_channels_that_stay_where_they_are_are_shuffled_in_place_on_cuda(groups: int, shares: bool) -> None:
+    meta = TensorMeta.contiguous((2, 4, 3), torch.float32, torch.device("cuda", 0))
+    found = fake_call(torch.nn.functional.channel_shuffle, (meta, groups))
+    assert found.value.shape == meta.shape and bool(found.aliases) == shares
 
 
 @pytest.mark.parametrize("op", [aten.bernoulli.default, aten.poisson.default], ids=str)

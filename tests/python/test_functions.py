@@ -43,6 +43,23 @@ def bound_by_hand_and_in_an_exit_stack(x):
     return y, bound(3)[1], bound(1)[0] is scope, bound.__self__ is scope, log
 
 
+@programs.add(X.clone().requires_grad_())
+def modes_in_an_exit_stack(x):
+    found = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        found += [x * 2, stack.enter_context(torch.enable_grad()), x * 3, stack.enter_context(torch.set_grad_enabled(False)), x * 4]
+        rest = stack.pop_all()
+    found.append(x * 5)
+    rest.close()
+    with contextlib.ExitStack() as stack:
+        found.append(type(stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))) is torch.autocast)
+        found.append(x.view(1, -1) @ x.view(-1, 1))
+    with torch.no_grad() as nothing:
+        found.append(nothing)
+    return found, x * 6
+
+
 @programs.add()
 def keyword_only_defaults(x):
     def f(a, *, scale=2.0, shift):

@@ -175,6 +175,17 @@ def geometry(x):
     return x.dim_order(), x.t().dim_order(), torch._check(x.shape[0] == 3), x + 1
 
 
+@programs.add()
+def checks_that_fail(x):
+    found = []
+    for check, message in ((torch._check, None), (torch._check_value, lambda: f"shape {x.shape}"), (torch._check_index, lambda: x.ndim)):
+        try:
+            check(x.shape[0] == 77, message)
+        except (RuntimeError, ValueError, IndexError) as error:
+            found.append((type(error).__name__, str(error)))
+    return found, x + 1
+
+
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_program(program):
     check(program)

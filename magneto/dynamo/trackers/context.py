@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magneto.dynamo.guards.rows import Kind
+from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers import twins
 from magneto.dynamo.trackers.attributes import find_special
 from magneto.dynamo.trackers.base import Tracker
@@ -114,6 +115,30 @@ class GradModeTracker(ModeTracker):
         return em.assign("mode", made, self)
 
 
+def _enter(m: Machine, v: ModeTracker) -> Tracker:
+    v.enter(m)
+    return m.const(None) if isinstance(v, (GradModeTracker, InferenceModeTracker)) else v
+
+
+def _exit(m: Machine, v: ModeTracker, *args: Tracker) -> Tracker:
+    if v not in m.contexts:  # type: ignore[attr-defined]
+        m.graph_break("B111", value=v.show())
+    v.exit(m)
+    return m.const(None)
+
+
+def _as_functions(cls: Any) -> None:
+    """An ExitStack calls the class's functions; one that exists outside runs their code."""
+    for fn, body in ((cls.__enter__, _enter), (cls.__exit__, _exit)):
+        rule(fn, ModeTracker)(body)
+        if not issubclass(cls, (torch.autocast, torch.inference_mode)):
+            rule(fn, ObjectTracker)(lambda m, *args, fn=fn: m.call(FunctionTracker.existing(m, fn, Held(fn.__qualname__, fn)), args, {}))
+
+
+for _mode in (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast):
+    _as_functions(_mode)
+
+
 class ModeSwitch(Tracker):
     """Bound __enter__ or __exit__ of a mode."""
 
@@ -126,11 +151,7 @@ class ModeSwitch(Tracker):
         self.entering = entering
 
     def call(self, m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker | None:
-        if self.entering:
-            self.mode.enter(m)
-            return self.mode
-        self.mode.exit(m)
-        return m.const(None)
+        return (_enter if self.entering else _exit)(m, self.mode)
 
     def emit(self, em: Emitter) -> str:
         return em.assign("switch", f"{em.value(self.mode)}.{'__enter__' if self.entering else '__exit__'}")

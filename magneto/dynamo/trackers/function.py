@@ -387,7 +387,7 @@ class BoundMethodTracker(Tracker):
         self.obj = obj
 
     def python_type(self) -> type:
-        if not isinstance(self.fn, BuiltinTracker):
+        if not isinstance(self.fn, BuiltinTracker) or type(self.fn.obj) is types.FunctionType:
             return types.MethodType
         return types.MethodWrapperType if isinstance(self.fn.obj, types.WrapperDescriptorType) else types.BuiltinMethodType
 

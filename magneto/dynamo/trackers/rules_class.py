@@ -19,7 +19,7 @@ from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS, fold, rule
-from magneto.dynamo.trackers.function import CODE_RULES, METHOD_GET, BoundMethodTracker, FunctionTracker
+from magneto.dynamo.trackers.function import CODE_RULES, METHOD_GET, BoundMethodTracker, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import ClassTracker, guard_class, held
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.plain import plain_all
@@ -77,10 +77,11 @@ def mro(m: Machine, cls: ClassTracker) -> Any:
 # -- descriptors and default methods called by hand
 
 
-@rule(types.MethodType, FunctionTracker, Tracker)
-def method_of(m: Machine, fn: FunctionTracker, owner: Tracker) -> Any:
+@rule(types.MethodType, Tracker, Tracker)
+def method_of(m: Machine, fn: Tracker, owner: Tracker) -> Any:
     const = owner.try_const()
-    return NotImplemented if const is not None and const.value is None else BoundMethodTracker(fn, owner)
+    known = isinstance(fn, FunctionTracker) or (isinstance(fn, BuiltinTracker) and type(fn.obj) is types.FunctionType)
+    return NotImplemented if not known or (const is not None and const.value is None) else BoundMethodTracker(fn, owner)
 
 
 @rule(types.FunctionType.__get__, FunctionTracker, Tracker)

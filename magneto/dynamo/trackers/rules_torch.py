@@ -89,8 +89,8 @@ def _checked(fn: Any, error: type[Exception]) -> None:
     @rule(fn)
     def check(m: Machine, condition: Tracker, message: Tracker | None = None) -> Any:
         const = condition.try_const()
-        if const is not None:
-            return None if const.value is True else NotImplemented
+        if const is not None and const.value is True:
+            return None
         return m.call(
             held(m, torch._check_with, "torch._check_with"), (held(m, error, error.__name__), condition, message or m.const(None)), {}
         )

@@ -7,6 +7,7 @@ try. Without a fitting row: constants fold through pure callables, torch's opera
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,11 @@ FALLBACKS: list[Callable[[Machine, Any, Sequence[Tracker], Mapping[str, Tracker]
 
 OVERRIDES: list[Callable[[Machine, Any, Sequence[Tracker], Mapping[str, Tracker]], Any]] = []
 """Asked first, in regions that have met a class with `__torch_function__`."""
+
+
+SEEN: dict[Any, Callable[..., Any]] = {}
+"""Operators and the like: asked next, whether the program has put its own on torch.Tensor."""
+_HASHED = (types.BuiltinFunctionType, type)
 
 
 def rule(fn: Any, *kinds: type[Tracker]) -> Callable[[Rule], Rule]:
@@ -74,6 +80,10 @@ def apply(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tra
             result = body(m, fn, args, kwargs)
             if result is not NotImplemented:
                 return m.const(None) if result is None else result  # type: ignore[no-any-return]
+    if isinstance(fn, _HASHED) and (seen := SEEN.get(fn)) is not None:
+        result = seen(m, *args)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     return meaning(m, fn, args, kwargs)
 
 

@@ -16,6 +16,7 @@ from magneto.dynamo.trackers.base import CannotEmit, Raised, Tracker
 from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
+from magneto.dynamo.trackers.klass import find_in_type
 from magneto.dynamo.trackers.mapping import DictTracker, DictViewTracker, SetTracker
 from magneto.dynamo.trackers.object import ObjectTracker
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker
@@ -417,9 +418,13 @@ def known_items(m: Machine, v: Tracker) -> list[Tracker] | None:
         if isinstance(value, (tuple, str, bytes, range, frozenset)) and not isinstance(value, type):
             return [m.const(item) for item in value]
         return None
-    if isinstance(v, TensorTracker):
-        return tensor_rows(m, v)
+    if isinstance(v, TensorTracker):  # a program may have replaced how tensors are iterated over
+        own = v.cls not in PLAIN_CLASSES or find_in_type(m, v.cls, "__iter__") is _TENSOR_ITER
+        return tensor_rows(m, v) if own else None
     return v.rows(m)
+
+
+_TENSOR_ITER = vars(torch.Tensor)["__iter__"]
 
 
 def tensor_rows(m: Machine, v: TensorTracker) -> list[Tracker]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import types
 from collections.abc import Callable
@@ -9,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.attributes import find_special
+from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.basic_iterator import ItemsIterator
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.container import TupleTracker
-from magneto.dynamo.trackers.dispatch import meaning, rule
-from magneto.dynamo.trackers.klass import ClassTracker
+from magneto.dynamo.trackers.dispatch import SEEN, meaning, rule
+from magneto.dynamo.trackers.iterator import tensor_rows
+from magneto.dynamo.trackers.klass import ClassTracker, find_in_type
+from magneto.dynamo.trackers.rules_operator import ARITHMETIC, COMPARISONS
 from magneto.dynamo.trackers.rules_tensor_state import LEGACY
 from magneto.dynamo.trackers.size import size_at, sizes_of, stride_at
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker
 from magneto.dynamo.trackers.torch_calls import TENSOR_BASE
 from magneto.graph.meta import CONJ, NEG, TensorMeta
 
@@ -115,17 +119,17 @@ for _name, _compute in METHODS.items():
 
 @rule(torch.Tensor.__len__, TensorTracker)
 def tensor_len(m: Machine, v: TensorTracker) -> Any:
-    return m.apply(len, v)
+    return meaning(m, len, (v,), {})
 
 
 @rule(torch.Tensor.__iter__, TensorTracker)
 def tensor_iter(m: Machine, v: TensorTracker) -> Any:
-    return ItemsIterator(m.iterate(v))
+    return ItemsIterator(tensor_rows(m, v))
 
 
 @rule(torch.Tensor.__hash__, TensorTracker)
 def tensor_hash(m: Machine, v: TensorTracker) -> Any:
-    return m.apply(hash, v)
+    return meaning(m, hash, (v,), {})
 
 
 def _dtype_named(v: Tracker) -> torch.dtype | None:
@@ -168,9 +172,12 @@ def _dunder(name: str, fn: Callable[..., Any], swap: bool = False) -> None:
     )
     if raw is None:
         return
+    own = inspect.getattr_static(torch.Tensor, name)
 
     @rule(raw, TensorTracker)
     def body(m: Machine, v: Tracker, *args: Tracker) -> Any:
+        if find_in_type(m, torch.Tensor, name) is not own:  # the graph would call what the program has put in its place
+            m.graph_break("B104", operation=f"torch's own {name}", value=v.show())
         if swap and (
             len(args) != 1 or isinstance(args[0], TensorTracker)
         ):  # called by name: the operator would not come here, and divides otherwise
@@ -192,6 +199,39 @@ def _register_dunders() -> None:
 
 
 _register_dunders()
+
+
+def _seen(fn: Any, name: str, reflected: str = "") -> None:
+    """An operator means what torch.Tensor has for it, which is guarded: a program may have put its own there."""
+
+    def called(m: Machine, v: TensorTracker, name: str, *args: Tracker) -> Any:
+        if v.cls not in PLAIN_CLASSES or find_in_type(m, v.cls, name) is originals[name]:
+            return NotImplemented
+        method = find_special(m, v, name)
+        result = m.call(method, args, {}) if method is not None else None
+        if result is None or (isinstance(result, ConstTracker) and result.value is NotImplemented):
+            m.graph_break("B104", operation=name, value=v.show())
+        return result
+
+    def asked(m: Machine, *args: Tracker) -> Any:
+        if args and isinstance(args[0], TensorTracker):
+            return called(m, args[0], name, *args[1:])
+        if reflected and len(args) > 1 and isinstance(args[1], TensorTracker):
+            return called(m, args[1], reflected, args[0])
+        return NotImplemented
+
+    originals = {each: inspect.getattr_static(torch.Tensor, each, MISSING) for each in (name, reflected) if each}
+    SEEN[fn] = asked
+
+
+for _name, (_plain, _in_place, _) in ARITHMETIC.items():
+    _seen(_plain, f"__{_name}__", f"__r{_name}__")
+    _seen(_in_place, f"__i{_name}__")
+for _name, (_plain, _other, _) in COMPARISONS.items():
+    _seen(_plain, f"__{_name}__", f"__{_other}__")
+_unary = (operator.neg, operator.pos, operator.invert, operator.getitem, operator.setitem, operator.delitem)
+for _plain in (abs, len, iter, reversed, hash, *_unary):
+    _seen(_plain, f"__{_plain.__name__}__")
 
 
 @rule(torch.Tensor.__contains__, TensorTracker, Tracker)

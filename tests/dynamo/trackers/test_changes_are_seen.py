@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import math
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -498,6 +499,17 @@ def test_reading_behind_what_was_appended() -> None:
         assert_equal((compiled(ours, X), ours), (fn(plain, X), plain))
 
 
+def test_an_operator_that_calls_the_one_it_replaces(monkeypatch) -> None:
+    former, length = torch.Tensor.__add__, torch.Tensor.__len__
+    compiled = magneto.optimize("aot_eager")(lambda x: (x + 1) * len(x))
+    assert_equal(compiled(X), (X + 1) * len(X))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "__add__", lambda t, other: torch.mul(former(t, other), 10))
+        patch.setattr(torch.Tensor, "__len__", lambda t: length(t) + 2)
+        assert_equal(compiled(X), (X + 1) * len(X))
+    assert_equal(compiled(X), (X + 1) * len(X))
+
+
 def _double(t: torch.Tensor) -> torch.Tensor:
     return t * 2
 
@@ -515,6 +527,21 @@ REPLACED: list[tuple[Any, str, Any, Callable[[torch.Tensor], Any]]] = [
     (nn, "Tanh", nn.Sigmoid, lambda x: nn.Tanh()(x)),
     (math, "sqrt", lambda v: 100.0, lambda x: x * math.sqrt(4)),
     (torch.Tensor, "sin", _double, lambda x: x.sin()),
+    *(
+        (torch.Tensor, f"__{name}__", lambda t, *_: torch.mul(t, 5), fn)
+        for name, fn in (
+            ("abs", lambda x: abs(x)),
+            ("add", lambda x: x + 1),
+            ("rsub", lambda x: 1 - x),
+            ("gt", lambda x: 0.5 < x),
+            ("matmul", lambda x: x.mT @ x),
+            ("getitem", lambda x: x[:1]),
+            ("iadd", lambda x: operator.iadd(x.clone(), 1)),
+        )
+    ),
+    (torch.Tensor, "__len__", lambda t: 7, lambda x: x * len(x)),
+    (torch.Tensor, "__iter__", lambda t: iter((torch.mul(t, 5),)), lambda x: next(y + 1 for y in x)),
+    (torch.Tensor, "__iter__", lambda t: iter((torch.mul(t, 5),)), lambda x: list(x)[0]),
     (torch.Tensor, "of_ours", _double, lambda x: x.of_ours() if hasattr(x, "of_ours") else x),  # type: ignore[attr-defined]
 ]
 

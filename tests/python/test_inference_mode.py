@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import magneto
-from tests.compare import same
+from tests.compare import assert_equal, same
 from tests.python.programs import X, Y, Programs, check
 
 programs = Programs()
@@ -139,6 +139,27 @@ def written(x: torch.Tensor) -> torch.Tensor:
 def test_wrong_uses_raise_as_in_eager() -> None:
     for fn, args in ((saved, (X, Y.clone().requires_grad_())), (written, (X,))):
         same(fn, magneto.optimize("eager")(fn), *args)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_tensor_of_the_mode_is_written_once_outside(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        x[1:].add_(1)
+        x.mul_(2)
+        return y
+
+    compiled = magneto.optimize(backend)(fn)
+    with torch.inference_mode():
+        made = [torch.ones(3) for _ in range(6)]
+        assert_equal(compiled(made[4]), fn(made[5]))
+        assert_equal(made[4], made[5])
+    for _ in range(2):
+        for x, f in zip(made, (fn, compiled), strict=False):
+            with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+                f(x)
+        assert made[0].tolist() == made[1].tolist() == [1, 2, 2]
+        made = made[2:]
 
 
 def test_asking_for_the_kind_breaks_where_views_decide() -> None:

@@ -188,16 +188,18 @@ class Recorder:
             return self.node(target, *settled, method)
         if result.random and machine.random_closed:
             machine.graph_break("B101", callee=_name(target), reason="random numbers behind a seed that follows other random numbers")
-        node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
-        node.meta.update(val=result.value, stack=machine.user_stack(), counted=self.sizes.found > counted)
-        self.n_calls += 1
-        if result.random:
-            self.random_nodes.add(node)
         mutated = dict.fromkeys(result.mutated)
         if kwargs.get("out") is not None:  # composite functions write it unseen
             mutated.update(
                 dict.fromkeys([("out",)] if isinstance(kwargs["out"], Tracker) else [("out", i) for i in range(len(kwargs["out"]))])
             )
+        for path in mutated:
+            self._refuse_inference(_at(args, kwargs, path))
+        node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
+        node.meta.update(val=result.value, stack=machine.user_stack(), counted=self.sizes.found > counted)
+        self.n_calls += 1
+        if result.random:
+            self.random_nodes.add(node)
         if mutated or result.random:
             self.keep.add(node)
         if result.raises:
@@ -500,6 +502,14 @@ class Recorder:
     def show(self, tracker: trackers.TensorTracker) -> None:
         """The tensor is printed at the region's end: no later operation of the region may write to it."""
         self.shown.append(tracker)
+
+    def _refuse_inference(self, value: Any) -> None:
+        """A write to a tensor of inference mode, outside of it: eager raises behind the write itself."""
+        memory = (value.memory or (value,)) if isinstance(value, trackers.TensorTracker) else ()
+        if any(isinstance(tracker.obj, torch.Tensor) and tracker.obj.is_inference() for tracker in memory):
+            self.machine.grad_enabled()
+            if not self.inference_mode:
+                self.machine.graph_break("B104", operation="a write outside of inference mode", value=f"{value.show()}, made inside,")
 
     def _refuse_doubtful(self, value: Any, gradient: bool) -> None:
         """A write that makes a tensor require gradients: those that share its memory for some sizes only (`contiguous`, `dropout` of what may be empty) may follow."""

@@ -357,6 +357,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if special is not None:
             return special(self, func, args, kwargs)
         functional = functional_of(func, facts)
+        if functional.namespace == "magneto":
+            _refuse_twice(targets, (*args, *kwargs.values()))
         if facts.random and not targets[0].is_contiguous():
             raise Refusal("random numbers in a layout that is not contiguous")
         if isinstance(targets[0], (list, tuple)):
@@ -371,7 +373,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = node.meta["val"]
         if isinstance(value, TensorMeta):
             self._write_target(targets[0], node)
-            return targets[0]
+            return targets[0] if func._schema.returns else None
         values = [self.item(node, i) for i in range(len(value))]
         if len(targets) == 1 and isinstance(targets[0], (list, tuple)):
             self._write_target(targets[0], values)
@@ -414,6 +416,18 @@ def _refuse_overlap(targets: list[Any], operands: tuple[Any, ...]) -> None:
                 and overlap_in_part(target, other)
             ):
                 raise Refusal("a write whose target overlaps what it reads")
+
+
+def _refuse_twice(targets: list[Any], operands: tuple[Any, ...]) -> None:
+    """An operation of the program may read through one argument what it has written through another."""
+    given = [
+        one for value in operands for one in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(one, torch.Tensor)
+    ]
+    for target in targets:
+        place = target.untyped_storage().data_ptr(), geometry_of(target)
+        same = sum((one.untyped_storage().data_ptr(), geometry_of(one)) == place for one in given)
+        if same > 1 or any(overlap_in_part(target, one) for one in given):
+            raise Refusal("an operation that writes memory of two of its arguments")
 
 
 def _refuse_order_dependence(mode: FunctionalMode, args: tuple[Any, ...], targets: list[Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from magneto.aot_autograd.extension import written_apart
 from magneto.aot_autograd.refusal import Refusal
 from magneto.base.dataclass import dataclass
 
@@ -82,7 +83,7 @@ def _build(op: Any) -> Facts:
     if writes:
         fresh = sum(1 for r in schema.returns if r.alias_info is None)
         out_variant = any(a.is_out for a in arguments)
-        functional = _functional_of(op, packet)
+        functional = _functional_of(op, packet) or written_apart(op, writes, fresh)
         factory = functional is None and out_variant and packet not in UNINITIALISED and _takes_no_tensor(op)
         if factory:
             functional = _functional_of(op, packet, _OPTIONS)

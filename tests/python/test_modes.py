@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import magneto
-from tests.compare import assert_equal
+from tests.compare import assert_equal, same
 from magneto.graph.modes import modes
 from magneto.base import events
 from tests.python.gradients import P, compare
@@ -357,6 +357,22 @@ def no_fake(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+@torch.library.custom_op("magneto_test::stored", mutates_args=("cache", "count"))
+def stored(cache: torch.Tensor, x: torch.Tensor, k: float, count: torch.Tensor) -> torch.Tensor:
+    count.add_(1)
+    return cache.mul_(k).add_(x).sum(0)
+
+
+@stored.register_fake
+def _(cache, x, k, count):
+    return torch.empty_like(x[0])
+
+
+@torch.library.custom_op("magneto_test::doubled", mutates_args=("x",))
+def doubled(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
 def custom(x):
     return scale(x * 2, 3.0) + torch.ops.magneto_test.scale(x, 2.0) + torch.ops.magneto_test.scale.default(x, 0.5)
 
@@ -367,6 +383,35 @@ def custom_without_fake(x):
 
 def test_custom_operations():
     compare(custom, P(3, 4), graphs=1)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_custom_operations_that_write_their_arguments(backend):
+    def fn(caches, x, w, count):
+        y = x.clone() * w
+        doubled(y[:, ::2])
+        first = stored(caches[0], y.detach(), 2.5, count)
+        second = stored(caches[1], y.detach() + first, 0.5, count)  # its neighbour in the same memory
+        doubled(x)
+        return y * w, first, second, caches.sum()
+
+    def run(f):
+        args = torch.ones(2, 3, 4), torch.arange(12.0).view(3, 4), torch.ones(3, 4, requires_grad=True), torch.zeros(())
+        results = [f(*args) for _ in range(2)]
+        results[1][0].sum().backward()
+        return results, args, args[2].grad
+
+    assert_equal(run(magneto.optimize(backend, nopython=True)(fn)), run(fn), 1e-6)
+    assert magneto.stats()["fallbacks"] == 0
+
+
+def test_custom_operations_that_write_memory_of_two_arguments_run_in_eager():
+    def fn(cache, count):
+        return stored(cache, cache, 3.0, count) + 1
+
+    compiled = magneto.optimize("aot_eager")(fn)
+    with pytest.warns(match="W104.*memory of two of its arguments"):
+        same(fn, compiled, torch.ones(3, 4), torch.zeros(()))
 
 
 def test_a_custom_operation_without_a_fake_kernel_is_not_run_by_capture():

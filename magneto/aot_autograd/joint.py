@@ -56,18 +56,16 @@ class JointGraph:
 
 def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:
     """Nothing is computed, no gradient is accumulated. Raises Refusal, or what torch raises for a call that is wrong."""
-    if any(isinstance(x, torch.Tensor) and x.requires_grad and _repeats(x) for x in inputs):
-        raise Refusal(
-            "an input that requires grad and whose elements share memory"
-        )  # of a leaf views cannot be told apart by where they lie; the next may be one
     if gm.meta.get("magneto", {}).get("shows_history"):
         raise Refusal("the program asks what autograd has recorded (grad_fn, gradients of what is computed on the way)")
     with steady_state(grad_enabled):
         leaves: dict[int, torch.Tensor] = {}
         tracing, tensors = begin(gm, inputs)
         tensors = _require_grad(tracing, tensors, leaves)
+        copies = {i: _copied(tracing, leaf) for i, leaf in leaves.items() if _repeats(leaf)}
         with tracing.mode:
-            value = run_captured(gm, tracing, tensors)
+            value = run_captured(gm, tracing, [copies.get(i, tensor) for i, tensor in enumerate(tensors)])
+        _refuse_shown(list(copies.values()), value)
         for node in tracing.mode.graph.nodes:
             if (
                 node.op == "call_function"
@@ -118,6 +116,20 @@ def _has_saved(todo: list[Any]) -> bool:
 
 
 _SAVES: dict[type, tuple[str, ...]] = {}
+
+
+def _copied(tracing: Tracing, leaf: torch.Tensor) -> torch.Tensor:
+    """Views are told apart by where they lie: an input that requires grad and whose elements share memory is a dense copy in the graph."""
+    with tracing.mode, torch.enable_grad():
+        return leaf.clone()
+
+
+def _refuse_shown(copies: list[torch.Tensor], value: Any) -> None:
+    """The input itself may have been meant."""
+    memory = {x.untyped_storage().data_ptr() for x in copies}
+    shown = [x for x in torch.utils._pytree.tree_leaves(value) if isinstance(x, torch.Tensor)] if copies else ()
+    if any(x._version for x in copies) or any(x.untyped_storage().data_ptr() in memory for x in shown):
+        raise Refusal("an input that requires grad and whose elements share memory is written or returned")
 
 
 def _repeats(x: torch.Tensor) -> bool:
@@ -173,7 +185,7 @@ def _require_grad(tracing: Tracing, tensors: list[Any], leaves: dict[int, torch.
             continue
         leaf = tensor.requires_grad_()
         leaves[index] = leaf
-        result.append(leaf if original.is_leaf else _not_a_leaf(mode, tracing, index, leaf))
+        result.append(leaf if original.is_leaf or _repeats(original) else _not_a_leaf(mode, tracing, index, leaf))
     return result
 
 

@@ -19,6 +19,7 @@ from magneto.base import events
 from magneto.base.errors import MagnetoWarning
 from tests.aot_autograd.capture import capture
 from tests.aot_autograd.differential import aliasing, same
+from tests.compare import assert_equal
 
 T = torch.Tensor
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
@@ -471,6 +472,24 @@ def test_views_of_a_leaf_whose_rows_share_memory() -> None:
             warnings.simplefilter("ignore", MagnetoWarning)
             grads += torch.autograd.grad(run(leaf), [leaf], weights)
     assert grads[0].tolist() == grads[1].tolist() == [[1.0, 2.0], [10.0, 20.0]]
+
+
+@pytest.mark.parametrize("leaf", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_inputs_whose_elements_share_memory_are_trained(leaf, backend) -> None:
+    def fn(x):
+        return x[0] * 2 + x[1] * x[2].exp(), (x @ x.t()).sin(), x.reshape(-1) * 3
+
+    made = [torch.linspace(0, 1, 4)[None], torch.linspace(0, 1, 3)[:, None]]
+    found: list[Any] = [[], []]
+    optimised = magneto.optimize(backend, nopython=True)(fn)
+    for run, grads in zip((fn, optimised), found, strict=True):
+        for base in (*made, *made):
+            x = base.expand(3, 4).detach() if leaf else base.clone().requires_grad_().expand(3, 4)
+            results = run(x.requires_grad_())
+            grads += [results, torch.autograd.grad([one.square().sum() for one in results], x)]
+    assert_equal(found[1], found[0], 0.0 if backend == "aot_eager" else 1e-5)
+    assert magneto.stats()["fallbacks"] == 0
 
 
 def _detached(x):

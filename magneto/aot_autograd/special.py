@@ -157,17 +157,10 @@ def _scatter_into_view(mode: FunctionalMode, func: Any, args: tuple[Any, ...], k
 
 
 SPECIAL: dict[str, Callable[[FunctionalMode, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    "aten.copy_.default": _copy_,
-    "aten.fill_.Scalar": _fill_,
-    "aten.fill_.Tensor": _fill_,
-    "aten.zero_.default": _fill_,
-    "aten.bernoulli_.float": _bernoulli_,
-    "aten.native_dropout.default": _native_dropout,
-    "aten.rand_like.default": _random_like,
-    "aten.randn_like.default": _random_like,
-    "aten.native_batch_norm.default": _batch_norm,
-    "aten.native_batch_norm_backward.default": _batch_norm_backward,
-    "aten.index.Tensor": _index,
+    "aten.copy_.default": _copy_, "aten.fill_.Scalar": _fill_, "aten.fill_.Tensor": _fill_, "aten.zero_.default": _fill_,
+    "aten.bernoulli_.float": _bernoulli_, "aten.native_dropout.default": _native_dropout, "aten.rand_like.default": _random_like,
+    "aten.randn_like.default": _random_like, "aten.native_batch_norm.default": _batch_norm,
+    "aten.native_batch_norm_backward.default": _batch_norm_backward, "aten.index.Tensor": _index,
     "aten.rrelu_with_noise.default": _rrelu_with_noise,
     **dict.fromkeys([f"aten.{view}_scatter.default" for view in ("select", "slice", "diagonal", "as_strided")], _scatter_into_view),
-}
+}  # fmt: skip

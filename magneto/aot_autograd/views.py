@@ -108,24 +108,13 @@ def _complex_to_real(e: Emitter, step: ViewStep, present: Callable[[], fx.Node],
 
 
 INVERSES: dict[Any, Inverse] = {
-    aten.view.default: _to_parent_shape,
-    aten.squeeze.default: _to_parent_shape,
-    aten.squeeze.dim: _to_parent_shape,
-    aten.squeeze.dims: _to_parent_shape,
-    aten.unsqueeze.default: _to_parent_shape,
-    aten.permute.default: _permute,
-    aten.transpose.int: _same_again,
-    aten.t.default: _same_again,
-    aten.select.int: _select,
-    aten.slice.Tensor: _slice,
-    aten.diagonal.default: _diagonal,
-    aten.as_strided.default: _as_strided,
-    aten.view.dtype: _retype,
-    aten.view_as_real.default: _real_to_complex,
-    aten.view_as_complex.default: _complex_to_real,
-    aten._conj.default: _same_again,
+    aten.view.default: _to_parent_shape, aten.squeeze.default: _to_parent_shape, aten.squeeze.dim: _to_parent_shape,
+    aten.squeeze.dims: _to_parent_shape, aten.unsqueeze.default: _to_parent_shape, aten.permute.default: _permute,
+    aten.transpose.int: _same_again, aten.t.default: _same_again, aten.select.int: _select, aten.slice.Tensor: _slice,
+    aten.diagonal.default: _diagonal, aten.as_strided.default: _as_strided, aten.view.dtype: _retype,
+    aten.view_as_real.default: _real_to_complex, aten.view_as_complex.default: _complex_to_real, aten._conj.default: _same_again,
     aten._neg_view.default: _same_again,
-}
+}  # fmt: skip
 
 
 def write_through(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], meta: TensorMeta, value: fx.Node) -> fx.Node:
@@ -139,20 +128,11 @@ def write_through(e: Emitter, step: ViewStep, present: Callable[[], fx.Node], me
 
 # How a step reads on a real tensor; `{0}`, `{1}`: its arguments. Others are called through torch.ops.
 METHODS: dict[Any, str] = {
-    aten.view.default: ".view({0})",
-    aten.view.dtype: ".view({0})",
-    aten.squeeze.default: ".squeeze()",
-    aten.squeeze.dim: ".squeeze({0})",
-    aten.squeeze.dims: ".squeeze({0})",
-    aten.unsqueeze.default: ".unsqueeze({0})",
-    aten.permute.default: ".permute({0})",
-    aten.transpose.int: ".transpose({0}, {1})",
-    aten.t.default: ".t()",
-    aten.select.int: ".select({0}, {1})",
-    aten.expand.default: ".expand({0})",
-    aten.unfold.default: ".unfold({0}, {1}, {2})",
-    aten.detach.default: ".detach()",
-}
+    aten.view.default: ".view({0})", aten.view.dtype: ".view({0})", aten.squeeze.default: ".squeeze()", aten.squeeze.dim: ".squeeze({0})",
+    aten.squeeze.dims: ".squeeze({0})", aten.unsqueeze.default: ".unsqueeze({0})", aten.permute.default: ".permute({0})",
+    aten.transpose.int: ".transpose({0}, {1})", aten.t.default: ".t()", aten.select.int: ".select({0}, {1})",
+    aten.expand.default: ".expand({0})", aten.unfold.default: ".unfold({0}, {1}, {2})", aten.detach.default: ".detach()",
+}  # fmt: skip
 
 
 def normalised(op: Any, args: tuple[Any, ...], result_index: int | None, parent: TensorMeta, result: torch.Tensor) -> ViewStep:

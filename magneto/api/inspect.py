@@ -22,17 +22,13 @@ def stats() -> dict[str, Any]:
     timings = events.timings()
     hook = _C.counters()
     return {
-        "graphs": events.count("graph"),
-        "breaks": events.count("break"),
-        "break_reasons": [event.fields["reason"] for event in events.events("break")],
-        "recompiles": events.count("recompile"),
+        "graphs": events.count("graph"), "breaks": events.count("break"),
+        "break_reasons": [event.fields["reason"] for event in events.events("break")], "recompiles": events.count("recompile"),
         "cache_hits": int(counters.get("kernel_cache_hits", 0)),
         "compile_seconds": timings["compile"].total if "compile" in timings else 0.0,
-        "kernels": int(counters.get("kernels", events.count("kernel"))),
-        "cuda_graphs": int(counters.get("cuda_graphs", 0)),
-        "fallbacks": events.count("fallback"),
-        "hook": hook,
-    }
+        "kernels": int(counters.get("kernels", events.count("kernel"))), "cuda_graphs": int(counters.get("cuda_graphs", 0)),
+        "fallbacks": events.count("fallback"), "hook": hook,
+    }  # fmt: skip
 
 
 class Guards:

@@ -35,15 +35,9 @@ class TensorMeta:
     def of(tensor: torch.Tensor) -> TensorMeta:
         """Metadata of a real or fake tensor. Raises for layouts without strides (sparse and the like)."""
         return TensorMeta(
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.dtype,
-            tensor.device,
-            tensor.requires_grad,
-            int(tensor.storage_offset()),
-            tensor.grad_fn is None,
-            CONJ * tensor.is_conj() + NEG * tensor.is_neg(),
-        )
+            tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, int(tensor.storage_offset()),
+            tensor.grad_fn is None, CONJ * tensor.is_conj() + NEG * tensor.is_neg(),
+        )  # fmt: skip
 
     @staticmethod
     def contiguous(shape: Sequence[int], dtype: torch.dtype, device: torch.device = CPU) -> TensorMeta:
@@ -83,15 +77,10 @@ class TensorMeta:
         """A copy with some fields replaced (cheaper than dataclasses.replace)."""
         get = changes.get
         return TensorMeta(
-            get("shape", self.shape),
-            get("strides", self.strides),
-            get("dtype", self.dtype),
-            get("device", self.device),
-            get("requires_grad", self.requires_grad),
-            get("storage_offset", self.storage_offset),
-            get("is_leaf", self.is_leaf),
+            get("shape", self.shape), get("strides", self.strides), get("dtype", self.dtype), get("device", self.device),
+            get("requires_grad", self.requires_grad), get("storage_offset", self.storage_offset), get("is_leaf", self.is_leaf),
             get("lazy", self.lazy),
-        )
+        )  # fmt: skip
 
     def storage_size(self) -> int:
         """Elements from the start of the storage up to the last one this tensor reaches."""

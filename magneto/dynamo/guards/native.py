@@ -24,28 +24,18 @@ Instruction = tuple[int, int, int, int, bool, Any]
 
 # source class -> (operation, payload)
 LOADS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    Local: ("LOCAL", lambda source: source.slot),
-    Stack: ("STACK", lambda source: source.index),
-    Global: ("GLOBAL", lambda source: source.name),
-    Held: ("HELD", lambda source: source.obj),
-    Cell: ("CELL", lambda source: None),
-    InstanceDict: ("DICT", lambda source: None),
-    Attr: ("ATTR", lambda source: source.name),
-    Item: ("ITEM", lambda source: source.key),
-    KeyAt: ("KEY_AT", lambda source: source.index),
-    Part: ("PART", lambda source: source.index),
+    Local: ("LOCAL", lambda source: source.slot), Stack: ("STACK", lambda source: source.index),
+    Global: ("GLOBAL", lambda source: source.name), Held: ("HELD", lambda source: source.obj), Cell: ("CELL", lambda source: None),
+    InstanceDict: ("DICT", lambda source: None), Attr: ("ATTR", lambda source: source.name), Item: ("ITEM", lambda source: source.key),
+    KeyAt: ("KEY_AT", lambda source: source.index), Part: ("PART", lambda source: source.index),
     Peek: ("PEEK", lambda source: (source.ahead, source.part)),
-}
+}  # fmt: skip
 
 # Kinds whose check takes the payload as it is.
 DIRECT = {
-    Kind.TYPE_IS: "TYPE_IS",
-    Kind.EQUALS: "EQUALS",
-    Kind.LENGTH: "LENGTH",
-    Kind.KEYS: "KEYS",
-    Kind.KEY_ABSENT: "KEY_ABSENT",
+    Kind.TYPE_IS: "TYPE_IS", Kind.EQUALS: "EQUALS", Kind.LENGTH: "LENGTH", Kind.KEYS: "KEYS", Kind.KEY_ABSENT: "KEY_ABSENT",
     Kind.TYPE_VERSION: "TYPE_VERSION",
-}
+}  # fmt: skip
 
 
 class Builder:

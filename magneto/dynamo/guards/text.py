@@ -35,26 +35,19 @@ def _name(payload: Any) -> str:
 
 # kind -> text for people of (source text, payload)
 SHOW: dict[Kind, Callable[[str, Any], str]] = {
-    Kind.TYPE_IS: lambda x, p: f"type({x}) is {_name(p)}",
-    Kind.ID_IS: lambda x, p: f"{x} is {_name(p)}",
-    Kind.EQUALS: lambda x, p: f"{x} == {p!r}",
-    Kind.TENSOR: lambda x, p: f"{x}: {show_tensor(p)}",
-    Kind.LENGTH: lambda x, p: f"len({x}) == {p}",
-    Kind.KEYS: lambda x, p: f"list({x}) == {list(p)!r}",
+    Kind.TYPE_IS: lambda x, p: f"type({x}) is {_name(p)}", Kind.ID_IS: lambda x, p: f"{x} is {_name(p)}",
+    Kind.EQUALS: lambda x, p: f"{x} == {p!r}", Kind.TENSOR: lambda x, p: f"{x}: {show_tensor(p)}",
+    Kind.LENGTH: lambda x, p: f"len({x}) == {p}", Kind.KEYS: lambda x, p: f"list({x}) == {list(p)!r}",
     Kind.KEY_ABSENT: lambda x, p: f"{show_value(p)} not in {x}",
-    Kind.ABSENT: lambda x, p: f"{x} is unbound" if p is None else f"{x}.{p} is not set",
-    Kind.PRESENT: lambda x, p: f"{x} is there",
-    Kind.SAME: lambda x, p: f"{x} is {p.text()}",
-    Kind.MEMBER: lambda x, p: f"{p.text()} in {x}",
+    Kind.ABSENT: lambda x, p: f"{x} is unbound" if p is None else f"{x}.{p} is not set", Kind.PRESENT: lambda x, p: f"{x} is there",
+    Kind.SAME: lambda x, p: f"{x} is {p.text()}", Kind.MEMBER: lambda x, p: f"{p.text()} in {x}",
     Kind.NOT_MEMBER: lambda x, p: f"{p.text()} not in {x}",
     Kind.DISTINCT: lambda x, p: f"distinct({', '.join([x, *[source.text() for source in p]])})",
-    Kind.TYPE_VERSION: lambda x, p: f"class {_name(p)} is not modified",
-    Kind.STATE: lambda x, p: f"{p[0]} == {p[3]!r}",
+    Kind.TYPE_VERSION: lambda x, p: f"class {_name(p)} is not modified", Kind.STATE: lambda x, p: f"{p[0]} == {p[3]!r}",
     Kind.INT_RANGE: lambda x, p: _between(x, *p),
     Kind.SIZES: lambda x, p: f"the sizes of {', '.join([x, *[source.text() for source in p.others]])} are some that it was captured for",
-    Kind.RELATION: lambda x, p: p.format(*[x] * p.count("{}")),
-    Kind.DECIDES: lambda x, p: f"({p.text}) is {p.expected}, decided by {x}",
-}
+    Kind.RELATION: lambda x, p: p.format(*[x] * p.count("{}")), Kind.DECIDES: lambda x, p: f"({p.text}) is {p.expected}, decided by {x}",
+}  # fmt: skip
 
 
 def show_row(row: Row) -> str:
@@ -73,18 +66,14 @@ def show_guards(guards: GuardSet) -> str:
 
 # source class -> expression of (base expression, source, name of a constant)
 _EXPRESSIONS: dict[type, Callable[[str, Any, Callable[[Any], str]], str]] = {
-    Local: lambda base, s, const: f"slot(frame, {s.slot})",
-    Stack: lambda base, s, const: f"stack(frame, {s.index})",
-    Global: lambda base, s, const: f"global_name(frame, {s.name!r})",
-    Held: lambda base, s, const: const(s.obj),
-    Cell: lambda base, s, const: f"cell({base})",
-    InstanceDict: lambda base, s, const: f"instance_dict({base})",
+    Local: lambda base, s, const: f"slot(frame, {s.slot})", Stack: lambda base, s, const: f"stack(frame, {s.index})",
+    Global: lambda base, s, const: f"global_name(frame, {s.name!r})", Held: lambda base, s, const: const(s.obj),
+    Cell: lambda base, s, const: f"cell({base})", InstanceDict: lambda base, s, const: f"instance_dict({base})",
     Attr: lambda base, s, const: f"attr({base}, {s.name!r})",
     Item: lambda base, s, const: f"item({base}, {repr(s.key) if type(s.key) in (int, str) else const(s.key)})",
-    KeyAt: lambda base, s, const: f"key_at({base}, {s.index})",
-    Part: lambda base, s, const: f"part({base}, {s.index})",
+    KeyAt: lambda base, s, const: f"key_at({base}, {s.index})", Part: lambda base, s, const: f"part({base}, {s.index})",
     Peek: lambda base, s, const: f"peek({base}, {s.ahead}, {s.part})",
-}
+}  # fmt: skip
 
 
 class _Writer:
@@ -119,26 +108,20 @@ def _absent(w: _Writer, x: str, payload: str | None) -> str:
 
 
 _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
-    Kind.TYPE_IS: lambda w, x, p: f"type({x}) is {w.pinned(p)}",
-    Kind.ID_IS: lambda w, x, p: f"same_object({x}, {w.pinned(p)})",
-    Kind.EQUALS: lambda w, x, p: f"same_constant({x}, {w.const(p)})",
-    Kind.TENSOR: lambda w, x, p: f"tensor_holds({w.const(p)}, {x})",
+    Kind.TYPE_IS: lambda w, x, p: f"type({x}) is {w.pinned(p)}", Kind.ID_IS: lambda w, x, p: f"same_object({x}, {w.pinned(p)})",
+    Kind.EQUALS: lambda w, x, p: f"same_constant({x}, {w.const(p)})", Kind.TENSOR: lambda w, x, p: f"tensor_holds({w.const(p)}, {x})",
     Kind.LENGTH: lambda w, x, p: f"length({x}) == {p}",
     Kind.KEYS: lambda w, x, p: f"same_constant(tuple(listed({x})), {w.const(tuple(p))})",
-    Kind.KEY_ABSENT: lambda w, x, p: f"key_absent({x}, {w.const(p)})",
-    Kind.ABSENT: _absent,
-    Kind.PRESENT: lambda w, x, p: f"({x}, True)[1]",
-    Kind.SAME: lambda w, x, p: f"{x} is {w.source(p)}",
-    Kind.MEMBER: lambda w, x, p: f"is_element({x}, {w.source(p)})",
-    Kind.NOT_MEMBER: lambda w, x, p: f"not is_element({x}, {w.source(p)})",
+    Kind.KEY_ABSENT: lambda w, x, p: f"key_absent({x}, {w.const(p)})", Kind.ABSENT: _absent,
+    Kind.PRESENT: lambda w, x, p: f"({x}, True)[1]", Kind.SAME: lambda w, x, p: f"{x} is {w.source(p)}",
+    Kind.MEMBER: lambda w, x, p: f"is_element({x}, {w.source(p)})", Kind.NOT_MEMBER: lambda w, x, p: f"not is_element({x}, {w.source(p)})",
     Kind.DISTINCT: lambda w, x, p: f"all_distinct({', '.join([x, *[w.source(source) for source in p]])})",
     Kind.TYPE_VERSION: lambda w, x, p: f"class_unchanged({w.const(known(p))}, {w.const(reading.class_snapshot(known(p)))})",
     Kind.STATE: lambda w, x, p: f"same_constant({w.const(p[1])}(*{w.const(p[2])}), {w.const(p[3])})",
     Kind.INT_RANGE: lambda w, x, p: f"in_range({x}, {p[0]}, {p[1]})",
     Kind.SIZES: lambda w, x, p: f"{w.const(p.holds_for)}({', '.join([x, *[w.source(source) for source in p.others]])})",
-    Kind.RELATION: lambda w, x, p: f"{w.const(reading.relation(p))}({x})",
-    Kind.DECIDES: lambda w, x, p: f"{w.const(p.holds)}({x})",
-}
+    Kind.RELATION: lambda w, x, p: f"{w.const(reading.relation(p))}({x})", Kind.DECIDES: lambda w, x, p: f"{w.const(p.holds)}({x})",
+}  # fmt: skip
 
 
 def _present(read: Callable[[], Any]) -> Any:

@@ -391,15 +391,8 @@ def _facts(recorder: Recorder, tensor: trackers.TensorTracker) -> tuple[Any, ...
     written = any(one in recorder.mutated for one in tensor.memory or (tensor,))
     spent, turned = tensor.node in recorder.spent, tensor.node in recorder.turned
     return (
-        tensor.meta,
-        tensor.cls,
-        dict(tensor.attrs),
-        tensor.new_leaf,
-        written,
-        spent,
-        turned,
-        (tensor.views is None, tensor.memory is None),
-    )
+        tensor.meta, tensor.cls, dict(tensor.attrs), tensor.new_leaf, written, spent, turned, (tensor.views is None, tensor.memory is None),
+    )  # fmt: skip
 
 
 class _Paths:
@@ -523,14 +516,11 @@ def _is_absent(read: Any, obj: Any, name: Any) -> bool:
 
 _ABSENT, _NOWHERE = object(), object()  # in place of values: the place holds nothing; there is no such place
 _HOLDS: dict[Kind, Any] = {
-    Kind.TYPE_IS: lambda value, payload: type(value) is payload,
-    Kind.EQUALS: reading.same_constant,
-    Kind.TENSOR: lambda value, payload: tensor_holds(payload, value),
-    Kind.LENGTH: lambda value, payload: reading.length(value) == payload,
+    Kind.TYPE_IS: lambda value, payload: type(value) is payload, Kind.EQUALS: reading.same_constant,
+    Kind.TENSOR: lambda value, payload: tensor_holds(payload, value), Kind.LENGTH: lambda value, payload: reading.length(value) == payload,
     Kind.KEYS: lambda value, payload: reading.same_constant(tuple(reading.listed(value)), tuple(payload)),
     Kind.KEY_ABSENT: lambda value, payload: isinstance(value, dict) and _is_absent(reading.item, value, payload),
-    Kind.ABSENT: lambda value, payload: _is_absent(reading.attr, value, payload),
-    Kind.PRESENT: lambda value, payload: True,
-}
+    Kind.ABSENT: lambda value, payload: _is_absent(reading.attr, value, payload), Kind.PRESENT: lambda value, payload: True,
+}  # fmt: skip
 """Whether a row holds for a value; rows of other kinds, but ID_IS and SAME, are not moved."""
 _OF_TWO = (Kind.SAME, Kind.DISTINCT, Kind.MEMBER, Kind.NOT_MEMBER)

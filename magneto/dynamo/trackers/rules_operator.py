@@ -37,28 +37,17 @@ if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
 
 ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
-    "add": (operator.add, operator.iadd, "+"),
-    "sub": (operator.sub, operator.isub, "-"),
-    "mul": (operator.mul, operator.imul, "*"),
-    "matmul": (operator.matmul, operator.imatmul, "@"),
-    "truediv": (operator.truediv, operator.itruediv, "/"),
-    "floordiv": (operator.floordiv, operator.ifloordiv, "//"),
-    "mod": (operator.mod, operator.imod, "%"),
-    "pow": (operator.pow, operator.ipow, "** or pow()"),
-    "lshift": (operator.lshift, operator.ilshift, "<<"),
-    "rshift": (operator.rshift, operator.irshift, ">>"),
-    "and": (operator.and_, operator.iand, "&"),
-    "or": (operator.or_, operator.ior, "|"),
-    "xor": (operator.xor, operator.ixor, "^"),
-}
+    "add": (operator.add, operator.iadd, "+"), "sub": (operator.sub, operator.isub, "-"), "mul": (operator.mul, operator.imul, "*"),
+    "matmul": (operator.matmul, operator.imatmul, "@"), "truediv": (operator.truediv, operator.itruediv, "/"),
+    "floordiv": (operator.floordiv, operator.ifloordiv, "//"), "mod": (operator.mod, operator.imod, "%"),
+    "pow": (operator.pow, operator.ipow, "** or pow()"), "lshift": (operator.lshift, operator.ilshift, "<<"),
+    "rshift": (operator.rshift, operator.irshift, ">>"), "and": (operator.and_, operator.iand, "&"),
+    "or": (operator.or_, operator.ior, "|"), "xor": (operator.xor, operator.ixor, "^"),
+}  # fmt: skip
 COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
-    "lt": (operator.lt, "gt", "<"),
-    "le": (operator.le, "ge", "<="),
-    "gt": (operator.gt, "lt", ">"),
-    "ge": (operator.ge, "le", ">="),
-    "eq": (operator.eq, "eq", "=="),
-    "ne": (operator.ne, "ne", "!="),
-}
+    "lt": (operator.lt, "gt", "<"), "le": (operator.le, "ge", "<="), "gt": (operator.gt, "lt", ">"), "ge": (operator.ge, "le", ">="),
+    "eq": (operator.eq, "eq", "=="), "ne": (operator.ne, "ne", "!="),
+}  # fmt: skip
 _NUMBERS = (int, float, bool, complex)
 
 pure(

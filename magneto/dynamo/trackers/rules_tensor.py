@@ -91,20 +91,12 @@ def storage_offset(m: Machine, v: TensorTracker) -> Tracker:
 
 
 METHODS: dict[str, Callable[[TensorMeta], Any]] = {
-    "dim": lambda t: t.ndim,
-    "ndimension": lambda t: t.ndim,
-    "element_size": lambda t: t.dtype.itemsize,
-    "is_floating_point": lambda t: t.dtype.is_floating_point,
-    "is_complex": lambda t: t.dtype.is_complex,
-    "is_signed": lambda t: t.dtype.is_signed,
-    "is_conj": lambda t: bool(t.lazy & CONJ),
-    "is_neg": lambda t: bool(t.lazy & NEG),
-    "is_coalesced": lambda t: False,
-    "has_names": lambda t: False,
-    "get_device": lambda t: -1 if t.device.type == "cpu" else t.device.index,
-    "dense_dim": lambda t: t.ndim,
-    "sparse_dim": lambda t: 0,
-}
+    "dim": lambda t: t.ndim, "ndimension": lambda t: t.ndim, "element_size": lambda t: t.dtype.itemsize,
+    "is_floating_point": lambda t: t.dtype.is_floating_point, "is_complex": lambda t: t.dtype.is_complex,
+    "is_signed": lambda t: t.dtype.is_signed, "is_conj": lambda t: bool(t.lazy & CONJ), "is_neg": lambda t: bool(t.lazy & NEG),
+    "is_coalesced": lambda t: False, "has_names": lambda t: False, "get_device": lambda t: -1 if t.device.type == "cpu" else t.device.index,
+    "dense_dim": lambda t: t.ndim, "sparse_dim": lambda t: 0,
+}  # fmt: skip
 """Methods without arguments that are constants of the metadata."""
 
 

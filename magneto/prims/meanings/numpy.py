@@ -136,15 +136,10 @@ def _plain(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 REDUCTIONS: dict[str, Callable[..., Array]] = {
-    "sum": _accumulated(np.sum),
-    "prod": _accumulated(np.prod),
-    "amax": _plain(np.max),
-    "amin": _plain(np.min),
-    "any": _plain(np.any),
-    "all": _plain(np.all),
-    "argmax": lambda x, dim: np.asarray(np.argmax(x, axis=dim), dtype=np.int64),
+    "sum": _accumulated(np.sum), "prod": _accumulated(np.prod), "amax": _plain(np.max), "amin": _plain(np.min), "any": _plain(np.any),
+    "all": _plain(np.all), "argmax": lambda x, dim: np.asarray(np.argmax(x, axis=dim), dtype=np.int64),
     "argmin": lambda x, dim: np.asarray(np.argmin(x, axis=dim), dtype=np.int64),
-}
+}  # fmt: skip
 
 
 def var(x: Array, dims: Sequence[int], correction: float = 1) -> tuple[Array, Array]:

@@ -535,7 +535,6 @@ REPLACED: list[tuple[Any, str, Any, Callable[[torch.Tensor], Any]]] = [
             ("rsub", lambda x: 1 - x),
             ("gt", lambda x: 0.5 < x),
             ("matmul", lambda x: x.mT @ x),
-            ("getitem", lambda x: x[:1]),
             ("iadd", lambda x: operator.iadd(x.clone(), 1)),
         )
     ),

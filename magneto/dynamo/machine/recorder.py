@@ -193,8 +193,7 @@ class Recorder:
             mutated.update(
                 dict.fromkeys([("out",)] if isinstance(kwargs["out"], Tracker) else [("out", i) for i in range(len(kwargs["out"]))])
             )
-        for path in mutated:
-            self._refuse_inference(_at(args, kwargs, path))
+        self._refuse_inference([_at(args, kwargs, path) for path in mutated])
         node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
         node.meta.update(val=result.value, stack=machine.user_stack(), counted=self.sizes.found > counted)
         self.n_calls += 1
@@ -503,13 +502,14 @@ class Recorder:
         """The tensor is printed at the region's end: no later operation of the region may write to it."""
         self.shown.append(tracker)
 
-    def _refuse_inference(self, value: Any) -> None:
+    def _refuse_inference(self, written: Sequence[Any]) -> None:
         """A write to a tensor of inference mode, outside of it: eager raises behind the write itself."""
-        memory = (value.memory or (value,)) if isinstance(value, trackers.TensorTracker) else ()
-        if any(isinstance(tracker.obj, torch.Tensor) and tracker.obj.is_inference() for tracker in memory):
-            self.machine.grad_enabled()
-            if not self.inference_mode:
-                self.machine.graph_break("B104", operation="a write outside of inference mode", value=f"{value.show()}, made inside,")
+        for value in written:
+            memory = (value.memory or (value,)) if isinstance(value, trackers.TensorTracker) else ()
+            if any(isinstance(tracker.obj, torch.Tensor) and tracker.obj.is_inference() for tracker in memory):
+                self.machine.grad_enabled()
+                if not self.inference_mode:
+                    self.machine.graph_break("B104", operation="a write outside of inference mode", value=f"{value.show()}, made inside,")
 
     def _refuse_doubtful(self, value: Any, gradient: bool) -> None:
         """A write that makes a tensor require gradients: those that share its memory for some sizes only (`contiguous`, `dropout` of what may be empty) may follow."""

@@ -194,15 +194,9 @@ def describe(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: An
     collector.check_geometry()
     parameters = set(getattr(gm, "meta", {}).get("magneto", {}).get("parameter_inputs", ()))
     return collector, Signature(
-        len(tracing.inputs),
-        len(tracing.attributes) + len(tracing.mode.literals),
-        len(collector.results),
-        outputs,
-        mutations,
-        single,
-        apart=_apart(tracing, mutations, parameters),
-        gaps=tuple(collector.gaps.items()),
-    )
+        len(tracing.inputs), len(tracing.attributes) + len(tracing.mode.literals), len(collector.results), outputs, mutations, single,
+        apart=_apart(tracing, mutations, parameters), gaps=tuple(collector.gaps.items()),
+    )  # fmt: skip
 
 
 def finish(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any], value: Any, name: str) -> AtenGraph:

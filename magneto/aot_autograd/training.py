@@ -180,15 +180,12 @@ class TrainingPlan:
         names = {"tangent": lambda k: f"t[{there.index(k)}]", "given": lambda k: f"g[{k}]"}
         answers = (None if g is None else names[g[0]](g[1]) if isinstance(g, tuple) else f"f[{g}]" for g in gradients)
         return Backward(
-            getattr(compiled, "consume", None) or (lambda values: compiled(*values)),
-            kept,
+            getattr(compiled, "consume", None) or (lambda values: compiled(*values)), kept,
             tuple((self.differentiable[k], self.tangent_metas[k]) for k in there),
             any(isinstance(g, tuple) and g[0] == "tangent" for g in gradients),
-            eval(f"lambda f, t, g: (None, {''.join(f'{g}, ' for g in answers)})"),
-            any_layout or getattr(compiled, "any_layout", False),
-            tuple((place, self.differentiable[there[k]]) for place, k in scaled),
-            given,
-        )
+            eval(f"lambda f, t, g: (None, {''.join(f'{g}, ' for g in answers)})"), any_layout or getattr(compiled, "any_layout", False),
+            tuple((place, self.differentiable[there[k]]) for place, k in scaled), given,
+        )  # fmt: skip
 
 
 def reach(cut: Partition, choice: Choice) -> Reached:
@@ -211,26 +208,12 @@ def plan_training(
     counted = (m for m in joint.signature.mutations if m.counted and m.index in joint.read_late)
     written = {m.source.index: m.index for m in counted if isinstance(m.source, Result)}
     return TrainingPlan(
-        joint.name,
-        forward,
-        compile_backward,
-        n,
-        cut,
-        tuple(i for i in range(n) if i not in joint.differentiable),
-        joint.differentiable,
-        tuple(joint.results[i].meta["val"] for i in joint.differentiable),
-        captured,
-        again,
-        joint.signature.n_inputs,
-        tuple(i for i in tensors if i not in kept and (again is None or i not in again.written)),
-        holds,
-        cut_off,
-        joint.frees or bool(cut.kept),
-        tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None),
-        joint.order,
-        tuple((place, written[k.index]) for place, k in enumerate(cut.kept) if k.kind == "result" and k.index in written),
-        scale=scale,
-    )
+        joint.name, forward, compile_backward, n, cut, tuple(i for i in range(n) if i not in joint.differentiable), joint.differentiable,
+        tuple(joint.results[i].meta["val"] for i in joint.differentiable), captured, again, joint.signature.n_inputs,
+        tuple(i for i in tensors if i not in kept and (again is None or i not in again.written)), holds, cut_off,
+        joint.frees or bool(cut.kept), tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None), joint.order,
+        tuple((place, written[k.index]) for place, k in enumerate(cut.kept) if k.kind == "result" and k.index in written), scale=scale,
+    )  # fmt: skip
 
 
 def training_function(plan: TrainingPlan) -> Compiled:

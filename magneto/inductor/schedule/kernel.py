@@ -63,16 +63,10 @@ class Member:
     def mapped(self, mapping: Mapping[Expr, Expr], memo: dict[Value, Value], full: bool | None = None) -> Member:
         """The member over other symbols."""
         return Member(
-            self.kind,
-            self.buffer,
-            map_value(self.body, mapping, memo),
-            substitute(self.store, mapping),
-            self.full if full is None else full,
-            self.acc_dtype,
-            None if self.flat is None else substitute(self.flat, mapping),
-            self.position,
-            self.down,
-        )
+            self.kind, self.buffer, map_value(self.body, mapping, memo), substitute(self.store, mapping),
+            self.full if full is None else full, self.acc_dtype, None if self.flat is None else substitute(self.flat, mapping),
+            self.position, self.down,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,15 +88,9 @@ def _all(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
-    "sum": _over(torch.sum),
-    "prod": _over(_prod),
-    "amax": _over(torch.amax),
-    "amin": _over(torch.amin),
-    "any": _over(_any),
-    "all": _over(_all),
-    "argmax": lambda x, dim: torch.argmax(x, dim),
-    "argmin": lambda x, dim: torch.argmin(x, dim),
-}
+    "sum": _over(torch.sum), "prod": _over(_prod), "amax": _over(torch.amax), "amin": _over(torch.amin), "any": _over(_any),
+    "all": _over(_all), "argmax": lambda x, dim: torch.argmax(x, dim), "argmin": lambda x, dim: torch.argmin(x, dim),
+}  # fmt: skip
 
 
 def var(x: Tensor, dims: Sequence[int], correction: float = 1) -> tuple[Tensor, Tensor]:

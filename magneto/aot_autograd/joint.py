@@ -196,8 +196,9 @@ def _not_a_leaf(mode: FunctionalMode, tracing: Tracing, index: int, leaf: torch.
     with mode, torch.enable_grad():
         tensor = leaf.clone(memory_format=torch.preserve_format)
     if tensor.stride() != leaf.stride():
+        made = [hollow(TensorMeta.of(leaf))]  # the mode would see how it is made
         with mode, torch.enable_grad():
-            tensor = Identity.apply(leaf)  # type: ignore[no-untyped-call]
+            tensor = Identity.apply(leaf, made)  # type: ignore[no-untyped-call]
     root = mode.storages.add_root(tensor, view.meta, view.node, index)
     tracing.roots[index] = root
     tracing.versions[index] = tensor._version
@@ -206,15 +207,15 @@ def _not_a_leaf(mode: FunctionalMode, tracing: Tracing, index: int, leaf: torch.
 
 
 class Identity(torch.autograd.Function):
-    """Another memory with the same geometry; gradients pass."""
+    """Another memory with the same geometry, which is given in a list; gradients pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return hollow(TensorMeta.of(x))
+    def forward(ctx: Any, x: torch.Tensor, made: list[torch.Tensor]) -> torch.Tensor:
+        return made[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 @dataclass(frozen=True, slots=True)

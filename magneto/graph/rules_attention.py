@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+import torch
 
 from magneto.graph.layout import RuleError, ordered_strides, preserved_strides
 from magneto.graph.meta import TensorMeta
@@ -10,6 +14,29 @@ from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
 
 RULES, rule = rule_table()
+
+_SEEDS = {"_scaled_dot_product_efficient_attention_backward": (7, 9), "_efficient_attention_backward": (12, 11)}
+"""Where these are given the seed of the dropout (behind it the offset), and its probability."""
+
+
+@cache
+def seeded(op: Any) -> Callable[..., Any] | None:
+    """A backward of attention that takes the seed of its dropout from wherever it lies (None for other operations). Forwards leave it on the host, or on the device while they are captured; ATen's
+    backwards look for it on the host, or on the device while they are captured, and check nothing: a captured forward's is read here, and a host's is never made part of a capture."""
+    packet = getattr(op, "overloadpacket", None)
+    if packet is None or not str(packet).startswith("aten.") or packet.__name__ not in _SEEDS:
+        return None
+    seed, probability = _SEEDS[packet.__name__]
+
+    def run(*args: Any, **options: Any) -> Any:
+        state = args[seed : seed + 2]
+        if not args[probability] or all(x.is_cuda is torch.cuda.is_current_stream_capturing() for x in state):
+            return op(*args, **options)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the forward of attention with dropout is captured, or its backward is not")
+        return op(*args[:seed], *(x.cpu() for x in state), *args[seed + 2 :], **options)
+
+    return run
 
 
 def _check_attention(query: TensorMeta, key: TensorMeta, value: TensorMeta) -> None:

@@ -11,6 +11,7 @@ import torch
 from magneto.graph.layout import RuleError
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import rule_table
+from magneto.graph.rules_attention import seeded
 
 RULES, rule = rule_table()
 
@@ -57,7 +58,7 @@ def call_of(op: Any, value: Any) -> Callable[..., Any]:
     """What to call for an operation whose results are `value` (metadata; None for a result that is not there)."""
     if LAYER is not None and op is LAYER.default and value[WORKSPACE] is not None:
         return keeping_workspace
-    return op  # type: ignore[no-any-return]
+    return seeded(op) or op  # type: ignore[no-any-return]
 
 
 # ---- the fused cells of CUDA ---------------------------------------------------------------------------------------------

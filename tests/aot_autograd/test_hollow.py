@@ -10,6 +10,7 @@ from torch import nn
 
 import magneto
 from magneto.aot_autograd import joint, mode, trace
+from magneto.base import events
 from magneto.graph.meta import TensorMeta
 
 
@@ -59,3 +60,14 @@ def test_nothing_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for p, g in zip(m.parameters(), gradients, strict=True):
         torch.testing.assert_close(p.grad, g)
     assert len(made) > 30
+
+
+def test_an_input_with_gaps_that_autograd_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mode does not see how its stand-in is made."""
+    for module in (mode, trace, joint):
+        monkeypatch.setattr(module, "hollow", mode.without_memory)
+    x = torch.randn(4, 6, requires_grad=True)
+    run = magneto.optimize("aot_eager", nopython=True)(lambda part: (part * part).sum())
+    run((x * 2)[:, ::2]).backward()
+    assert x.grad is not None and torch.allclose(x.grad[:, ::2], 8 * x[:, ::2]) and not x.grad[:, 1::2].any()
+    assert not [e for e in events.events("fallback") if "set_" in str(e.fields)]

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from math import gcd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,11 @@ from magneto.aot_autograd import special
 from magneto.aot_autograd.call import as_function
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.trace import trace
+from magneto.dynamo.machine.assume import Drawn, Place, Refuted, assume
+from magneto.dynamo.region.runtime import keeps_random_stream
 from magneto.graph.layout import is_dense
+from magneto.graph.rules_attention import seeded
+from magneto.graph.rules_recurrent import call_of
 from magneto.inductor import draws
 from magneto.inductor import halves as joining
 from magneto.inductor.devices import split
@@ -29,6 +34,7 @@ from magneto.inductor.lower import lower_graph
 from magneto.inductor.lower.context import CannotLower
 from magneto.inductor.lower.dropout import DROPOUT
 from magneto.inductor.recall import plainly
+from magneto.inductor.runtime.calls import call_named, name_of_call
 from magneto.prims import prims
 from magneto.prims.decompose import decompose
 from tests.aot_autograd.capture import capture
@@ -313,3 +319,63 @@ def test_librarys_draws_of_an_input_that_begins_elsewhere_are_made_operation_by_
     joined = Joined(None, lambda *given: ["recorded"] * 3, split(b.graph)[-1], CPU, False, lambda *inputs: ["plain"])
     memory = torch.ones(68)
     assert joined(memory[1:65], memory, memory) == ["plain"] and joined(memory[4:], memory[1:], memory[1:])[0] == "recorded"
+
+
+@pytest.mark.parametrize("name, first", [("_scaled_dot_product_efficient_attention_backward", 7), ("_efficient_attention_backward", 12)])
+def test_a_backward_of_attention_finds_the_seed_where_it_looks(name: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host, or on the device while it is captured: ATen reads the address in any case."""
+    places = [a.name for a in getattr(aten, name).default._schema.arguments]
+    assert places[first : first + 2] == ["philox_seed", "philox_offset"]
+
+    class Backward:
+        overloadpacket = getattr(aten, name)
+
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            return args[first : first + 2], options
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    run = seeded(op := Backward())
+    assert run is not None and call_of(op, None) is run and seeded(aten.mm.default) is None
+
+    def called(on_device: bool, p: float) -> Any:
+        args: list[Any] = [None] * 16
+        args[first : first + 2] = [SimpleNamespace(is_cuda=on_device, cpu=lambda n=n: n) for n in range(2)]
+        args[places.index("dropout_p")] = p
+        found, options = run(*args, scale=2.0)
+        assert options == {"scale": 2.0}
+        return list(found) if found != tuple(args[first : first + 2]) else "as given"
+
+    assert called(False, 0.1) == "as given" and called(True, 0.1) == [0, 1] and called(True, 0.0) == "as given"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert called(True, 0.1) == "as given" and called(False, 0.0) == "as given"
+    with pytest.raises(RuntimeError, match="is captured"):
+        called(False, 0.1)
+
+
+def test_plans_call_it_so_in_every_process() -> None:
+    op = aten._scaled_dot_product_efficient_attention_backward.default
+    function = call_named(f"seeded {op}")
+    assert function is seeded(op) and name_of_call(function) == f"seeded {op}"
+
+
+def test_a_graph_that_fails_has_drawn_nothing_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    seen: list[torch.Tensor] = []
+
+    def graph() -> None:
+        seen.append(torch.rand(3, generator=generator) + torch.rand(3))
+        raise RuntimeError("no memory")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no memory"):
+            keeps_random_stream(graph)()
+    assert torch.equal(*seen)
+    place = Place(test_plans_call_it_so_in_every_process.__code__, 0, True)
+    before = Drawn()
+    first = torch.rand(3, generator=generator)
+    with pytest.raises(Refuted):
+        assume(False, True, place, before)
+    assert torch.equal(torch.rand(3, generator=generator), first)

@@ -126,6 +126,15 @@ def test_what_cannot_be_launched_goes_to_the_other(table: bool) -> None:
     assert len(calls) == 2
 
 
+def test_kernels_of_many_parameters() -> None:
+    calls: list[Any] = []
+    tensors = [torch.randn(4) for _ in range(480)]
+    _C.Launch(0, (1, 1, 1), 32, 0, 0, 480, lambda *args: calls.append(args))(*tensors)
+    assert len(calls) == 1 and len(calls[0]) == 480
+    with pytest.raises(ValueError, match="481 parameters"):
+        _C.Launch(0, (1, 1, 1), 32, 0, 0, 481, print)
+
+
 def test_a_table_remembers_as_many_addresses_as_it_has_tensors() -> None:
     launch = _C.Launch(0, (1, 1, 1), 32, 0, 0, 2, lambda *args: None, True)
     launch.remember(addresses([torch.randn(1), torch.randn(1)]), 1, 0, 2, 3)

@@ -64,11 +64,27 @@ class Written:
             before.put_back()
 
 
-def assume(condition: object, expected: bool, place: Place, random: torch.Tensor | None = None, written: Written | None = None) -> None:
-    """Region code calls this. `random`: state of the generator before the graph; `written`: the graph's inputs that it writes."""
+class Drawn:
+    """The states of torch's own generators: the CPU's, and those of the devices that the program has used (not while it captures a stream: they may not be read then)."""
+
+    __slots__ = ("cpu", "devices")
+
+    def __init__(self) -> None:
+        self.cpu = torch.get_rng_state()
+        used = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+        self.devices = [(generator, generator.get_state()) for generator in (torch.cuda.default_generators if used else ())]
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.cpu)
+        for generator, state in self.devices:
+            generator.set_state(state)
+
+
+def assume(condition: object, expected: bool, place: Place, random: Drawn | None = None, written: Written | None = None) -> None:
+    """Region code calls this. `random`: the generators before the graph; `written`: the graph's inputs that it writes."""
     if bool(condition) is not expected:
         if random is not None:
-            torch.set_rng_state(random)
+            random.put_back()
         if written is not None:
             written.put_back()
         raise Refuted(place)

@@ -24,7 +24,7 @@ from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack, of_module
 from magneto.dynamo.guards.text import holds_later
-from magneto.dynamo.machine.assume import Written, assume
+from magneto.dynamo.machine.assume import Drawn, Written, assume
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.lifetime import looks_at_the_heap
 from magneto.dynamo.machine.machine import SymbolicMachine
@@ -189,7 +189,7 @@ class _Builder:
         random = ""
         if recorder.random_nodes:
             em.early_lines.append("random = random_state()")
-            self.namespace["random_state"] = torch.get_rng_state
+            self.namespace["random_state"] = Drawn
             random = ", random"
         if written:
             em.early_lines.append(f"written = Written({', '.join(self._input(tracker) for tracker in written)})")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from magneto import _C
+from magneto.dynamo.machine.assume import Drawn
 from magneto.dynamo.trackers.draw import put_back, state_of
 from magneto.dynamo.trackers.rules_exception import NO_EXCEPTION, NO_GROUP
 
@@ -95,11 +96,11 @@ def keeps_random_stream(graph: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled graph that draws random numbers: when it fails, the interpreter runs the frame again, and draws the same ones."""
 
     def run(*inputs: Any) -> Any:
-        before = torch.get_rng_state()
+        before = Drawn()
         try:
             return graph(*inputs)
         except Exception:
-            torch.set_rng_state(before)
+            before.put_back()
             raise
 
     return run

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.graph.rules_attention import seeded
 from magneto.graph.rules_recurrent import call_of, keeping_workspace
 from magneto.prims import PRIMS, Prim
 
@@ -50,6 +51,8 @@ def fast_callable(step: LibraryCall) -> Callable[..., Any]:
     target = step.op if step.out_op is None else step.out_op
     if call_of(step.op, step.outputs) is keeping_workspace:
         function, name = keeping_workspace, f"keeping {step.op}"
+    elif (again := seeded(step.op)) is not None:
+        function, name = again, f"seeded {step.op}"
     elif step.op in FAST and (step.out_op is None or len(step.buffers) == 1):
         function, name = FAST[step.op], f"fast {step.op}"
     elif isinstance(target, torch._ops.OpOverload):
@@ -83,6 +86,9 @@ def call_named(name: str) -> Callable[..., Any]:
         target = getattr(target, part)
     if not isinstance(target, torch._ops.OpOverload):
         raise LookupError(name)
-    function = keeping_workspace if kind == "keeping" else FAST[target] if kind == "fast" else _direct(target)
+    kinds: dict[str, Callable[..., Any] | None] = {"keeping": keeping_workspace, "fast": FAST.get(target), "seeded": seeded(target)}
+    function = kinds.get(kind, _direct(target))
+    if function is None:
+        raise LookupError(name)
     _names[id(function)] = function, name
     return function

@@ -58,12 +58,27 @@ def _recorded(
                         outs = run(*given)
                     finally:
                         graph.capture_end()
+        except BaseException:
+            with torch.cuda.stream(side):
+                _settle(operands[1])
+            raise
         finally:
             _forget_workspaces()
             if collecting:
                 gc.enable()
         torch.cuda.current_stream(index).wait_stream(side)
     return graph, outs, changes
+
+
+def _settle(memory: torch.Tensor) -> None:
+    """A recording that fails leaves torch's generators as they are while recording, and every later draw raises. One that ends puts them back."""
+    graph: Any = torch.cuda.CUDAGraph()
+    with suppress(RuntimeError):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            memory.zero_()
+        finally:
+            graph.capture_end()
 
 
 @contextmanager
@@ -180,5 +195,6 @@ def recordable(node: fx.Node) -> bool:
 
 _LOOKUP = re.compile(r"aten\._?(unsafe_)?index(_put)?_?\.")
 _WAITS = re.compile(
-    r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|unique|bincount|histc|ctc_loss|_cudnn_rnn|nms"
+    r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|masked_scatter|unique|bincount|histc|ctc_loss|_cudnn_rnn|nms"
+    r"|segment_reduce|\.isin\.|\.normal\.(Tensor|float)_Tensor"  # standard deviations are looked at
 )

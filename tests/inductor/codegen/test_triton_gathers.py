@@ -238,6 +238,9 @@ def test_what_may_be_recorded() -> None:
     assert not recordable(node(aten.repeat_interleave.Tensor, places))
     assert recordable(node(aten.repeat_interleave.self_int, x, 2))
     assert not recordable(node(aten.repeat_interleave.self_Tensor, x, places))
+    assert not recordable(node(aten.masked_scatter.default, x, mask, x)) and not recordable(node(aten.isin.Tensor_Tensor, places, places))
+    assert not recordable(node(aten.normal.Tensor_Tensor, x, x)) and not recordable(node(aten.normal.float_Tensor, 0.0, x))
+    assert recordable(node(aten.normal.Tensor_float, x, 1.0)) and recordable(node(aten.isinf.default, x))
     assert not recordable(node(aten.nonzero.default, x))
     assert recordable(node(aten.mm.default, x, x))
 

@@ -7,6 +7,8 @@ import itertools
 import random
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,3 +210,34 @@ def test_the_programs_own_history_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
     history = History(False, notes)
     monkeypatch.setattr(history, "switch", refused)
     assert noted(history, monkeypatch) == []
+
+
+def test_a_recording_that_fails_leaves_generators_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch puts them back when a capture ends well, not when it fails."""
+    state = {"capturing": False, "broken": False}
+
+    class Capture:
+        def capture_begin(self, **_: Any) -> None:
+            state.update(capturing=True, broken=False)
+
+        def capture_end(self) -> None:
+            if state["broken"]:
+                raise RuntimeError("a previous error during capture")
+            state["capturing"] = False
+
+    def waits(x: torch.Tensor) -> None:
+        state["broken"] = True
+        raise RuntimeError("not permitted while capturing")
+
+    stream = SimpleNamespace(cuda_stream=7, wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Capture)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    for name, found in (("_side", stream), ("stream", 0), ("_handle", [torch.ones(2), torch.ones(2)]), ("_lay_out_workspace", None)):
+        monkeypatch.setattr(record, name, lambda *_, found=found: found)
+    monkeypatch.setattr(record, "_forget_workspaces", lambda: None)
+    with pytest.raises(RuntimeError, match="previous error"):
+        record._recorded(waits, [torch.ones(2)], 0, ())
+    assert not state["capturing"]

@@ -43,7 +43,18 @@ def switched_module(module: torch.nn.Module, switch: Callable[[Any], Any]) -> An
 
 def optimized_module(module: torch.nn.Module, policy: Any) -> Any:
     """The optimised twin of a module."""
-    return switched_module(module, lambda call: _C.Optimized(call, policy))
+    return switched_module(module, lambda call: _C.Optimized(_captured_from(call), policy))
+
+
+def _captured_from(call: Any) -> Any:
+    """Where capture begins: at the module's `forward`, or, where that is one of torch's that capture reads as another function, in front of it."""
+    if getattr(type(call.__self__), "forward", None) is not torch.nn.TransformerEncoder.forward:
+        return call
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return forward
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:

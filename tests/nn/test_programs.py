@@ -845,3 +845,43 @@ def test_scenario(name: str) -> None:
     assert magneto.stats()["graphs"] >= 1
     patched = "torch._dynamo" in sys.modules  # it replaces nn.Module.__init__ by a function of its own, which is not followed
     assert name in BREAKS or patched or magneto.stats()["breaks"] == 0, magneto.stats()["break_reasons"]
+
+
+def _padding(*lengths: int) -> torch.Tensor:
+    return torch.stack([torch.arange(5) >= length for length in lengths])
+
+
+PADDINGS = {
+    "behind": _padding(3, 4, 5),
+    "numbers": torch.zeros(3, 5).masked_fill(_padding(3, 4, 5), float("-inf")),
+    "between": _padding(3, 4, 5) ^ torch.eye(3, 5, dtype=torch.bool),
+    "a_row_of_nothing_but": _padding(3, 0, 5),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_padded_places_of_an_encoder_are_eagers(padding, norm, backend):
+    """In inference eager answers zeros there, where the padding lies behind the tokens; torch's own code decides otherwise where `is_compiling()`."""
+    torch.manual_seed(0)
+    last = torch.nn.LayerNorm(8) if norm else None
+    if last is not None:
+        torch.nn.init.normal_(last.bias)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    encoder = torch.nn.TransformerEncoder(layer, 2, last).eval()
+    x = torch.randn(3, 5, 8)
+
+    def inside(x, padding):
+        return encoder(x, src_key_padding_mask=padding) * 2
+
+    compiled, module = magneto.optimize(backend, nopython=True)(inside), magneto.optimize(backend, nopython=True)(encoder)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        expected = encoder(x, src_key_padding_mask=PADDINGS[padding])
+        got = compiled(x, PADDINGS[padding])
+        alone = module(x, src_key_padding_mask=PADDINGS[padding])
+    torch.testing.assert_close(got, expected * 2, equal_nan=True)
+    torch.testing.assert_close(alone, expected, equal_nan=True)
+    with_gradients = magneto.optimize(backend, nopython=True)(inside)(x, PADDINGS[padding])
+    torch.testing.assert_close(with_gradients, inside(x, PADDINGS[padding]), equal_nan=True)

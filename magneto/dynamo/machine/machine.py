@@ -423,6 +423,8 @@ class SymbolicMachine:
     def inline(self, fn: Tracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
         tail, self._tail = self._tail, False
         assert isinstance(fn, trackers.FunctionTracker)
+        if fn.code in trackers.STAND_INS:
+            fn = trackers.STAND_INS[fn.code](self, fn, args, kwargs)
         code: CodeType = fn.code
         if code.co_flags & _COROUTINE:
             self.graph_break("B023", name=code.co_name)

@@ -48,6 +48,7 @@ from magneto.dynamo.trackers import (
     rules_text,
     rules_torch,
     rules_transform,
+    rules_transformer,
     rules_twins,
 )
 from magneto.dynamo.trackers.array import ArrayMemory
@@ -62,7 +63,7 @@ from magneto.dynamo.trackers.dispatch import apply
 from magneto.dynamo.trackers.draw import HostCall, put_back
 from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
 from magneto.dynamo.trackers.existing_iterator import PUT
-from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
+from magneto.dynamo.trackers.function import STAND_INS, BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker, number_of, texts_wanted
 from magneto.dynamo.trackers.iterator import ExistingGenerator, GeneratorState, GeneratorTracker, each, iterate, next_or_none

@@ -29,6 +29,8 @@ FUNCTION_SLOTS = (*_CONST_ATTRS, "__annotations__", "__type_params__")
 
 CODE_RULES: dict[CodeType, Callable[..., Any]] = {}
 """What calls of functions with a certain code mean: (machine, function, arguments, keywords) -> tracker, or NotImplemented to inline."""
+STAND_INS: dict[CodeType, Callable[..., FunctionTracker]] = {}
+"""What is inlined for functions with a certain code: (machine, function, arguments, keywords) -> that function or another one of the same parameters."""
 
 
 class CellTracker(Tracker):

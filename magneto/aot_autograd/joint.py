@@ -6,11 +6,13 @@ All formulas are PyTorch's. Nodes are marked with ``meta["stage"]``: forward or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
 from magneto.aot_autograd.arrivals import watched
 from magneto.aot_autograd.mode import FunctionalMode, hollow
@@ -21,6 +23,7 @@ from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, steady_state
 from magneto.aot_autograd.views import base_of
 from magneto.base.dataclass import dataclass, replace
+from magneto.graph.fake import VALUE_METHODS
 from magneto.graph.meta import TensorMeta
 
 _LOOK = {
@@ -99,20 +102,36 @@ def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = 
 
 def _has_saved(todo: list[Any]) -> bool:
     """Whether any formula has saved a tensor: only then autograd refuses to go through the graph a second time."""
-    seen = set(todo)
-    while todo:
-        fn = todo.pop()
-        if isinstance(fn, torch.autograd.function.BackwardCFunction):
-            return True
+    for fn in _behind(todo):
         kind = type(fn)
         if kind not in _SAVES:
             _SAVES[kind] = tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved"))
-        if any(getattr(fn, name) is not None for name in _SAVES[kind]):
+        if isinstance(fn, torch.autograd.function.BackwardCFunction) or any(getattr(fn, name) is not None for name in _SAVES[kind]):
             return True
+    return False
+
+
+def _behind(todo: list[Any]) -> Iterator[Any]:
+    """These nodes of autograd and all that come after them."""
+    seen = set(todo)
+    while todo:
+        fn = todo.pop()
+        yield fn
         found = {following for following, _ in getattr(fn, "next_functions", ()) if following is not None} - seen
         seen |= found
         todo.extend(found)
-    return False
+
+
+class _Unread(TorchFunctionMode):
+    """Formulas in Python (of custom operations) are refused where they take the numbers out of a tensor: there are none, and no dispatch would tell."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func in _READS:
+            raise Refusal(f"a backward in Python that reads a tensor ({func.__name__})")
+        return func(*args, **(kwargs or {}))
+
+
+_READS = frozenset(getattr(torch.Tensor, name) for name in VALUE_METHODS - {"untyped_storage"})
 
 
 _SAVES: dict[type, tuple[str, ...]] = {}
@@ -257,7 +276,8 @@ def _backward(
     autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     for kind in autocast:
         torch.set_autocast_enabled(kind, False)
-    with watched(mode, outputs, leaves) as arrivals, mode, torch.no_grad():
+    python = any(isinstance(fn, torch.autograd.function.BackwardCFunction) for fn in _behind([output.grad_fn for output in outputs]))
+    with watched(mode, outputs, leaves) as arrivals, mode, torch.no_grad(), _Unread() if python else nullcontext():
         found = engine.run_backward(outputs, tuple(seeds), False, False, tuple(leaves.values()), True, False)
     for index, gradient in zip(leaves, found, strict=True):
         if gradient is not None:

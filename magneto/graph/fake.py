@@ -23,8 +23,8 @@ from magneto.graph.ways import BY_ID
 Path = tuple[Any, ...]
 
 # Tensor methods that hand out the values themselves.
-_VALUE_METHODS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "__dlpack__", "__reduce_ex__"})
-_VALUE_CALLABLES = frozenset(id(getattr(torch.Tensor, name)) for name in _VALUE_METHODS)
+VALUE_METHODS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "__dlpack__", "__reduce_ex__"})
+_VALUE_CALLABLES = frozenset(id(getattr(torch.Tensor, name)) for name in VALUE_METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def fake_call(
     """
     kwargs = kwargs or {}
     if isinstance(fn, str):
-        if fn in _VALUE_METHODS:
+        if fn in VALUE_METHODS:
             raise DataDependent(f"Tensor.{fn}")
         method: Callable[..., Any] = getattr(torch.Tensor, fn)
         fn = method

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -383,6 +385,30 @@ def custom_without_fake(x):
 
 def test_custom_operations():
     compare(custom, P(3, 4), graphs=1)
+
+
+@torch.library.custom_op("magneto_test::grouped", mutates_args=())
+def grouped(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return x * counts.sum()
+
+
+grouped.register_fake(lambda x, counts: torch.empty_like(x))
+grouped.register_autograd(
+    lambda ctx, g: (g * float(sum(READ[0](ctx.counts))), None), setup_context=lambda ctx, inputs, output: setattr(ctx, "counts", inputs[1])
+)
+READ = [torch.Tensor.tolist]
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.numpy, numpy.asarray])
+@pytest.mark.parametrize("made", [True, False])
+def test_custom_operations_whose_backward_reads_numbers(monkeypatch, read, made):
+    monkeypatch.setattr(sys.modules[__name__], "READ", [read])
+    compiled = magneto.optimize("aot_eager")(lambda x, counts: grouped(x, counts + 1 if made else counts) * 2)
+    with pytest.warns(magneto.MagnetoWarning, match="a backward in Python that reads a tensor"):
+        for counts in (torch.tensor([1, 2]), torch.tensor([3, 4])):
+            x = torch.ones(3, requires_grad=True)
+            compiled(x, counts).sum().backward()
+            assert_equal(x.grad, torch.full((3,), 2.0 * (counts + made).sum().item()))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

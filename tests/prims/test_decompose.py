@@ -272,3 +272,11 @@ def test_bounds_that_a_type_does_not_hold(dtype: torch.dtype, bound: int) -> Non
     for fn in (lambda x: x.clamp(max=bound), lambda x: x.clamp(0, bound), lambda x: torch.clamp_min(x, bound)):
         magneto.reset()
         assert outcome(magneto.optimize("inductor")(fn)) == outcome(fn)
+
+
+@pytest.mark.parametrize("rounding", [None, "floor", "trunc"])
+def test_an_operation_of_numbers_alone(rounding):
+    fn = lambda x: (x * torch.div(x.size(1), 2, rounding_mode=rounding), x.half() + torch.floor_divide(x.size(0), 2))
+    x = torch.randn(7, 9)
+    assert all(torch.equal(*pair) for pair in zip(magneto.optimize("inductor")(fn)(x), fn(x), strict=True))
+    assert magneto.stats()["fallbacks"] == 0

@@ -90,6 +90,8 @@ def elementwise(count: int, kind: str = "promote", exact_numbers: bool | str = F
     def wrap(formula: Row) -> Row:
         def row(b: Builder, *args: Any, **kwargs: Any) -> Any:
             operands = args[:count]
+            if not any(type(operand) is Value for operand in operands):  # `torch.div(x.size(0), 2, rounding_mode="floor")`
+                return LIBRARY
             dtype = promoted(operands, kind)
             if category(dtype) == COMPLEX:
                 return LIBRARY

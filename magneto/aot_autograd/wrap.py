@@ -192,7 +192,7 @@ class Writer:
             return text + ".data"
         if output.made == "silent":
             return text if output.steps else f"{base}.view_as({base})"
-        if output.detached and (self.signature.training or not output.steps):
+        if output.detached and (self.signature.training or not output.steps or isinstance(output.base, Input)):
             return text + ".detach()"
         return text if output.steps else f"{base}.view_as({base})"
 

@@ -259,9 +259,9 @@ def test_results_go_backward_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("backend", COMPILERS)
-@pytest.mark.parametrize("name", ["view_as", "squeeze", "transpose", "slice", "expand", "detach", "reshape", "turned"])
+@pytest.mark.parametrize("name", ["view_as", "squeeze", "transpose", "slice", "expand", "detach", "reshape", "turned", "turned apart"])
 def test_views_of_a_leaf_without_grad_mode(backend: str, name: str) -> None:
-    """Such a view requires grad although nothing is recorded, of the same shape too; `detach` does not."""
+    """Such a view requires grad although nothing is recorded, of the same shape too; what is detached does not."""
     views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "view_as": lambda x: x.view_as(x),
         "squeeze": lambda x: x.squeeze(),
@@ -271,6 +271,7 @@ def test_views_of_a_leaf_without_grad_mode(backend: str, name: str) -> None:
         "detach": lambda x: x.detach(),
         "reshape": lambda x: x.reshape(3, 4),
         "turned": lambda x: x.T,
+        "turned apart": lambda x: x.T.detach(),
     }
 
     def seen(call: Callable[..., Any]) -> Any:
@@ -280,6 +281,7 @@ def test_views_of_a_leaf_without_grad_mode(backend: str, name: str) -> None:
         return result.requires_grad, result._is_view(), result._base is x, result is x
 
     assert seen(magneto.optimize(backend)(views[name])) == seen(views[name])
+    assert not seen(magneto.optimize(backend)(lambda x: views[name](x.detach())))[0]
 
 
 def test_equal_results_are_apart() -> None:

@@ -280,3 +280,27 @@ def test_an_operation_of_numbers_alone(rounding):
     x = torch.randn(7, 9)
     assert all(torch.equal(*pair) for pair in zip(magneto.optimize("inductor")(fn)(x), fn(x), strict=True))
     assert magneto.stats()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
+def test_a_gpus_division_by_a_number_multiplies_by_its_reciprocal(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As eager's kernels there: buckets of distances are the logarithm's quotient rounded down, which is one less where the last bit is."""
+    from magneto.prims.decompositions import pointwise
+
+    monkeypatch.setattr(pointwise, "by_reciprocal", lambda x: True)
+    x = (torch.arange(1, 2000).float() / 7).to(dtype)
+    differ = False
+    for number in (2.772588722239781, 3, 0.1, 49.0, 0.0, 1e300):
+        r = Recorder(x)
+        graph = decompose(
+            r.output(r(aten.div.Tensor, r.nodes[0], number), r(aten.div.Tensor_mode, r.nodes[0], number, rounding_mode="trunc"))
+        )
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        product = x.to(wide) * (1 / torch.tensor(number, dtype=wide))
+        kept = dtype if dtype.is_floating_point else torch.float32
+        quotient, whole = run_graph(graph, r.inputs)
+        torch.testing.assert_close(quotient, product.to(kept), rtol=0, atol=0, equal_nan=True)
+        if dtype.is_floating_point:
+            torch.testing.assert_close(whole, product.trunc().to(kept), rtol=0, atol=0, equal_nan=True)
+        differ |= not torch.equal(quotient, x / number)
+    assert differ or dtype is torch.bfloat16  # rounding hides it there

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from magneto.graph.layout import broadcast_shapes
@@ -180,7 +181,20 @@ def _mul(left: Any, right: Any) -> Any:
 @row("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar")
 @elementwise(2, "float", exact_numbers=True)
 def _div(left: Any, right: Any) -> Any:
-    return left / right
+    return _quotient(left, right)
+
+
+def by_reciprocal(x: Value) -> bool:
+    """A GPU's kernels multiply by a number's reciprocal: what is rounded down behind them (a bucket, a step) shows the last bit."""
+    return x.device.type == "cuda"
+
+
+def _quotient(left: Any, right: Any) -> Any:
+    if type(right) is Value or not by_reciprocal(left):
+        return left / right
+    kind = np.float64 if left.dtype is torch.float64 else np.float32
+    with np.errstate(all="ignore"):
+        return left * float(kind(1) / kind(right))
 
 
 def _divides_safely(left: Any, right: Any) -> bool:
@@ -209,7 +223,7 @@ def _trunc_divide(left: Any, right: Any) -> Any:
     if not _divides_safely(left, right):
         return LIBRARY
     if category((left if type(left) is Value else right).dtype) > INTEGER:
-        return (left / right).unary("trunc")
+        return _quotient(left, right).unary("trunc")
     return (left - left._binary("fmod", right))._binary("floordiv", right) if type(left) is Value else LIBRARY
 
 

@@ -63,14 +63,19 @@ def _cat(tensors: Sequence[TensorMeta], dim: int = 0) -> TensorMeta:
 
 @rule("stack.default")
 def _stack(tensors: Sequence[TensorMeta], dim: int = 0) -> TensorMeta:
-    """The layout is that of cat over the unsqueezed tensors."""
+    """The layout is that of cat along `dim`, which is then taken apart; behind the last dimension, of cat over the unsqueezed tensors."""
     first = tensors[0]
     dim = wrap_dim(dim, len(first.shape) + 1)
     if any(m.shape != first.shape or m.device != first.device for m in tensors):
         raise RuleError("stack of different sizes")
-    if len(first.shape) == 4 and dim == 0 and first.is_channels_last() and not first.is_contiguous():
-        raise RuleError("stack of channels-last images")
-    return _cat([unsqueezed(m, dim) for m in tensors], dim)
+    if dim == len(first.shape) or not first.numel:
+        return _cat([unsqueezed(m, dim) for m in tensors], dim)
+    joined = _cat(tensors, dim)
+    shape = (*first.shape[:dim], len(tensors), *first.shape[dim:])
+    strides = view_strides(joined.shape, joined.strides, shape)
+    if strides is None:
+        raise RuleError("layout of stack")
+    return joined.with_(shape=shape, strides=strides)
 
 
 @rule("embedding.default")
@@ -244,7 +249,7 @@ def _roll(meta: TensorMeta, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
         raise RuleError("shifts and dims of roll")
     if not meta.numel:
         return TensorMeta(meta.shape, preserved_strides(meta.shape, meta.strides), meta.dtype, meta.device)
-    rolled = meta if dims else _fresh(meta)
+    rolled = meta if dims and meta.device.type != "cuda" else _fresh(meta)
     for shift, dim in zip(shifts, dims, strict=False):  # one after the other: cat of the two pieces, of which the second may be empty
         size = meta.shape[dim]
         start = (size - shift) % size

@@ -115,6 +115,19 @@ def test_sizes_of_one() -> None:
     assert not wrong, wrong[:5]
 
 
+@pytest.mark.parametrize("shape", [(1, 8, 5, 8), (2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 4), (2, 0, 3, 4)], ids=str)
+def test_stack(shape: tuple[int, ...]) -> None:
+    wrong = []
+    for order in itertools.permutations(range(len(shape))):
+        back = [order.index(d) for d in range(len(shape))]
+        x = torch.ones([shape[d] for d in order]).permute(back)
+        for dim in range(-len(shape) - 1, len(shape) + 1):
+            expected = torch.stack([x, x, x], dim).stride()
+            if (found := propagate(aten.stack.default, described(([x, x, x], dim)), {}).strides) != expected:
+                wrong.append(f"{x.stride()} along {dim}: {found} for {expected}")
+    assert not wrong
+
+
 def test_equal_layouts_are_asked_for_once() -> None:
     from magneto.graph.layout import _iterator_strides, iterator_strides
 
@@ -127,6 +140,7 @@ ON_CUDA: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], t
     "irfft of rfft": (lambda x: torch.fft.irfft(torch.fft.rfft(x), n=1), (8, 5, 2, 1), (10, 1, 5, 5), (10, 2, 1)),
     "rfft2": (torch.fft.rfft2, (4096, 7), (7, 1), (1, 4096)),
     "fftn": (torch.fft.fftn, (9, 3, 3, 1), (9, 3, 1, 1), (1, 27, 9)),
+    "roll": (lambda x: x.roll(1, 1), (2, 3, 4, 5), (60, 1, 15, 3), (60, 20, 5, 1)),
     "nonzero_static": (lambda x: torch.nonzero_static(x, size=3), (4, 5), (5, 1), (1, 3)),
     "logsigmoid": (torch.nn.functional.logsigmoid, (5, 8), (1, 5), (1, 5)),
     "a norm of ATen's": (

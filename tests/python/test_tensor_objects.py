@@ -191,6 +191,24 @@ def test_program(program):
     check(program)
 
 
+def as_arrays_become_tensors(x):
+    y = x * 2
+    kept, cut, same = torch.asarray(y), torch.asarray(y, requires_grad=False), torch.asarray(y, requires_grad=True)
+    other = torch.asarray(y, dtype=torch.float64)
+    return kept * 3, cut * 3, same * 3, other, cut.is_leaf, kept.requires_grad, cut.data_ptr() == y.data_ptr()
+
+
+@pytest.mark.parametrize("backend", [Capturing(), "aot_eager", "inductor"])
+def test_asarray_of_tensors_with_history(backend):
+    results = []
+    for call in (as_arrays_become_tensors, magneto.optimize(backend)(as_arrays_become_tensors)):
+        x = leaf()
+        *values, is_leaf, requires_grad, shares = call(x)
+        sum(value.sum() for value in values).backward()
+        results.append(([value.requires_grad for value in values], is_leaf, requires_grad, shares, values, x.grad))
+    assert_equal(results[1], results[0])
+
+
 def new_leaf(x):
     y = torch.zeros(3).requires_grad_()
     z = x.detach().requires_grad_()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +109,27 @@ def _holds_numpy(m: Machine, v: Tracker) -> bool:
 
 for _constructor in (torch.tensor, torch.as_tensor, torch.asarray):
     _of_numpy(_constructor)
+
+
+@rule(torch.asarray, TensorTracker)
+def asarray(m: Machine, data: TensorTracker, /, **kwargs: Tracker) -> Any:
+    """A tensor that shall not require gradients (torch 2.11: that is not said to) is detached, one that is a leaf changes itself."""
+    given = kwargs.get("requires_grad")
+    const = given.try_const() if given is not None else None
+    wanted = const.value if const is not None and const.value is not None else _as_it_is() and data.meta.requires_grad
+    if wanted == data.meta.requires_grad or not isinstance(wanted, bool):
+        return NotImplemented
+    if wanted or data.meta.is_leaf:
+        m.graph_break("B102", operation="torch.asarray, which changes requires_grad of its argument")
+    return m.apply(torch.asarray, m.node("detach", [data], {}, method=True), **kwargs)
+
+
+@functools.cache
+def _as_it_is() -> bool:
+    """Whether torch.asarray keeps requires_grad of a tensor where nothing is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.asarray(torch.zeros(1, requires_grad=True) * 1).requires_grad
 
 
 @rule(torch.tensor, Tracker)

@@ -57,13 +57,25 @@ class JointGraph:
     read_late: frozenset[int] = frozenset()
 
 
+class _Reads(Refusal):
+    """A formula in Python reads a tensor."""
+
+
 def trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = True, name: str = "graph") -> JointGraph:
     """Nothing is computed, no gradient is accumulated. Raises Refusal, or what torch raises for a call that is wrong."""
+    try:
+        return _trace_joint(gm, inputs, grad_enabled, name, False)
+    except _Reads:
+        return _trace_joint(gm, inputs, grad_enabled, name, True)
+
+
+def _trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool, name: str, whole_formulas: bool) -> JointGraph:
     if gm.meta.get("magneto", {}).get("shows_history"):
         raise Refusal("the program asks what autograd has recorded (grad_fn, gradients of what is computed on the way)")
     with steady_state(grad_enabled):
         leaves: dict[int, torch.Tensor] = {}
         tracing, tensors = begin(gm, inputs)
+        tracing.whole_formulas = whole_formulas
         tensors = _require_grad(tracing, tensors, leaves)
         copies = {i: _copied(tracing, leaf) for i, leaf in leaves.items() if _repeats(leaf)}
         with tracing.mode:
@@ -127,7 +139,7 @@ class _Unread(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in _READS:
-            raise Refusal(f"a backward in Python that reads a tensor ({func.__name__})")
+            raise _Reads(f"a backward in Python that reads a tensor ({func.__name__})")
         return func(*args, **(kwargs or {}))
 
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from magneto.aot_autograd.looking import LOOKING
 from magneto.aot_autograd.mode import FunctionalMode, hollow
+from magneto.aot_autograd.own_backward import with_own_backward
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.results import Collector
 from magneto.aot_autograd.signature import Apart, Mutation, Signature
@@ -46,6 +47,7 @@ class Tracing:
     histories: list[Any] = field(default_factory=list)  # the inputs' grad_fn before anything is traced
     attributes: list[torch.Tensor] = field(default_factory=list)  # tensors the captured graph holds itself
     names: list[str] = field(default_factory=list)
+    whole_formulas: bool = False  # custom operators' own backward is one call each
 
 
 def trace(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = False, name: str = "graph") -> AtenGraph:
@@ -174,7 +176,8 @@ def run_captured(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any]) -> An
         kwargs = fx.map_arg(node.kwargs, lookup) if node.kwargs else {}
         mode.stack = node.meta.get("stack", ())
         if op == "call_function":
-            env[node] = LOOKING.get(node.target, node.target)(*args, **kwargs)
+            call = (with_own_backward(node.target) if tracing.whole_formulas else None) or LOOKING.get(node.target, node.target)
+            env[node] = call(*args, **kwargs)
         elif op == "call_method" and node.target in LOOKING and isinstance(args[0], torch.Tensor):
             env[node] = LOOKING[node.target](*args, **kwargs)
         elif op == "call_method":

@@ -400,15 +400,62 @@ READ = [torch.Tensor.tolist]
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.numpy, numpy.asarray])
-@pytest.mark.parametrize("made", [True, False])
-def test_custom_operations_whose_backward_reads_numbers(monkeypatch, read, made):
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.filterwarnings("error::magneto.MagnetoWarning")
+def test_custom_operations_whose_backward_reads_numbers(monkeypatch, read, backend):
+    """It is one operator of the backward."""
     monkeypatch.setattr(sys.modules[__name__], "READ", [read])
-    compiled = magneto.optimize("aot_eager")(lambda x, counts: grouped(x, counts + 1 if made else counts) * 2)
-    with pytest.warns(magneto.MagnetoWarning, match="a backward in Python that reads a tensor"):
+    for made in (True, False):
+        compiled = magneto.optimize(backend)(lambda x, counts: grouped(x * 3, counts=counts + 1 if made else counts) * 2)  # noqa: B023
         for counts in (torch.tensor([1, 2]), torch.tensor([3, 4])):
             x = torch.ones(3, requires_grad=True)
             compiled(x, counts).sum().backward()
-            assert_equal(x.grad, torch.full((3,), 2.0 * (counts + made).sum().item()))
+            assert_equal(x.grad, torch.full((3,), 6.0 * (counts + made).sum().item()))
+
+
+@torch.library.custom_op("magneto_test::largest_and_place", mutates_args=())
+def largest_and_place(x: torch.Tensor, w: torch.Tensor, scale: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+    value, place = (x * w * scale).max(0)
+    return value.clone(), place.clone()
+
+
+def largest_prepare(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2], *output[1:])
+    ctx.scale = inputs[2]
+    ctx.mark_non_differentiable(output[1])
+
+
+def largest_backward(ctx, gradient, _):
+    x, w, place = ctx.saved_tensors
+    assert ctx.needs_input_grad[0]
+    gx = torch.zeros_like(x).t().contiguous().t()
+    for column, row in enumerate(place.tolist()):
+        gx[row, column] = gradient[column] * ctx.scale
+    return gx * w, (gx * x).double() if ctx.needs_input_grad[1] else None, None
+
+
+largest_and_place.register_fake(lambda x, w, scale=2.0: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1], dtype=torch.int64)))
+largest_and_place.register_autograd(largest_backward, setup_context=largest_prepare)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.filterwarnings("error::magneto.MagnetoWarning")
+def test_custom_operations_whose_backward_reads_results(backend):
+    def fn(x, w):
+        value, place = largest_and_place(x.sin(), w, scale=3.0)
+        return value * 2, place, torch.ops.magneto_test.largest_and_place(x, w.detach())[0].exp()
+
+    def run(f, frozen):
+        args = torch.arange(12.0).view(3, 4).requires_grad_(), torch.linspace(-1, 1, 12).view(3, 4).requires_grad_(not frozen)
+        found = f(*args)
+        assert [one.requires_grad for one in found] == [True, False, True]
+        with torch.no_grad():
+            found[1].add_(1) if frozen is None else found[0].add_(1)  # not kept
+        (found[0].sum() + found[2].sum()).backward()
+        return found, [arg.grad for arg in args], [arg.grad is not None and arg.grad.stride() for arg in args]
+
+    for frozen in (False, True):
+        assert_equal(run(magneto.optimize(backend)(fn), frozen), run(fn, frozen))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

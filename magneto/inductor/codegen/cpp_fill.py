@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from magneto.base.varying import sizes_vary
 from magneto.inductor.codegen.cpp_emit import Scope, indent, plain_loads
 from magneto.inductor.codegen.cpp_lookup import next_row
 from magneto.inductor.codegen.cpp_nest import TILE, stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
+from magneto.inductor.codegen.cpp_staged import LINE
 from magneto.inductor.codegen.cpp_turns import looked_at, near, turns
 from magneto.inductor.codegen.cpp_types import HALVES, memory_type
 from magneto.inductor.loops.ir import Load, Value, loads
@@ -188,12 +190,13 @@ class Fill:
         blocked = (size > block or bool(nest.any)) and not tiled and not self.across and cut
         first, last = ("b", "e") if blocked else (start, stop)
         width = block if nest.any else min(size, block)
-        even = not nest.any and size % VECTOR == 0 and (start.isdigit() or nest.chunk % VECTOR == 0)
+        aligned = self._to_a_line() if blocked else ""
         if chunks:
             arrays = (*self.widened.values(), *self.narrowed.values())
             body = [re.sub(rf"\b({'|'.join(arrays)})\[{name} - b", rf"\1[{name} - g", line) for line in scope.lines]
             scope = replace(scope, lines=body)
         if chunks and not self.folds:
+            even = not (nest.any or aligned) and size % VECTOR == 0 and (start.isdigit() or nest.chunk % VECTOR == 0)
             lines = self._chunks(name, first, last, body, even)
         else:
             lines = self._plain(name, first, last, size, scope, start.isdigit(), chunks)
@@ -206,10 +209,26 @@ class Fill:
             lines = [*([] if blocked else [f"const i64 b = {start};"]), *self._stream(lines, last, width)]
         elif self.writer.staged:
             lines = [*self._fetches(start, size), *lines]
+        if aligned:
+            lines = [f"e = mg_min(b + {block} - {aligned}, {stop});", *lines]
+            return [f"for (i64 b = {start}, e; b < {stop}; b = e) {{", *indent(lines), "}"]
         if blocked:
             head = [f"const i64 e = mg_min(b + {block}, {stop});"]
             return [f"for (i64 b = {start}; b < {stop}; b += {block}) {{", *indent([*head, *lines]), "}"]
         return ["{", *indent(lines), "}"] if turning or pieces or chunks or (self.folds and not self.across) else lines
+
+    def _to_a_line(self) -> str:
+        """How far piece `b` of a result that is written past the caches begins behind a line of memory, where rows do not all begin with one: pieces end with lines, for one of which two pieces
+        write a part each is written twice. Empty where sums would depend on it."""
+        writer, nest = self.writer, self.writer.nest
+        names = {**writer.emitter.variables, nest.inner[-1].sym: "b"}
+        for member in () if self.folds else self.stores:
+            size, dims = member.buffer.dtype.itemsize, (*nest.outer, *nest.inner[:-1])
+            if member.name not in self.streamed or nest.runs(member.store) != (1, 1):
+                continue
+            if sizes_vary() or nest.any or any((stride_along(member.store, d.sym) or 1) * size % LINE for d in dims):
+                return f"(i64)((u64)({writer.pointers[member.name]} + {to_c(member.store, lambda s: names[s])}) % {LINE} / {size})"
+        return ""
 
     def _chunks(self, name: str, first: str, last: str, body: list[str], even: bool) -> list[str]:
         """The loop in vectors. gcc keeps what is converted in registers, because each small array is written and read as a whole. `even`: nothing is left behind the last one."""

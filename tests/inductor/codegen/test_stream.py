@@ -49,6 +49,17 @@ def test_rows(width: int) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("width", "dtype"), [(1024, torch.float32), (1031, torch.float32), (1040, torch.float16), (1041, torch.bfloat16)])
+def test_pieces_of_rows_end_with_lines_of_memory(width: int, dtype: torch.dtype) -> None:
+    g = Graph()
+    x, y = (g.input(torch.randn(40, width).to(dtype)) for _ in range(2))
+    g.output(g.mul(x, g.call(torch.ops.prims.broadcast_in_dim.default, g.amax(y, (1,)), (40, width), (0,))))
+    text = texts(g)
+    assert ("b = e)" in text) == (f") % 64 / {dtype.itemsize})" in text) == (width != 1024)
+    check_compiled(g, 0)
+
+
+@pytest.mark.usefixtures("small")
 def test_stored_while_folded() -> None:
     g = Graph()
     x = g.exp(g.input(torch.randn(40, 1500)))

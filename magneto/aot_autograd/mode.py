@@ -336,7 +336,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             root = parent.chain()[0]
             if result.dtype != root.meta.dtype:
                 raise Refusal("as_strided of a view in another type")
-            self._add_view(result, root, self._strided_step(root, result))
+            self._add_view(result, root, self._strided_step(root, result)).taken_of = parent, storage.version
             return
         if kwargs and func is not aten.expand.default:
             raise Refusal(f"{func} with {sorted(kwargs)}")

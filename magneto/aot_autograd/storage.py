@@ -22,7 +22,8 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
 
 @dataclass(slots=True, eq=False)
 class View:
-    """One geometry on a storage. `node` holds its value as of the storage's `version`; the root's `parent` is None."""
+    """One geometry on a storage. `node` holds its value as of the storage's `version`; the root's `parent` is None. `taken_of`: what an `as_strided` was called
+    on, by whose elements autograd's formula goes until the storage is written, and the version then."""
 
     storage: Storage
     meta: TensorMeta
@@ -31,6 +32,7 @@ class View:
     node: fx.Node | None = None
     version: int = 0
     input_index: int = -1
+    taken_of: tuple[View | None, int] = (None, -1)
 
     def chain(self, above: View | None = None) -> tuple[View, tuple[ViewStep, ...]]:
         """The root, or `above` where that lies on the way, and the steps from it to this view."""
@@ -39,7 +41,8 @@ class View:
         while view.parent is not None and view is not above:
             assert view.step is not None
             steps.append(view.step)
-            view = view.parent
+            called, version = view.taken_of
+            view = called if called is not None and version == view.storage.version else view.parent
         return view, tuple(reversed(steps))
 
 

@@ -191,10 +191,10 @@ class Writer:
         if output.made == "apart":
             return text + ".data"
         if output.made == "silent":
-            return text if output.steps else f"{base}.view_as({base})"
+            return text if steps else f"{text}.view_as({text})"
         if output.detached and (self.signature.training or not output.steps or isinstance(output.base, Input)):
             return text + ".detach()"
-        return text if output.steps else f"{base}.view_as({base})"
+        return text if steps else f"{text}.view_as({text})"
 
     def one_of_several(self, subject: str, among: tuple[Any, tuple[Any, ...], int]) -> str:
         """A result of `unbind` or `split`; each result of one call serves once, as outputs are objects of their own."""

@@ -373,3 +373,43 @@ def test_a_product_in_another_shape_and_views_of_it(backend: str, order: tuple[i
             torch.testing.assert_close(a, b)
             assert a._version == b._version
     assert magneto.stats()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("write", ["unsqueeze_(0)", "squeeze_()", "t_()", "transpose_(0, 1)", "swapaxes_(0, 1)", "as_strided_((2,), (1,))"])
+def test_the_shape_of_a_view_changes_and_its_twin_keeps_its_own(backend: str, write: str) -> None:
+    """Two views of one memory and one shape, one made of the other, are tensors of their own."""
+    for twin in ("v.squeeze(0)", "v.view_as(v)", "v[:]", "v.expand(3, 4)", "v.detach()"):
+        lines = f"def fn(a):\n    v = (a * 2).expand(3, 4)\n    w = {twin}\n    w.{write}\n    return v, w\n"
+        namespace: dict[str, Any] = {}
+        exec(lines, namespace)
+        fn = namespace["fn"]
+
+        def seen(call: Callable[..., Any]) -> Any:
+            a = torch.arange(4.0).requires_grad_()
+            v, w = call(a)
+            (v.sin().sum() + w.cos().sum()).backward()
+            return [(t.shape, t.stride(), t.tolist(), t.requires_grad, t._base is not None) for t in (v, w)], a.grad.tolist()
+
+        assert seen(magneto.optimize(backend)(fn)) == seen(fn), lines
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_elements_beyond_what_as_strided_was_called_on_get_no_gradient(backend: str) -> None:
+    """Autograd's formula goes by the memory of the tensor it was called on, until the base is written: then the view is one of the base."""
+
+    def beyond(a: torch.Tensor, write: bool) -> Any:
+        y = a * 2
+        v = y[0:1].as_strided((2, 2), (1, 3))
+        if write:
+            v.mul_(3)
+        return v, y
+
+    for write in (False, True):
+        gradients = []
+        for call in (beyond, magneto.optimize(backend)(beyond)):
+            a = torch.arange(9.0).view(3, 3).requires_grad_()
+            v, y = call(a, write)
+            (v.sum() + y.sin().sum()).backward()
+            gradients.append(a.grad)
+        torch.testing.assert_close(gradients[1], gradients[0])

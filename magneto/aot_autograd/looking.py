@@ -1,11 +1,13 @@
 """Operations whose gradient PyTorch computes after a look at the data: while it is traced there is none, and it would take another formula, with other bits.
 
-`prod`: the gradient depends on how many zeros there are. In a traced graph it is one library call, of PyTorch's own backward.
+`prod`, and `cumprod` before torch 2.13: the gradient depends on how many zeros there are. In a traced graph it is one library call, of PyTorch's own backward.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,53 +17,64 @@ from magneto.aot_autograd.refusal import Refusal
 from magneto.graph.ways import WAYS
 
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("prod_backward(Tensor gradient, Tensor x, Tensor result, int? dim, bool keepdim, ScalarType? dtype) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.define("looking_backward(Tensor gradient, str name, Tensor x, Tensor result, int? dim, bool keepdim, ScalarType? dtype) -> Tensor")  # type: ignore[no-untyped-call]
 
 
-def _prod(x: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _product(name: str, x: torch.Tensor, dim: int | None, keepdim: bool, dtype: torch.dtype | None) -> torch.Tensor:
+    if name == "cumprod":
+        return torch.cumprod(x, dim, dtype=dtype)  # type: ignore[arg-type]
     return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
 
 
-def _gradient(gradient: torch.Tensor, x: torch.Tensor, result: torch.Tensor, dim: int | None, keepdim: bool, dtype: Any) -> torch.Tensor:
+def _gradient(gradient: torch.Tensor, name: str, x: torch.Tensor, result: torch.Tensor, *options: Any) -> torch.Tensor:
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        return torch.autograd.grad(_prod(leaf, dim, keepdim, dtype=dtype), leaf, gradient)[0]
+        return torch.autograd.grad(_product(name, leaf, *options), leaf, gradient)[0]
 
 
-_LIBRARY.impl("prod_backward", _gradient, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("prod_backward", lambda gradient, x, *_: torch.empty_like(x), "Meta")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("looking_backward", _gradient, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("looking_backward", lambda gradient, name, x, *_: torch.empty_like(x), "Meta")  # type: ignore[no-untyped-call]
 
 
-class _Prod(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int | None, keepdim: bool, dtype: torch.dtype | None) -> torch.Tensor:
-        result = _prod(x, dim, keepdim, dtype=dtype)
+    def forward(ctx: Any, x: torch.Tensor, name: str, *options: Any) -> torch.Tensor:
+        result = _product(name, x, *options)
         ctx.save_for_backward(x, result)
-        ctx.options = dim, keepdim, dtype
+        ctx.options = options
+        ctx.name = name
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return torch.ops.magneto.prod_backward(gradient, *ctx.saved_tensors, *ctx.options), None, None, None
+        return torch.ops.magneto.looking_backward(gradient, ctx.name, *ctx.saved_tensors, *ctx.options), None, None, None, None
 
 
-def prod(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.prod` with one operation as its backward."""
-    try:
-        dim, keepdim, dtype = _options(*args, **kwargs)
-    except TypeError:  # another form, or none: PyTorch says which
-        return torch.prod(x, *args, **kwargs)
-    recorded = torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad
-    integers = dtype is not None and not dtype.is_floating_point and not dtype.is_complex  # PyTorch refuses
-    if not recorded or integers or torch.is_autocast_enabled(x.device.type) or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return torch.prod(x, *args, **kwargs)
-    return _Prod.apply(x, dim, keepdim, dtype)  # type: ignore[no-untyped-call]
+def _looking(name: str) -> Callable[..., Any]:
+    """The function of torch with one operation as its backward."""
+    plain, options_of = getattr(torch, name), _OPTIONS[name]
+
+    def called(x: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            options = dim, keepdim, dtype = options_of(*args, **kwargs)
+        except TypeError:  # another form, or none: PyTorch says which
+            return plain(x, *args, **kwargs)
+        recorded = torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad
+        integers = dtype is not None and not dtype.is_floating_point and not dtype.is_complex  # PyTorch refuses
+        other = integers or type(dim) not in (int, NoneType) or type(keepdim) is not bool
+        if not recorded or other or torch.is_autocast_enabled(x.device.type) or torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return plain(x, *args, **kwargs)
+        return _Product.apply(x, name, *options)  # type: ignore[no-untyped-call]
+
+    return called
 
 
-def _options(dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> tuple[int | None, bool, Any]:
-    if (dim is not None and type(dim) is not int) or type(keepdim) is not bool:
-        raise TypeError
-    return dim, keepdim, dtype
+_OPTIONS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
+    "prod": lambda dim=None, keepdim=False, *, dtype=None: (dim, keepdim, dtype),
+    "cumprod": lambda dim, *, dtype=None: (dim, False, dtype),
+}
+_prod, _cumprod = map(_looking, _OPTIONS)
+_OLDER = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 13)
 
 
 def _from_its_own_place(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,10 +93,8 @@ def _from_its_own_place(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 LOOKING: dict[Any, Callable[..., Any]] = {
-    torch.prod: prod,
-    "prod": prod,
-    torch.ops.aten.prod.default: prod,
-    torch.ops.aten.prod.dim_int: prod,
+    **dict.fromkeys((torch.prod, "prod", torch.ops.aten.prod.default, torch.ops.aten.prod.dim_int), _prod),
+    **(dict.fromkeys((torch.cumprod, "cumprod", torch.ops.aten.cumprod.default), _cumprod) if _OLDER else {}),
     **{call: _from_its_own_place(call) for call in (torch.as_strided, torch.as_strided_, torch.ops.aten.as_strided.default)},
     "as_strided": _from_its_own_place(torch.Tensor.as_strided),
     "as_strided_": _from_its_own_place(torch.Tensor.as_strided_),

@@ -15,6 +15,7 @@ ROWS = {
     "no zero": [1.5, -2.0, 0.3, 7.0],
     "a zero": [1.5, 0.0, 0.3, 7.0],
     "two zeros": [1.5, 0.0, 0.0, 7.0],
+    "what is not finite": [1.5, math.nan, 0.3, 7.0],
     "two zeros beside what is not finite": [math.inf, 0.0, 0.0, math.nan],
 }
 
@@ -24,6 +25,7 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "kept": lambda x: x.prod(0, keepdim=True),
     "negative": lambda x: torch.prod(x.t(), dim=-1, keepdim=False),
     "dtype": lambda x: x.prod(1, dtype=torch.float64),
+    "up to each": lambda x: x.cumprod(1),
     "of a product": lambda x: (x * 2).prod(1).sin().prod(),
 }
 

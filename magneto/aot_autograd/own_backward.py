@@ -12,7 +12,7 @@ from torch._library.custom_ops import OPDEFS
 from magneto.aot_autograd.overloads import has_kernel
 
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
-_made: dict[str, Any] = {}
+_made: set[str] = set()
 
 
 class _Context:
@@ -21,16 +21,10 @@ class _Context:
     def __init__(self, needs: Sequence[bool]) -> None:
         self.needs_input_grad = tuple(needs)
         self.saved_tensors: tuple[Any, ...] = ()
-        self.apart: tuple[torch.Tensor, ...] = ()
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        self.saved_tensors = tensors
-
-    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        self.apart = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Gradients that are not there always arrive as zeros."""
+        self.apart: tuple[Any, ...] = ()
+        self.save_for_backward = lambda *tensors: setattr(self, "saved_tensors", tensors)
+        self.mark_non_differentiable = lambda *tensors: setattr(self, "apart", tensors)
+        self.set_materialize_grads = bool  # those that are not there always arrive as zeros
 
 
 class _Apart(torch.autograd.Function):
@@ -39,26 +33,22 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Any, *args: Any) -> Any:
         made = op(*args)
-        context = _prepared(op._schema.name, ctx.needs_input_grad[1:], args, made)
-        ctx.mark_non_differentiable(*context.apart)
+        ctx.mark_non_differentiable(*_prepared(op._schema.name, ctx.needs_input_grad[1:], args, made).apart)
         outputs = list(made if isinstance(made, tuple) else (made,)) if _reads_output(op._schema.name, args) else []
-        ctx.op, ctx.args = op, [None if isinstance(arg, torch.Tensor) else arg for arg in args]
-        ctx.places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-        ctx.save_for_backward(*[args[i] for i in ctx.places], *outputs)
+        ctx.op, ctx.args = op, [torch.Tensor if isinstance(arg, torch.Tensor) else arg for arg in args]
+        ctx.save_for_backward(*(arg for arg in args if isinstance(arg, torch.Tensor)), *outputs)
         return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        args, tensors, needs = list(ctx.args), list(ctx.saved_tensors), ctx.needs_input_grad[1:]
-        for i in ctx.places:
-            args[i] = tensors.pop(0)
+        tensors, needs = list(ctx.saved_tensors), ctx.needs_input_grad[1:]
+        args = [tensors.pop(0) if arg is torch.Tensor else arg for arg in ctx.args]
         found = iter(_operator(ctx.op)(list(needs), list(gradients), tensors, *args))
         return None, *(next(found) if need else None for need in needs)
 
 
 def _prepared(name: str, needs: Sequence[bool], args: Sequence[Any], output: Any) -> _Context:
-    context = _Context(needs)
-    prepare = OPDEFS[name]._setup_context_fn
+    context, prepare = _Context(needs), OPDEFS[name]._setup_context_fn
     if prepare is not None:
         prepare(ctx=context, inputs=tuple(args), output=output)
     return context
@@ -74,54 +64,46 @@ def _reads_output(name: str, args: Sequence[Any]) -> bool:
     return any(value is nothing for value in (*context.saved_tensors, *vars(context).values()))
 
 
-def _operator(op: Any) -> Any:
-    """`(which inputs need a gradient, gradients, results or nothing, *inputs) -> gradients of those inputs`, dense ones."""
-    text = str(op._schema)
-    if text not in _made:
-        name = f"backward_of_{op._namespace}_{op._opname}_{zlib.crc32(text.encode()):08x}"
-        inputs = text.partition("(")[2].rpartition(") ->")[0]
-        _LIBRARY.define(f"{name}(bool[] own_needs, Tensor[] own_gradients, Tensor[] own_results, {inputs}) -> Tensor[]")  # type: ignore[no-untyped-call]
-        _LIBRARY.impl(name, _run(op._schema), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        _LIBRARY.impl(name, _described, "Meta")  # type: ignore[no-untyped-call]
-        _made[text] = getattr(torch.ops.magneto, name).default
-    return _made[text]
-
-
 def _described(needs: Sequence[bool], gradients: Any, results: Any, *args: Any) -> list[torch.Tensor]:
     return [torch.empty_like(arg, memory_format=torch.contiguous_format) for need, arg in zip(needs, args, strict=False) if need]
 
 
-def _run(schema: Any) -> Callable[..., list[torch.Tensor]]:
-    name, single = schema.name, len(schema.returns) == 1
+def _operator(op: Any) -> Any:
+    """`(which inputs need a gradient, gradients, results or nothing, *inputs) -> gradients of those inputs`, dense ones."""
+    schema, text = op._schema, str(op._schema)
+    name = f"backward_of_{op._namespace}_{op._opname}_{zlib.crc32(text.encode()):08x}"
 
     def run(needs: Sequence[bool], gradients: Sequence[torch.Tensor], results: Sequence[torch.Tensor], *args: Any) -> list[torch.Tensor]:
         args += tuple(a.default_value for a in schema.arguments[len(args) :])  # the dispatcher leaves those out
-        context = _prepared(name, needs, args, (results[0] if single else tuple(results)) if results else None)
-        found = OPDEFS[name]._backward_fn(context, *gradients)
+        output = None if not results else results[0] if len(schema.returns) == 1 else tuple(results)
+        found = OPDEFS[schema.name]._backward_fn(_prepared(schema.name, needs, args, output), *gradients)
         made = _described(needs, gradients, results, *args)
         wanted = [g for need, g in zip(needs, found if isinstance(found, tuple) else (found,), strict=True) if need]
         for own, gradient in zip(made, wanted, strict=True):
             own.zero_() if gradient is None else own.copy_(gradient)
         return made
 
-    return run
+    if name not in _made:
+        _made.add(name)
+        inputs = text.partition("(")[2].rpartition(") ->")[0]
+        _LIBRARY.define(f"{name}(bool[] own_needs, Tensor[] own_gradients, Tensor[] own_results, {inputs}) -> Tensor[]")  # type: ignore[no-untyped-call]
+        _LIBRARY.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        _LIBRARY.impl(name, _described, "Meta")  # type: ignore[no-untyped-call]
+    return getattr(torch.ops.magneto, name).default
 
 
 def with_own_backward(target: Any) -> Callable[..., Any] | None:
     """The operator `target` with one operator as its backward, where it is a custom one with a formula in Python of plain tensors."""
     op = getattr(target, "_opoverload", None) or getattr(target, "default", target)
-    schema = getattr(op, "_schema", None)
+    schema: Any = getattr(op, "_schema", None)
     definition = OPDEFS.get(schema.name) if schema is not None else None
-    if definition is None or definition._backward_fn is None:
+    if definition is None or definition._backward_fn is None or any(str(r.type) != "Tensor" for r in schema.returns):
         return None
-    arguments = op._schema.arguments
-    if any(a.kwarg_only or "List[Tensor]" in str(a.type) for a in arguments) or any(str(r.type) != "Tensor" for r in op._schema.returns):
+    if any(a.kwarg_only or "List[Tensor]" in str(a.type) for a in schema.arguments):
         return None
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) + len(kwargs) > len(arguments) or kwargs.keys() - {a.name for a in arguments[len(args) :]}:
-            return op(*args, **kwargs)  # PyTorch says what is wrong
-        given = [*args, *(kwargs.get(a.name, a.default_value) for a in arguments[len(args) :])]
+        given = [*args, *(kwargs.get(a.name, a.default_value) for a in schema.arguments[len(args) :])]
         device = next((arg.device.type for arg in given if isinstance(arg, torch.Tensor)), "cpu")
         converts = torch.is_autocast_enabled(device) and has_kernel(op.name(), f"Autocast{device.upper()}")
         if converts or not torch.is_grad_enabled() or not any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in given):

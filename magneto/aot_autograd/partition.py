@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,8 +26,11 @@ from magneto.base.events import counter
 from magneto.base.flags import config
 from magneto.base.varying import any_size, chosen
 from magneto.graph.append import append_call
+from magneto.graph.higher import plain
 from magneto.graph.meta import TensorMeta
 from magneto.graph.opinfo import stays
+from magneto.graph.rules import propagate
+from magneto.prims.prim import Prim
 
 Gradient = int | tuple[str, int] | None
 
@@ -81,17 +85,16 @@ def partition(joint: JointGraph) -> Partition:
         elif node in result_place and node in roots:
             kept.append(Kept("result", result_place[node]))
         else:
-            if not node.meta["val"].is_dense():
-                raise Refusal(f"a value with gaps in memory is kept for backward: {node.format_node()}")
             kept.append(Kept("extra", len(extras)))
             extras.append(node)
     copy_needed(forward, [*joint.results, *extras], env, _effects(joint))
     outputs = [env[node] for node in joint.results]
     for node in extras:
-        outputs.append(_cloned(forward, env[node]) if node in place or node in result_place else env[node])
+        copied = node in place or node in result_place or not node.meta["val"].is_dense()
+        outputs.append(_cloned(forward, env[node]) if copied else env[node])
     forward.output(tuple(outputs))
     drop_dead(forward)
-    backward = _backward_graph(joint, kept_nodes, wanted)
+    backward = _backward_graph(joint, kept_nodes, kept, wanted)
     gradients = tuple(_gradient(node, wanted, joint.tangents) for node in joint.gradients)
     return Partition(forward, backward, tuple(kept), gradients, joint.origins)
 
@@ -106,8 +109,9 @@ def _kept(joint: JointGraph, roots: frozenset[fx.Node], ahead: Sequence[Ahead]) 
     read, cost = sorted(read_by_backward(wanted) | itself), _cost(joint, roots, made)
     kept = _chosen(joint.graph, lambda: min_cut(read, cost, _recomputable))
     again = lambda node: _recomputable(node) and not _checkpointed(node)  # noqa: E731
-    if free := dear(joint.graph.nodes, kept, again, _is_late):
-        if read_apart(joint.graph, free, kept, again, _is_late):
+    late = lambda node: node.meta.get("stage") != "forward"  # noqa: E731
+    if free := dear(joint.graph.nodes, kept, again, late):
+        if read_apart(joint.graph, free, kept, again, late):
             read = sorted(read_by_backward(wanted) | itself)
         kept = min_cut(read, lambda node: 0 if node in free else cost(node), _recomputable)
     return kept
@@ -136,9 +140,9 @@ def is_random(node: fx.Node) -> bool:
 
 
 def _cloned(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The numbers of an input or result that is written before backward, by the graph or perhaps by its caller."""
+    """The numbers of an input or result that is written before backward, by the graph or perhaps by its caller, or of a value with gaps."""
     copy = graph.call_function(aten.clone.default, (node,))
-    copy.meta.update(val=node.meta["val"].with_(storage_offset=0), stack=(), stage="forward")
+    copy.meta.update(val=propagate(aten.clone.default, (node.meta["val"],), {}), stack=(), stage="forward")
     return copy
 
 
@@ -182,17 +186,36 @@ def _as_late_as_possible(needed: set[fx.Node]) -> list[fx.Node]:
     return [*ordered, *(node for node in sorted(needed) if node not in ordered)]
 
 
-def _backward_graph(joint: JointGraph, kept: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> fx.Graph:
+def _backward_graph(joint: JointGraph, kept: Sequence[fx.Node], places: Sequence[Kept], wanted: Sequence[fx.Node]) -> fx.Graph:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for i, node in enumerate([*kept, *joint.tangents]):
         name = f"kept_{i}" if i < len(kept) else node.name
         env[node] = graph.placeholder(name)
         env[node].meta = node.meta
+    closed = [env[node] for node, kind in zip(kept, places, strict=True) if kind.kind == "extra" and not node.meta["val"].is_dense()]
+    for node in closed:
+        node.meta = {**node.meta, "val": propagate(aten.clone.default, (node.meta["val"],), {})}
     copy_needed(graph, wanted, env)
+    _describe_again(graph, set(closed))
     graph.output(tuple([owned(graph, env[node]) for node in wanted]))
     drop_dead(graph)
     return graph
+
+
+def _describe_again(graph: fx.Graph, changed: set[fx.Node]) -> None:
+    """Metadata of what is computed from kept values whose layout is another one than it was in forward."""
+    for node in graph.nodes:
+        if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes):
+            continue
+        op: Any = node.target
+        if "as_strided" in str(op):
+            raise Refusal("a value with gaps in memory is kept for backward, which looks at its memory")
+        args, kwargs = plain(fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"]))
+        value = op.meta(*args) if isinstance(op, Prim) else args[0][args[1]] if op is operator.getitem else propagate(op, args, kwargs)
+        if value != node.meta["val"]:
+            changed.add(node)
+            node.meta = {**node.meta, "val": value}
 
 
 def _gradient(node: fx.Node | None, wanted: Sequence[fx.Node], tangents: Sequence[fx.Node]) -> Gradient:
@@ -253,10 +276,6 @@ def checked_by_autograd(joint: JointGraph) -> frozenset[fx.Node]:
                 stack.append(node.all_input_nodes[0])
     results = set(joint.results)
     return frozenset(node for node in found if node.op == "placeholder" or node in results)
-
-
-def _is_late(node: fx.Node) -> bool:
-    return bool(node.meta.get("stage") != "forward")
 
 
 def _checkpointed(node: fx.Node) -> bool:

@@ -6,6 +6,7 @@ operations and views mean exactly what they mean in eager.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -89,7 +90,7 @@ def begin(
         tensors.append(_add_input(tracing, str(node.target), index, value, prepare))
     for node in gm.graph.nodes:
         if node.op == "get_attr":
-            held = attribute(gm, str(node.target))
+            held = operator.attrgetter(str(node.target))(gm)
             if isinstance(held, torch.Tensor) and not any(held is known for known in tracing.attributes):
                 tracing.attributes.append(held)
                 tensors.append(_add_input(tracing, "held_" + str(node.target).replace(".", "_"), len(tensors), held, prepare))
@@ -147,13 +148,6 @@ def check_plain(value: torch.Tensor) -> None:
         raise Refusal("an input on the meta device")
 
 
-def attribute(gm: fx.GraphModule, path: str) -> Any:
-    value: Any = gm
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def run_captured(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any]) -> Any:
     """The captured graph's output value, its operations executed in order."""
     env: dict[fx.Node, Any] = {}
@@ -167,7 +161,7 @@ def run_captured(gm: fx.GraphModule, tracing: Tracing, tensors: list[Any]) -> An
             env[node] = next(arguments)
             continue
         if op == "get_attr":
-            value = attribute(gm, str(node.target))
+            value = operator.attrgetter(str(node.target))(gm)
             env[node] = held.get(id(value), value)
             continue
         args = fx.map_arg(node.args, lookup)

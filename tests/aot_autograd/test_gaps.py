@@ -83,3 +83,32 @@ def test_max_pool1d(backend: str, grad: bool) -> None:
         assert_equal(found, expected, 0.0)
         for ours, plain in zip((*found[:2], *found[3]), (*expected[:2], *expected[3]), strict=True):
             assert ours.stride() == plain.stride()
+
+
+KEPT: dict[str, Callable[..., torch.Tensor]] = {
+    "attention": lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m).sin(),
+    "product": lambda q, m: torch.matmul(q.sin()[..., 1:], m[..., 1:4].transpose(-1, -2)).exp(),
+    "turned": lambda q, m: torch.bmm(q[:, 0, :, 1:], m[:, 0, 1:4].transpose(-1, -2).exp()[..., :3].transpose(1, 2)).cumprod(-1).view(-1),
+    "cumulated": lambda q, m: torch.cumprod(q[..., ::2], -1) * torch.linalg.vector_norm(m[..., 4:], dim=-1, keepdim=True),
+}
+MASKS = {
+    "columns": lambda m: m[..., :6],
+    "turned": lambda m: m[..., :6].transpose(-1, -2),
+    "expanded": lambda m: m[:1, :, :1, :6].expand(2, 1, 6, 6),
+}
+
+
+@BACKENDS
+@pytest.mark.parametrize("name", list(KEPT))
+@pytest.mark.parametrize("layout", list(MASKS))
+@pytest.mark.filterwarnings("error::magneto.MagnetoWarning")
+def test_values_with_gaps_that_backward_reads(name: str, layout: str, backend: str) -> None:
+    def run(f: Callable[..., torch.Tensor], grad: bool) -> Any:
+        torch.manual_seed(0)
+        q, m = torch.randn(2, 3, 6, 4).requires_grad_(), MASKS[layout](torch.randn(2, 1, 6, 8)).detach().requires_grad_(grad)
+        f(q, m).sum().backward()
+        assert q.grad is not None and (not grad or m.grad is not None)
+        return q.grad, m.grad
+
+    for grad in (False, True):
+        assert_equal(run(magneto.optimize(backend)(KEPT[name]), grad), run(KEPT[name], grad), 1e-5)

@@ -11,6 +11,8 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import magneto
+from magneto.dynamo.trackers import marked
+from tests.compare import assert_equal
 from tests.python.gradients import P, compare
 
 SAID: list[str] = []
@@ -490,6 +492,23 @@ def running(tree):
 @pytest.mark.parametrize("fn, args", [(recurrence, (P(2, 7, 3), P(2, 7, 3))), (running, ({"sum": P(5, 2), "most": P(5, 2)},))])
 def test_associative_scan(fn, args):
     compare(fn, *args, graphs=1, backends=("eager", "aot_eager", "inductor"))
+
+
+def test_associative_scan_by_one_kernel(monkeypatch):
+    """What the CPU refuses, a GPU can do when it is compiled: it is followed in the other form."""
+
+    def fn(a, b):
+        return associative_scan(lambda l, r: (l[0] * r[0], r[0] * l[1] + r[1]), (a, b * 2), dim=1)[1][:, -1]
+
+    a, b = P(2, 7, 3), P(2, 7, 3)
+    with pytest.raises(ValueError, match="pointwise"):
+        magneto.optimize("eager")(fn)(a, b)
+    magneto.reset()
+    monkeypatch.setattr(marked, "SCANS_ON", "cpu")
+    state = torch.zeros(2, 3)
+    for i in range(7):
+        state = a[:, i] * state + b[:, i] * 2
+    assert_equal(magneto.optimize("aot_eager", nopython=True)(fn)(a, b), state, 1e-6)
 
 
 def test_associative_scan_of_a_function_that_breaks():

@@ -474,3 +474,35 @@ def test_draws_ahead_of_a_loss_keep_their_order(backend: str, monkeypatch: pytes
             found.append((loss, a, *torch.autograd.grad(loss + a.sum(), (x, w))))
         for ours, plain in zip(*found, strict=True):
             torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.0, 0, -0.5, 0.3])
+def test_a_drawn_number_against_a_bound(bound: float) -> None:
+    """LayerDrop by no probability: what is drawn decides nothing, and is drawn."""
+
+    class Layers(torch.nn.Module):
+        drop = bound
+
+        def forward(self, x):
+            for _ in range(3):
+                drawn = torch.rand([])
+                if drawn < self.drop or not (torch.rand(()) >= self.drop):
+                    continue
+                x = x * 2 + torch.rand(2)
+            return x
+
+    def scaled(x):
+        drawn = torch.rand([])
+        drawn.mul_(3.0)
+        return x + 1 if drawn < 1.0 else x - 1
+
+    for fn, n in ((Layers(), 1 if bound != 0.3 else None), (scaled, None)):
+        magneto.reset()
+        compiled = magneto.optimize("eager")(fn)
+        for seed in range(4):
+            torch.manual_seed(seed)
+            expected, state = fn(torch.ones(2)), torch.get_rng_state()
+            torch.manual_seed(seed)
+            assert_equal(compiled(torch.ones(2)), expected)
+            assert torch.equal(torch.get_rng_state(), state)
+        assert n is None or (magneto.stats()["graphs"], magneto.stats()["breaks"]) == (n, 0)

@@ -6,6 +6,8 @@ nothing in it depends on an input's numbers or on random ones, run for real.
 
 from __future__ import annotations
 
+import math
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -28,7 +30,19 @@ def known_value(node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> tupl
     draw or switch modes."""
     needed: set[fx.Node] = set()
     complete = _complete([node], kept, needed, lambda one: False)
-    return (None if not complete or needed & random else _run(needed, node)), needed
+    value = None if not complete else _whatever_is_drawn(node, needed) if needed & random else _run(needed, node)
+    return value, needed
+
+
+def _whatever_is_drawn(node: fx.Node, needed: set[fx.Node]) -> torch.Tensor | None:
+    """`torch.rand([]) < 0.0`: what the comparison gives for all numbers of [0, 1), where that is one thing."""
+    decided = node.target in (operator.lt, operator.le, operator.gt, operator.ge) and len(needed) == len(node.args) == 2
+    drawn, bound = node.args if decided else (None, None)
+    one = isinstance(drawn, fx.Node) and drawn.target is torch.rand and drawn.args in (([],), ((),))
+    if not one or type(bound) not in (int, float):
+        return None
+    least, most = (node.target(end, bound) for end in (0.0, math.nextafter(1.0, 0.0)))  # type: ignore[operator]
+    return torch.tensor(least) if least == most else None
 
 
 def needed_for(nodes: Sequence[fx.Node], kept: set[fx.Node], leaf: Callable[[fx.Node], bool]) -> set[fx.Node] | None:

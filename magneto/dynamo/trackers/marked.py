@@ -13,6 +13,7 @@ from magneto.dynamo.marks import ALLOW, BREAK, CONSTANT, DISABLE, SKIP
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.function import BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import held
+from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower, record
 
 if TYPE_CHECKING:
@@ -51,8 +52,19 @@ class MarkedTracker(BuiltinTracker):
             const = args[0].try_const() if args else None
             m.graph_break("B113", reason=f": {const.value}" if const is not None else "")
         if self.mark == DISABLE and getattr(self.obj, "__module__", None) == SCAN:
+            kwargs = _followed(m, args, kwargs)
             return m.inline(FunctionTracker.existing(m, self.obj, Held("associative_scan", self.obj)), args, kwargs)  # type: ignore[arg-type]
         m.graph_break("B106", callee=self.show())
+
+
+SCANS_ON = "cuda"  # where a scan by one kernel exists, which is compiled
+
+
+def _followed(m: Machine, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Mapping[str, Tracker]:
+    """The form of a scan that is Python computes what the other one does."""
+    mode, xs = kwargs.get("combine_mode", m.const("pointwise")).try_const(), [lower(m, v) for v in args[1:2]]
+    known = all(isinstance(x, TensorTracker) and x.meta.device.type == SCANS_ON for x in torch.utils._pytree.tree_leaves(xs))
+    return {**kwargs, "combine_mode": m.const("generic")} if known and mode is not None and mode.value == "pointwise" else kwargs
 
 
 def real_argument(m: Machine, v: Tracker) -> Any:

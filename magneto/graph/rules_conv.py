@@ -78,8 +78,9 @@ def _without_onednn(value: TensorMeta, weight: TensorMeta, stride: Sequence[int]
 def _answered_strides(
     value: TensorMeta, weight: TensorMeta, shape: tuple[int, ...], stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> tuple[int, ...]:
-    """Strides of what a kernel answers with this shape. One-dimensional ones see an image of height 1, its input made contiguous."""
-    if len(shape) == 5 and value.device.type == "cpu" and _without_onednn(value, weight, stride, dilation, groups):
+    """Strides of what a kernel answers with this shape. One-dimensional ones see an image of height 1, its input made contiguous. cuDNN's know no channels-last in double."""
+    on_cpu = value.device.type == "cpu"
+    if (len(shape) == 5 and _without_onednn(value, weight, stride, dilation, groups)) if on_cpu else value.dtype is torch.float64:
         return contiguous_strides(shape)
     if len(shape) != 3:
         return suggested_strides(shape, value.is_channels_last() or weight.is_channels_last())

@@ -160,6 +160,14 @@ def test_layouts_of_cuda(name: str) -> None:
     assert steps(found) == expected
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float64, (36, 9, 3, 1)), (torch.float32, (36, 1, 12, 4))])
+def test_convolutions_in_double_of_cuda(dtype: torch.dtype, expected: tuple[int, ...]) -> None:
+    cuda = torch.device("cuda", 0)
+    x, w = TensorMeta((2, 3, 4, 5), (60, 1, 15, 3), dtype, cuda), TensorMeta((4, 3, 2, 2), (12, 1, 6, 3), dtype, cuda)
+    found = propagate(aten.convolution.default, (x, w, None, [1, 2], [0, 1], [1, 1], False, [0, 0], 1), {})
+    assert found.strides == expected
+
+
 @pytest.mark.parametrize(("groups", "shares"), [(1, True), (2, False), (4, True)])
 def test_channels_that_stay_where_they_are_are_shuffled_in_place_on_cuda(groups: int, shares: bool) -> None:
     meta = TensorMeta.contiguous((2, 4, 3), torch.float32, torch.device("cuda", 0))

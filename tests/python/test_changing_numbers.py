@@ -117,6 +117,28 @@ def warm_up(x, step):
     return x * min(step / 10, 1.0)
 
 
+@case(INTS)
+def bits_and_rests(x, n):
+    return x * (n & 3) + (n | 8) - (n ^ 5), x * (1 << n % 4) + (n >> 1) + ~n, x * round(n / 3, 2)
+
+
+@case((*FLOATS, 0.5, -1.5))
+def quotients_and_rests(x, s):
+    y = x * 10
+    return y // s, y % s, torch.fmod(y, s), s // x, s % x, torch.floor_divide(y, s), y.to(torch.bfloat16) % s, y.clone().remainder_(s)
+
+
+@case((*INTS, -3))
+def quotients_of_integers(x, n):
+    y = (x * 10).long()
+    return y // n, y % n, y.int() // n, torch.fmod(y, n), y.clone().floor_divide_(n)
+
+
+@case(FLOATS)
+def between(x, s):
+    return torch.lerp(x, x + 1, s), x.lerp(x.exp(), s), x.clone().lerp_(x.sin(), 1 - s), x.half().lerp(x.half() + 1, 0.5)
+
+
 @case((3, 4, 5.5, 6.5, True, 2**40, -7, 2, 3.0), graphs=7)
 def types_change(x, n):
     return x * n
@@ -177,14 +199,30 @@ def test_few_graphs(fn, values, graphs):
         assert len(backend.graphs) <= graphs * (1 + breaks)
 
 
+_OF_WHOLE_NUMBERS = (int_operand, integer_tensors, computed, bits_and_rests, quotients_of_integers)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize(
     "fn",
-    [int_operand, float_operand, half_precision, integer_tensors, in_place, comparisons, as_a_tensor, computed, power_of_a_negative_number],
+    [
+        *(
+            int_operand,
+            float_operand,
+            half_precision,
+            integer_tensors,
+            in_place,
+            comparisons,
+            as_a_tensor,
+            computed,
+            power_of_a_negative_number,
+        ),
+        *(bits_and_rests, quotients_of_integers, between),
+    ],
 )
 def test_compiled(fn, backend):
     compiled = magneto.optimize(backend)(fn)
-    for value in (2, 3, 7) if fn in (int_operand, integer_tensors, computed) else (0.5, 1.25, 0.3):
+    for value in (2, 3, 7) if fn in _OF_WHOLE_NUMBERS else (0.5, 1.25, 0.3):
         same(fn, compiled, X, value, tolerance=1e-6 if backend == "inductor" and fn is not half_precision else 4e-3)
 
 
@@ -370,3 +408,13 @@ def test_whole_numbers_of_what_the_run_gives():
         magneto.optimize("eager")(fn)(X * math.nan)
     with pytest.raises(OverflowError, match="cannot convert float infinity to integer"):
         magneto.optimize("eager")(fn)(X + math.inf)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_whole_numbers_are_not_divided_by_zero(backend):
+    def fn(x, n):
+        return (x * 10).long() // n
+
+    compiled = magneto.optimize(backend)(fn)
+    for n in (2, 3, 0, 4, 0):
+        same(fn, compiled, X, n)

@@ -30,11 +30,14 @@ SAFE: dict[Any, str] = {
 }
 """Operations that never raise on numbers (a float overflow gives inf), and whose result's type follows from the operands' types."""
 
+_BITS = {"and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
 CHECKED: dict[Any, str] = {
     **dict.fromkeys((operator.truediv, operator.itruediv), "({} / {})"),
     **dict.fromkeys((operator.floordiv, operator.ifloordiv), "({} // {})"),
     **dict.fromkeys((operator.mod, operator.imod), "({} % {})"),
     **dict.fromkeys((operator.pow, operator.ipow), "(({}) ** {})"),  # -2 ** x is -(2 ** x)
+    **{getattr(operator, f"__{i}{name}__"): f"({{}} {symbol} {{}})" for i in ("", "i") for name, symbol in _BITS.items()},
+    operator.invert: "(~{})",
     **{fn: f"{fn.__name__}({{}})" for fn in (abs, float, int, round)},
     **{fn: f"{fn.__name__}({{}}, {{}})" for fn in (min, max)},
     **{getattr(math, name): f"math.{name}({{}})" for name in "sqrt exp log log2 log10 log1p expm1 sin cos tan tanh floor ceil".split()},
@@ -169,7 +172,7 @@ def _arithmetic(fn: Any, template: str, checked: bool) -> None:
 
 for _fn, _template in SAFE.items():
     _arithmetic(_fn, _template, checked=False)
-for _fn, _template in CHECKED.items():
+for _fn, _template in (*CHECKED.items(), (round, "round({}, {})")):
     _arithmetic(_fn, _template, checked=True)
 
 NAMES: dict[str, Any] = {"math": math, **{name: getattr(builtins, name) for name in "abs float int round min max".split()}}

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _DTYPES = {int: torch.int64, float: torch.float64}
 _LIKE_NUMBERS = (torch.float32, torch.float64, torch.int64)
 """Types in which torch computes with a number beside a tensor of no dimensions as with such a tensor."""
-_ARITHMETIC = ("add", "sub", "mul", "truediv")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-_FUNCTIONS = ("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "lt", "le", "gt", "ge", "eq", "ne")
-_METHODS = (*_FUNCTIONS, "add_", "sub_", "mul_", "div_")
+_FUNCTIONS = (*"add sub subtract mul multiply div divide true_divide floor_divide remainder fmod".split(), *_COMPARISONS)
+_METHODS = (*_FUNCTIONS, "add_", "sub_", "mul_", "div_", "floor_divide_", "remainder_", "fmod_")
 
 
 def as_tensor(number: float) -> torch.Tensor:

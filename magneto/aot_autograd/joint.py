@@ -281,6 +281,8 @@ def _backward(
         if seed.shape != carrier.shape:
             raise Refusal("a gradient of another shape than its tensor")
         mode.storages.add_root(seed, meta, node)
+        if meta.dtype.is_complex and collector.in_parts(index):
+            mode.in_parts.add(node)
         tangents.append(node)
         seeds.append(seed)
     outputs = tuple(collector.carriers[index] for index in differentiable)

@@ -80,6 +80,8 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.new_literal: Callable[[int], fx.Node] = lambda i: graph.placeholder(f"literal_{i}")
         self._seen: dict[Any, fx.Node] = {}
         self.read_late: set[int] = set()  # inputs whose memory formulas of autograd read
+        # Complex gradients of what the caller sees the parts of, summed in parts: a complex sum multiplies by one, and infinity by zero.
+        self.in_parts: set[fx.Node] = set()
 
     # ---- nodes -------------------------------------------------------------------------------------------------------
 
@@ -88,6 +90,9 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if op is aten.mul.Tensor and _shares_evenly(args):
             op, args = aten.where.ScalarOther, (*args, 0)
+        if self.in_parts and op is aten.add.Tensor and args[0] in self.in_parts:
+            parts = tuple(self.emit(aten.view_as_real.default, (one,)) for one in args)
+            return self.emit(aten.view_as_complex.default, (self.emit(op, parts),))
         facts = facts_of(op)
         key = None
         if facts.shareable:

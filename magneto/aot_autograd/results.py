@@ -127,6 +127,11 @@ class Collector:
                 self.carriers[found] = carrier
         return found
 
+    def in_parts(self, index: int) -> bool:
+        """Whether the caller gets real views of this complex result only."""
+        outputs = ((value, self._by_object[id(value)]) for value in self._values)
+        return not any(value.is_complex() for value, output in outputs if getattr(output, "base", output) == Result(index))
+
     def add_result(self, node: fx.Node, meta: TensorMeta) -> int:
         """The index of a result that holds `node`, in memory of its own."""
         node = self.mode.with_strides(node, meta)

@@ -413,3 +413,20 @@ def test_elements_beyond_what_as_strided_was_called_on_get_no_gradient(backend: 
             (v.sum() + y.sin().sum()).backward()
             gradients.append(a.grad)
         torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_an_infinite_gradient_of_a_part_of_a_complex_result(backend: str) -> None:
+    """The part is returned and read: both gradients are real ones in eager, and no zero is multiplied by the infinity."""
+
+    def part(x: torch.Tensor) -> Any:
+        y = torch.fft.fft(x).imag
+        return y, y.log(), y.sqrt()
+
+    gradients = []
+    for call in (part, magneto.optimize(backend)(part)):
+        x = torch.ones(4, 3, 1).requires_grad_()
+        sum(value.sum() for value in call(x)).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    assert torch.equal(gradients[0], torch.zeros(4, 3, 1))

@@ -470,3 +470,12 @@ def test_backward(name: str) -> None:
             (out * torch.linspace(0.5, 1.5, out.numel()).reshape(out.shape)).sum().backward()
 
     check(both, [(x,) for x in images()[:4] if x.shape[0] == 2])
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("name", ["huber_loss", "smooth_l1_loss", "mse_loss", "l1_loss"])
+def test_losses_of_broadcast_operands_in_other_layouts(name: str) -> None:
+    """A loss may be laid out as its input alone, or as both."""
+    row, turned = values((3,), torch.float32, 4, special=False), values((3, 2, 2), torch.float32, 5, special=False).permute(2, 1, 0)
+    for x, y in ((row, turned), (turned, row), (row, turned[..., :1]), (turned[..., :1], row), (turned, turned.contiguous())):
+        check(lambda x, y: getattr(F, name)(x, y, reduction="none"), [(x, y)])

@@ -186,7 +186,8 @@ class Fill:
         chunks = converted and not (brain or turning or scope.checks or nest.short) and (not self.folds or self._width(size) == LANES)
         pieces = bool(self.streamed or (converted and not chunks) or (chunks and (self.ahead or self.looked_up)))
         block = TILE if tiled else (CONVERTED_BLOCK if pieces or turning else SUM_BLOCK) if self.folds else PIECE
-        cut = bool(self.folds) or pieces or turning
+        lasting = self._width(size) and all(fold.accumulator == fold.type for fold in self.folds)  # lanes that a whole row may run through
+        cut = (bool(self.folds) and not lasting) or pieces or turning
         blocked = (size > block or bool(nest.any)) and not tiled and not self.across and cut
         first, last = ("b", "e") if blocked else (start, stop)
         width = block if nest.any else min(size, block)

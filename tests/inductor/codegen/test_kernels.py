@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import magneto
 from tests.inductor.codegen.compiled import check_compiled, float64_of
+from tests.inductor.codegen.test_golden import kernel_texts
 from tests.inductor.lower.prim_graphs import Graph
 
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 3e38, 1e-30, 1.0, -1.0, 2.5, -2.5, 0.5, 3.5, -0.75]
@@ -405,3 +406,18 @@ def test_places_in_short_rows(size: int, dtype: torch.dtype) -> None:
     for ours, eager in zip(call(x), (x.argmax(1), x.argmin(1), x.amax(1)), strict=True):
         torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
     assert ("s[16]" in "".join(magneto.inspect(call).kernels)) == (size >= 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5001), (40, 2100), (70_003,)])
+def test_lanes_of_extrema_run_through_whole_rows(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Only sums of floats are joined at the ends of blocks of a row."""
+    g = Graph()
+    base = torch.randint(0, 250, shape).to(dtype)
+    if dtype.is_floating_point:
+        base.view(-1)[[7, -1]] = torch.tensor([float("nan"), float("-inf")], dtype=dtype)
+    x, last = g.input(base), (len(shape) - 1,)
+    g.output(g.amax(x, last), g.amin(x, last))
+    text = kernel_texts(g)
+    assert "g += 64" in text and "i64 b =" not in text
+    check_compiled(g, 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from magneto.graph.fallback import UnsupportedFake
 from magneto.graph.layout import (
     RuleError,
     contiguous_strides,
@@ -30,9 +31,17 @@ def _fresh(shape: Sequence[int], like: TensorMeta, dtype: torch.dtype | None = N
 
 def _statistics_dtype(value: TensorMeta, weight: TensorMeta | None) -> torch.dtype:
     """Mixed precision keeps the statistics in the weight's (float32) dtype."""
-    if weight is not None and weight.dtype is not value.dtype:
-        return torch.float32
-    return value.dtype
+    return torch.float32 if weight is not None and weight.dtype is not value.dtype else value.dtype
+
+
+def _check(value: TensorMeta, shape: tuple[int, ...], parameters: Sequence[TensorMeta | None], wide: bool = True) -> None:
+    """Parameters have this shape and the input's type; `wide`: or, of a half type, are all float32. Else eager's kernel raises, each device's in words of its own."""
+    given = [p for p in parameters if p is not None]
+    kinds = {p.dtype for p in given}
+    if any(p.shape != shape for p in given):
+        raise RuleError("parameters of a norm do not fit")
+    if kinds - {value.dtype} and not (wide and value.dtype.itemsize == 2 and kinds == {torch.float32}):
+        raise UnsupportedFake("a norm", "its parameters have another type than its input")
 
 
 @rule("native_layer_norm.default")
@@ -43,9 +52,7 @@ def _layer_norm(
     axis = len(value.shape) - len(normalized)
     if not normalized or axis < 0 or value.shape[axis:] != normalized or not value.dtype.is_floating_point:
         raise RuleError("normalized shape does not fit")
-    for parameter in (weight, bias):
-        if parameter is not None and parameter.shape != normalized:
-            raise RuleError("layer norm parameters do not fit")
+    _check(value, normalized, (weight, bias), value.device.type == "cpu")
     out = _fresh(value.shape, value)
     statistics = value.shape[:axis] + (1,) * len(normalized)
     mean = _fresh(statistics, value, _statistics_dtype(value, weight))
@@ -83,6 +90,7 @@ def _group_norm(
 ) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
     if group <= 0 or c % group or value.numel != n * c * hw or not value.dtype.is_floating_point:
         raise RuleError("group norm shapes")
+    _check(value, (c,), (weight, bias), value.device.type == "cpu")
     strides = suggested_strides(value.shape, value.is_channels_last())
     out = TensorMeta(value.shape, strides, value.dtype, value.device)
     mean = _fresh((n, group), value, _statistics_dtype(value, weight))
@@ -102,9 +110,7 @@ def _group_norm_backward(
 def _check_batch_norm(value: TensorMeta, parameters: Sequence[TensorMeta | None]) -> None:
     if len(value.shape) < 2 or not value.dtype.is_floating_point or 0 in value.shape:
         raise RuleError("batch norm input")
-    for parameter in parameters:
-        if parameter is not None and parameter.shape != (value.shape[1],):
-            raise RuleError("batch norm parameters do not fit")
+    _check(value, value.shape[1:2], parameters)
 
 
 def _batch_norm_out(value: TensorMeta) -> TensorMeta:
@@ -139,10 +145,7 @@ def _cudnn_batch_norm(value: TensorMeta, weight: TensorMeta, *rest: Any) -> tupl
 
 
 def _batch_statistics_dtype(value: TensorMeta, weight: TensorMeta | None, running: TensorMeta | None) -> torch.dtype:
-    for parameter in (weight, running):
-        if parameter is not None:
-            return parameter.dtype if parameter.dtype is not value.dtype else value.dtype
-    return value.dtype
+    return next((parameter.dtype for parameter in (weight, running) if parameter is not None), value.dtype)
 
 
 rule("_native_batch_norm_legit.no_stats")(lambda *args: _batch_norm(*(*args[:3], None, None, *args[3:])))

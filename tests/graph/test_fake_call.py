@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import magneto
 from magneto.graph import DataDependent, FakeResult, TensorMeta, UnsupportedFake, fake_call, map_metas
 from magneto.graph.rules import rule_for
 
@@ -277,6 +279,31 @@ print([m for m in sys.modules if m not in before and m.startswith(names)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+NORMS: list[Callable[..., Any]] = [
+    lambda x, w: F.layer_norm(x, (4,), None, w),
+    lambda x, w: F.group_norm(x, 2, w),
+    lambda x, w: F.batch_norm(x, w, w, w, w),
+]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("dtypes", itertools.permutations([torch.float32, torch.float64, torch.bfloat16], 2), ids=str)
+def test_parameters_of_another_type_than_what_is_normed(norm: Callable[..., Any], dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """Eager's kernels take float32 beside a half type and nothing else; their errors are eager's."""
+    given, weight = torch.randn(3, 4).to(dtypes[0]), torch.rand(4).to(dtypes[1])
+    outcomes: list[Any] = []
+    for fn in (norm, magneto.optimize("aot_eager")(lambda x, w: norm(x * 1, w))):
+        try:
+            outcomes.append(fn(given, weight).dtype)
+        except RuntimeError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+    there = [TensorMeta.contiguous(t.shape, t.dtype, torch.device("cuda", 0)) for t in (given, weight)]
+    if dtypes != (torch.bfloat16, torch.float32):
+        with pytest.raises(UnsupportedFake, match="another type than its input"):
+            fake_call(norm, there)
 
 
 @pytest.mark.parametrize("training", [False, True])

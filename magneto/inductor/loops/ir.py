@@ -114,7 +114,9 @@ class Const(Value):
         elif dtype.is_floating_point:
             value = float(value)  # type: ignore[arg-type]
         else:
-            value = int(value)  # type: ignore[arg-type]
+            bits = 8 * dtype.itemsize
+            low = -(1 << bits - 1) if dtype.is_signed else 0
+            value = (int(value) - low) % (1 << bits) + low  # type: ignore[arg-type]  # what is beyond the type wraps, as eager's kernels take it
         node, new = _intern(cls, _scalar_key(value), dtype)
         if new:
             node.value, node.dtype = value, dtype

@@ -97,6 +97,15 @@ for _dtype in INTS:
         found = [getattr(g, name)(x, y) for name in two] + [getattr(g, name)(x) for name in "neg abs sign bitwise_not".split()]
         g.output(*found, g.shift_left(x, s), g.shift_right(x, s), g.pow(x, g.abs(y)))
 
+    @case(f"numbers beyond {_dtype}", 0)
+    def _beyond(g: Graph, dtype: torch.dtype = _dtype) -> None:
+        """They wrap, as eager's kernels take them."""
+        limit = 1 << torch.iinfo(dtype).bits
+        x = g.input(torch.tensor([0, 1, 2, 7, 44, 100, 127, 3], dtype=dtype))
+        numbers = [n for n in (limit // 2, limit - 56, -1, -limit // 2 - 7, limit + 3) if -(2**63) <= n < 2**63]
+        two = "add sub mul floordiv remainder fmod eq lt ge bitwise_and bitwise_or bitwise_xor".split()
+        g.output(*[getattr(g, name)(x, n) for n in numbers for name in two], *[g.sub(n, x) for n in numbers])
+
 
 for _dtype in [*FLOATS, torch.int64, torch.int8, torch.uint8, torch.bool]:
 

@@ -95,7 +95,7 @@ def kernel_text(kernel: FusedKernel) -> str:
     pieces, whole, names = parts(kernel), Writer(kernel), parameters(kernel)
     if len(pieces) == 1:
         body = whole.body()
-        if whole.nest.mode == "point" and not whole.streaming and (found := staged(Writer(kernel), [whole.kernel])):
+        if whole.nest.mode == "point" and not whole.streaming and (found := staged(Writer(kernel, whole.nest), [whole.kernel])):
             body = found
         return whole.function([*whole.declarations(), *body])
     if found := staged(whole, pieces):

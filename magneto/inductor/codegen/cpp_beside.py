@@ -72,15 +72,21 @@ def repeated(kernel: FusedKernel, linear: Mapping[Sym, int]) -> tuple[FusedKerne
     if len(kernel.rows) < 2 or linear.get(kernel.rows[-1].sym) != 1 or any(m.kind != POINT for m in kernel.members):
         return None
     row, short = kernel.rows[-2:]
-    forms = [kernel, _together(kernel, row, short)[0]] if linear.get(row.sym) == short.size <= MOST else [kernel]
+    indices = [index.free for m in kernel.members for index in _indices(m.body)]
+    forms = [kernel] if any(short.sym in free and row.sym not in free for free in indices) else []
+    if linear.get(row.sym) == short.size <= MOST and any(
+        not free.isdisjoint((row.sym, short.sym)) and not free.issuperset(d.sym for d in kernel.rows[-3:-2]) for free in indices
+    ):
+        forms.append(_together(kernel, row, short)[0])
     best: tuple[int, FusedKernel, int] | None = None
     for form, first in ((f, first) for f in forms for first in range(len(f.rows) - 1)):
         *others, vector = form.rows
+        if vector.size < LEAST or prod(d.size for d in others[first:]) < LEAST:
+            continue
         made = hoisted(form, {d.sym for d in others[first:]})
         before = [m for m in made.members if not m.full]
-        room = len(before) * vector.size * 8 <= HELD and vector.size >= LEAST and prod(d.size for d in others[first:]) >= LEAST
         gain = sum(_cost(m.body) for m in before)
-        if room and gain >= WORTH and (best is None or gain > best[0]):
+        if len(before) * vector.size * 8 <= HELD and gain >= WORTH and (best is None or gain > best[0]):
             best = gain, made, first
     return best and best[1:]
 

@@ -55,13 +55,9 @@ class Fill:
         self.writer, self.stores, self.folds, self.keeps, self.downs = writer, stores, folds, keeps, downs
         self.across, self.results, self.blocks = across, results or {}, blocks
         self.streamed: dict[str, str] = {}  # member -> array of the piece
-        self.widened: dict[
-            Load, str
-        ] = {}  # float16: array of the piece in float32, which the machine converts as a whole (gcc vectorises no such conversion)
+        self.widened: dict[Load, str] = {}  # float16: array of the piece in float32, converted as a whole: gcc vectorises no such thing
         self.narrowed: dict[str, str] = {}  # float16 or bfloat16 member -> array of the piece before it is converted
-        self.ahead: dict[
-            Load, int
-        ] = {}  # what is fetched meanwhile, and how many elements further on: the processor does not look that far
+        self.ahead: dict[Load, int] = {}  # fetched meanwhile, and how many elements further on: the processor does not look that far
         self.looked_up: list[Load] = []  # what gathers from rows, the next of which is fetched meanwhile
 
     def inside(self, turn: int = 0) -> None:
@@ -326,16 +322,18 @@ class Fill:
             body = [search.in_lanes(line) for line in body]
         plain = [fold for fold in self.folds if not isinstance(fold, ArgFold)]
         lines = [line for search in searches for line in search.declare_lanes(width, first, last)]
-        lines += [f"{fold.type} {fold.lane}s[{width}];" for fold in plain]
-        start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in plain)
-        lines += [f"for (i64 l = 0; l < {width}; l++) {{ {start} }}"] if plain else []
+        again = any(m.full and self.writer.stages[m.name] for m in self.writer.kernel.members)
+        lanes = "MG_WIDE" if width == LANES and again and not (chunks or searches or self.ahead or self.looked_up) else str(width)
+        lines += [f"{fold.type} {fold.lane}s[{lanes}]{' = {0}' * (fold.initial == '0')};" for fold in plain]
+        start = " ".join(f"{fold.lane}s[l] = {fold.initial};" for fold in plain if fold.initial != "0")
+        lines += [f"for (i64 l = 0; l < {lanes}; l++) {{ {start} }}"] if start else []
         checks = " reduction(|:status)" if scope.checks else ""
-        inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {width}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
+        inner = [f"#pragma omp simd{checks}", f"for (i64 l = 0; l < {lanes}; l++) {{", *indent([f"const i64 {name} = g + l;", *body]), "}"]
         if chunks:
             inner = self._converted(inner, width, "g", str(width))
         lines += [
             f"i64 g = {first};",
-            f"for (; g + {width} <= {last}; g += {width}) {{",
+            f"for (; g + {lanes} <= {last}; g += {lanes}) {{",
             *indent([*self._fetches("g", width), *inner]),
             "}",
         ]
@@ -345,16 +343,15 @@ class Fill:
                 lines += fold.join_lanes(width)
                 continue
             if fold.lanes_function:
-                lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {width});")
+                lines.append(f"{fold.lane} = {fold.lanes_function}({fold.lane}s, {lanes});")
                 continue
             lines += [
                 f"#pragma omp simd{fold.clause()}",
-                f"for (i64 l = 0; l < {width}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}",
+                f"for (i64 l = 0; l < {lanes}; l++) {fold.join_from(fold.lane, f'{fold.lane}s[l]')}",
             ]
         if size % width or not whole or self.writer.nest.any:  # blocks are multiples of the width
-            rest = (
-                str(size // width * width) if first == "0" and not self.writer.nest.any else "g"
-            )  # few steps: known in number, they need no loop
+            known = first == "0" and not self.writer.nest.any  # few steps: known in number, they need no loop
+            rest = "g" if not known else f"{size} / {lanes} * {lanes}" if lanes == "MG_WIDE" else str(size // width * width)
             clauses = "".join(fold.clause() for fold in self.folds) + checks
             pragma = [] if searches else [f"#pragma omp simd{clauses}"]
             tail = [*pragma, f"for (i64 {name} = {rest}; {name} < {last}; {name}++) {{", *indent(scope.lines), "}"]

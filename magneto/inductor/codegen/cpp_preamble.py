@@ -478,10 +478,12 @@ MG_INLINE f32 mg_sum_f32(f32 a, f32 b) { return a + b; } MG_INLINE f64 mg_sum_f6
 /* The same for sums, whose first steps are vectors: loops over few lanes take gcc a tenth of its time for a layer norm. */
 #if defined(__AVX512F__)
 #define MG_V 64
+#define MG_WIDE 64 /* accumulators side by side of kernels that walk a row more than once: four vectors, which cost gcc half of eight */
 #define MG_JOIN_f32 MG_JOIN_16
 #define MG_JOIN_f64 MG_JOIN_8
 #else
 #define MG_V 32
+#define MG_WIDE 32
 #define MG_JOIN_f32 MG_JOIN_8
 #define MG_JOIN_f64 MG_JOIN_4
 #endif
@@ -494,8 +496,9 @@ typedef f32 mg_at_f32 __attribute__((vector_size(MG_V), aligned(4))); typedef f6
 #define MG_JOIN_4(T, at) *(mg_at_##T *)x = (at(T, y, 0) + at(T, y, 8)) + (at(T, y, 4) + at(T, y, 12));
 #define MG_SUMS(T, n) MG_INLINE T mg_lanes_sum_##T##_##n(const T *y) { T x[16]; MG_JOIN_##T(T, MG_AT_##n) return (x[0] + x[2]) + (x[1] + x[3]); }
 MG_SUMS(f32, 16) MG_SUMS(f32, 32) MG_SUMS(f32, 64) MG_SUMS(f64, 16) MG_SUMS(f64, 32) MG_SUMS(f64, 64)
-#define mg_lanes_sum_f32(x, n) mg_lanes_sum_f32_##n(x)
-#define mg_lanes_sum_f64(x, n) mg_lanes_sum_f64_##n(x)
+#define MG_OF(name, n) name##n
+#define mg_lanes_sum_f32(x, n) MG_OF(mg_lanes_sum_f32_, n)(x)
+#define mg_lanes_sum_f64(x, n) MG_OF(mg_lanes_sum_f64_, n)(x)
 MG_LANES(mg_lanes_maximum_f32, f32, mg_maximum_f32) MG_LANES(mg_lanes_minimum_f32, f32, mg_minimum_f32)
 MG_LANES(mg_lanes_maximum_f64, f64, mg_maximum_f64) MG_LANES(mg_lanes_minimum_f64, f64, mg_minimum_f64)
 #pragma omp declare reduction(mg_max : f32 : omp_out = mg_maximum_f32(omp_out, omp_in)) initializer(omp_priv = -MG_INF)

@@ -9,8 +9,7 @@ int SYMBOL(void *const *p) {
         f64 a1 = 0;
         f32 c2[96];
         {
-            f32 a1vs[32];
-            for (i64 l = 0; l < 32; l++) { a1vs[l] = 0; }
+            f32 a1vs[32] = {0};
             i64 g = 0;
             for (; g + 32 <= 96; g += 32) {
 #pragma omp simd
@@ -32,8 +31,7 @@ int SYMBOL(void *const *p) {
         f32 t10 = mg_div_by(r7, d9s, d9r, d9k);
         f64 a8 = 0;
         {
-            f32 a8vs[32];
-            for (i64 l = 0; l < 32; l++) { a8vs[l] = 0; }
+            f32 a8vs[32] = {0};
             i64 g = 0;
             for (; g + 32 <= 96; g += 32) {
 #pragma omp simd

@@ -7,31 +7,30 @@ int SYMBOL(void *const *p) {
         const i64 i0 = (u32)row;
         f32 a1 = -__builtin_inf();
         {
-            f32 a1vs[64];
-            for (i64 l = 0; l < 64; l++) { a1vs[l] = -__builtin_inf(); }
+            f32 a1vs[MG_WIDE];
+            for (i64 l = 0; l < MG_WIDE; l++) { a1vs[l] = -__builtin_inf(); }
             i64 g = 0;
-            for (; g + 64 <= 512; g += 64) {
+            for (; g + MG_WIDE <= 512; g += MG_WIDE) {
 #pragma omp simd
-                for (i64 l = 0; l < 64; l++) {
+                for (i64 l = 0; l < MG_WIDE; l++) {
                     const i64 j0 = g + l;
                     f32 t2 = p0[512 * i0 + j0];
                     a1vs[l] = mg_maximum_f32(a1vs[l], t2);
                 }
             }
             f32 a1v = -__builtin_inf();
-            a1v = mg_lanes_maximum_f32(a1vs, 64);
+            a1v = mg_lanes_maximum_f32(a1vs, MG_WIDE);
             a1 = mg_maximum_f32(a1, a1v);
         }
         f32 r3 = a1;
         f64 a4 = 0;
         f32 c5[512];
         {
-            f32 a4vs[64];
-            for (i64 l = 0; l < 64; l++) { a4vs[l] = 0; }
+            f32 a4vs[MG_WIDE] = {0};
             i64 g = 0;
-            for (; g + 64 <= 512; g += 64) {
+            for (; g + MG_WIDE <= 512; g += MG_WIDE) {
 #pragma omp simd
-                for (i64 l = 0; l < 64; l++) {
+                for (i64 l = 0; l < MG_WIDE; l++) {
                     const i64 j0 = g + l;
                     f32 t6 = p0[512 * i0 + j0];
                     f32 t7 = t6 - r3;
@@ -41,7 +40,7 @@ int SYMBOL(void *const *p) {
                 }
             }
             f32 a4v = 0;
-            a4v = mg_lanes_sum_f32(a4vs, 64);
+            a4v = mg_lanes_sum_f32(a4vs, MG_WIDE);
             a4 = a4 + a4v;
         }
         f32 r9 = (f32)a4;

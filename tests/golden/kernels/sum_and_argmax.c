@@ -10,8 +10,7 @@ int SYMBOL(void *const *p) {
         {
             f32 a2s[64]; i32 a2xs[64];
             for (i64 l = 0; l < 64; l++) { a2s[l] = -__builtin_inf(); a2xs[l] = 0 + 64 <= 300 ? (i32)(0) + (i32)l : -1; }
-            f32 a1vs[64];
-            for (i64 l = 0; l < 64; l++) { a1vs[l] = 0; }
+            f32 a1vs[64] = {0};
             i64 g = 0;
             for (; g + 64 <= 300; g += 64) {
 #pragma omp simd

@@ -9,8 +9,7 @@ int SYMBOL(void *const *p) {
         f64 a1 = 0;
         for (i64 b = lo; b < hi; b += 2048) {
             const i64 e = mg_min(b + 2048, hi);
-            f32 a1vs[64];
-            for (i64 l = 0; l < 64; l++) { a1vs[l] = 0; }
+            f32 a1vs[64] = {0};
             i64 g = b;
             for (; g + 64 <= e; g += 64) {
 #pragma omp simd

@@ -23,7 +23,7 @@ from magneto.aot_autograd.signature import Apart, Mutation, Signature
 from magneto.aot_autograd.storage import View
 from magneto.base.dataclass import dataclass, field, replace
 from magneto.graph.meta import TensorMeta
-from magneto.graph.modes import modes_kept
+from magneto.graph.modes import modes_kept, without_cudnn
 from magneto.graph.opinfo import stays
 
 
@@ -66,13 +66,11 @@ def trace(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool = False,
 @contextmanager
 def steady_state(grad_enabled: bool) -> Iterator[None]:
     """Tracing leaves no traces: grad mode, autocast and its cache, and the random stream are as before. What cuDNN would do as one call is seen in its parts."""
-    random, cudnn = torch.get_rng_state(), torch._C._get_cudnn_enabled()
+    random = torch.get_rng_state()
     try:
-        torch._C._set_cudnn_enabled(False)
-        with modes_kept(grad_enabled), torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
+        with without_cudnn(), modes_kept(grad_enabled), torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
             yield
     finally:
-        torch._C._set_cudnn_enabled(cudnn)
         torch.set_rng_state(random)
 
 

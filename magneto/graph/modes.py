@@ -110,6 +110,17 @@ def _nesting() -> int:
 
 
 @contextmanager
+def without_cudnn() -> Iterator[None]:
+    """What cuDNN would do as one call (a recurrent network) is done in parts."""
+    before = torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(before)
+
+
+@contextmanager
 def modes_kept(grad_enabled: bool) -> Iterator[None]:
     """A graph that is only traced inside: its mode switches take no effect outside, no casted weight of its tensors is kept."""
     before = modes()

@@ -16,6 +16,7 @@ import torch
 
 from magneto.base.flags import config
 from magneto.graph.layout import contiguous_strides
+from magneto.graph.modes import without_cudnn
 
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("check_classes(Tensor classes, int count) -> ()")  # type: ignore[no-untyped-call]
@@ -185,4 +186,5 @@ WAYS.update(dict.fromkeys((torch.nn.functional.one_hot, torch.ops.aten.one_hot.d
 WAYS[torch.nn.functional.embedding_bag] = _embedding_bag
 WAYS[torch.nn.functional.ctc_loss] = ctc_loss
 WAYS.update(dict.fromkeys((torch.channel_shuffle, torch.nn.functional.channel_shuffle), _channel_shuffle))
+WAYS.update({call: without_cudnn()(call) for call in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)})
 BY_ID = {id(call): way for call, way in WAYS.items()}

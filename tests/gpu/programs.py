@@ -425,6 +425,16 @@ def recurrent() -> Any:
     return lambda x: lstm(x)[0] * 2, (randn(3, 7, 16, grad=True),)
 
 
+@program(1e-4, train=True)
+def recurrent_flattened() -> Any:
+    class Flattened(nn.GRU):
+        def forward(self, x: torch.Tensor) -> Any:
+            self.flatten_parameters()
+            return super().forward(x)[0] * 2
+
+    return Flattened(16, 24, num_layers=2).to(DEVICE), (randn(3, 7, 16, grad=True),)
+
+
 @program(0)
 def dropout_draws_as_eager() -> Any:
     return lambda x: F.dropout(x, 0.3) * 2 + torch.rand_like(x), (randn(100, 100),)

@@ -317,3 +317,12 @@ def module_call(m: Machine, v: Tracker, /, *args: Tracker, **kwargs: Tracker) ->
         return NotImplemented
     function, prefix = resolved
     return m.inline(function, [*prefix, *args], kwargs)
+
+
+@rule(torch.nn.RNNBase.flatten_parameters, Tracker)
+def flatten_parameters(m: Machine, v: Tracker) -> Any:
+    """It moves the weights next to each other, for cuDNN: where they lie so, or on the CPU, nothing is left to do."""
+    weights = [w for w in getattr(v.obj, "_flat_weights", ()) if isinstance(w, torch.Tensor) and w.is_cuda]
+    if len({w.untyped_storage().data_ptr() for w in weights}) > 1:
+        m.graph_break("B101", callee="flatten_parameters", reason="it moves weights of a GPU")
+    return None

@@ -11,7 +11,7 @@ import torch
 
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.guards.source import Held
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS
@@ -219,4 +219,39 @@ def call_torch(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
     return m.inline(FunctionTracker.existing(m, fn, Held(name, fn)), args, kwargs)  # it asks for numbers somewhere inside: break there
 
 
-FALLBACKS.append(call_torch)
+_SCALARS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def call_scripted(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+    """A function compiled by TorchScript, as the Python that it was compiled from: of tensors and numbers, as long as it neither raises nor draws random numbers."""
+    origin = getattr(fn, "_torchdynamo_inline", None) if type(fn) is torch.jit.ScriptFunction else None
+    if type(origin) is not types.FunctionType or "is_scripting" in origin.__code__.co_names:
+        return NotImplemented
+    compiled = torch.jit._state._try_get_jit_cached_function(origin)  # type: ignore[attr-defined, no-untyped-call]
+    if compiled is None or compiled.qualified_name != fn.qualified_name:  # traced: it is what one run of the Python did
+        return NotImplemented
+    kinds = {argument.name: str(argument.type) for argument in fn.schema.arguments}
+    given = [*zip(kinds, args, strict=False), *kwargs.items()]
+    if len(args) > len(kinds) or not all(name in kinds and _is_of(kinds[name], value) for name, value in given):
+        return NotImplemented
+    drawn = len(m.recorder.random_nodes)  # type: ignore[attr-defined]
+    try:
+        result = m.inline(FunctionTracker.existing(m, origin, Held(origin.__name__, origin)), args, kwargs)
+    except Raised:
+        m.restart_before(origin.__name__, "TorchScript's errors are others")  # type: ignore[attr-defined]
+    if len(m.recorder.random_nodes) != drawn:  # type: ignore[attr-defined]
+        m.restart_before(origin.__name__, "TorchScript draws random numbers in its own way")  # type: ignore[attr-defined]
+    return result
+
+
+def _is_of(kind: str, v: Tracker) -> bool:
+    """Whether TorchScript takes a value as it is (it makes floats of integers)."""
+    if kind.startswith("Optional["):
+        const = v.try_const()
+        return (const is not None and const.value is None) or _is_of(kind[9:-1], v)
+    if kind == "Tensor":
+        return isinstance(v, TensorTracker)
+    return kind in _SCALARS and isinstance(v, ConstTracker) and type(v.value) is _SCALARS[kind]
+
+
+FALLBACKS += [call_torch, call_scripted]

@@ -140,16 +140,14 @@ def _constant_pad(meta: TensorMeta, pad: Sequence[int], value: Any = 0) -> Tenso
     return TensorMeta(tuple(shape), suggested_strides(shape, meta.is_channels_last()), meta.dtype, meta.device)
 
 
-@rule("replication_pad1d.default", "replication_pad2d.default")
-def _edge_pad(meta: TensorMeta, pad: Sequence[int], last: bool = True) -> TensorMeta:
+@rule("reflection_pad1d.default", "reflection_pad2d.default", "replication_pad1d.default", "replication_pad2d.default")
+def _edge_pad(meta: TensorMeta, pad: Sequence[int]) -> TensorMeta:
+    """CUDA's kernels answer in rows."""
     n = len(pad) // 2
     if 0 in meta.shape or len(meta.shape) - n not in (1, 2) or any(not 0 <= p < meta.shape[-1 - i // 2] for i, p in enumerate(pad)):
         raise RuleError("edge padding")
     shape = (*meta.shape[:-n], *(meta.shape[-i] + pad[2 * i - 2] + pad[2 * i - 1] for i in range(n, 0, -1)))
-    return TensorMeta(shape, suggested_strides(shape, last and meta.is_channels_last()), meta.dtype, meta.device)
-
-
-rule("reflection_pad1d.default", "reflection_pad2d.default")(lambda meta, pad: _edge_pad(meta, pad, meta.device.type != "cuda"))
+    return TensorMeta(shape, suggested_strides(shape, meta.device.type != "cuda" and meta.is_channels_last()), meta.dtype, meta.device)
 
 
 @rule("pixel_shuffle.default")

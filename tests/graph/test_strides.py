@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -140,7 +141,10 @@ ON_CUDA: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], t
     "irfft of rfft": (lambda x: torch.fft.irfft(torch.fft.rfft(x), n=1), (8, 5, 2, 1), (10, 1, 5, 5), (10, 2, 1)),
     "rfft2": (torch.fft.rfft2, (4096, 7), (7, 1), (1, 4096)),
     "fftn": (torch.fft.fftn, (9, 3, 3, 1), (9, 3, 1, 1), (1, 27, 9)),
-    "reflection": (lambda x: torch.nn.functional.pad(x, (1, 1, 1, 1), mode="reflect"), (2, 3, 4, 5), (60, 1, 15, 3), (126, 42, 7, 1)),
+    **{
+        mode: (partial(torch.nn.functional.pad, pad=(1, 1, 1, 1), mode=mode), (2, 3, 4, 5), (60, 1, 15, 3), (126, 42, 7, 1))
+        for mode in ("reflect", "replicate")
+    },
     "roll": (lambda x: x.roll(1, 1), (2, 3, 4, 5), (60, 1, 15, 3), (60, 20, 5, 1)),
     "nonzero_static": (lambda x: torch.nonzero_static(x, size=3), (4, 5), (5, 1), (1, 3)),
     "logsigmoid": (torch.nn.functional.logsigmoid, (5, 8), (1, 5), (1, 5)),

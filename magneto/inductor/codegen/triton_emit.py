@@ -141,6 +141,8 @@ class Emitter:
                 name = self.emit(short[1], under)
                 return convert(f"lib.gelu_of_bfloat16({name.text})", wide.dtype, value.dtype), name.axes
         consts = [isinstance(a, Const) for a in value.args]
+        if value.name in ("floordiv", "remainder", "fmod") and not value.dtype.is_floating_point and _is(value.args[1], 0):
+            raise CannotEmit("integer division by 0")  # the compiler may make anything of it
         kind = value.args[0].dtype if value.args else value.dtype
         bare = (
             value.name in BARE and not all(consts) and kind is not torch.bool and not (kind is torch.float64 and value.name in COMPARISONS)

@@ -291,6 +291,19 @@ def test_products_and_what_follows_are_one_kernel(name: str) -> None:
         assert kernel.body.count(".load([") == (2 - ahead.bit_count()) * described and kernel.body.count(".store([") == 2 * (parts > 1)
 
 
+@pytest.mark.parametrize("name", ["floordiv", "remainder", "fmod"])
+def test_a_division_of_integers_by_zero_is_eagers(name: str) -> None:
+    def build(g: Graph, number: int = 0) -> None:
+        g.output(divided := getattr(g, name)(g.input(torch.arange(100, dtype=torch.int32)), 5))
+        divided.args = (divided.args[0], number)
+
+    assert kernels(partial(build, number=5))
+    with pytest.raises(CannotEmit, match="division by 0"):
+        kernels(build)
+    with pytest.raises(CannotEmit, match="division by 0"):
+        kernels(partial(build, number=2**33))
+
+
 def test_what_descriptors_cannot_say_is_refused() -> None:
     with pytest.raises(CannotEmit):  # rows of 200 bytes
         products("a product with bias and residual", Tiles(128, 128, 64, 4, 3, 1))

@@ -98,3 +98,21 @@ def test_errors_are_those_of_torchscript() -> None:
     for f in (lambda x: gated(x, x[:1, :1].expand(5, 5)), magneto.optimize("eager")(lambda x: gated(x, x[:1, :1].expand(5, 5)))):
         with pytest.raises(RuntimeError, match="TorchScript interpreter"):
             f(torch.ones(3, 2))
+
+
+def helper(x):
+    return x * 2
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+
+    @torch.jit.script
+    def helped(x):
+        return helper(x) + 1
+
+
+def test_names_mean_what_they_meant_when_it_was_compiled(monkeypatch):
+    monkeypatch.setitem(globals(), "helper", lambda x: x * 5)
+    x = torch.ones(3)
+    assert_equal(magneto.optimize("eager")(lambda x: helped(x))(x), helped(x))

@@ -225,8 +225,10 @@ _SCALARS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": st
 def call_scripted(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
     """A function compiled by TorchScript, as the Python that it was compiled from: of tensors and numbers, as long as it neither raises nor draws random numbers."""
     origin = getattr(fn, "_torchdynamo_inline", None) if type(fn) is torch.jit.ScriptFunction else None
-    if type(origin) is not types.FunctionType or "is_scripting" in origin.__code__.co_names:
+    if type(origin) is not types.FunctionType or "is_scripting" in origin.__code__.co_names or origin.__closure__:
         return NotImplemented
+    if any(type(origin.__globals__.get(name, types)) is not types.ModuleType for name in origin.__code__.co_names):
+        return NotImplemented  # TorchScript keeps what the name meant when the function was compiled
     compiled = torch.jit._state._try_get_jit_cached_function(origin)  # type: ignore[attr-defined, no-untyped-call]
     if compiled is None or compiled.qualified_name != fn.qualified_name:  # traced: it is what one run of the Python did
         return NotImplemented

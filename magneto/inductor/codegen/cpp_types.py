@@ -66,12 +66,14 @@ def to_memory(text: str, dtype: torch.dtype) -> str:
 def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
     """A compute value of another dtype."""
     if target in HALVES:
-        as_float = text if COMPUTE[source] == "f32" else f"(f32)({text})"
+        as_float = text if COMPUTE[source] == "f32" else convert(text, source, torch.float32)
         return as_float if source is target else f"mg_round_{'f16' if target is torch.float16 else 'bf16'}({as_float})"
     if source is target or COMPUTE[source] == COMPUTE[target]:
         return text
     if target is torch.bool:
         return f"({text} != 0)"
+    if source is torch.bool and is_float(target):  # chosen, not converted: gcc would go by vectors of bytes
+        return f"({text} ? {literal(1, target)} : {literal(0, target)})"
     if target is torch.uint8 and source is torch.float64:
         return f"(u8)(i64)({text})"
     if target in (torch.uint8, torch.int8, torch.int16) and is_float(source):  # from 2^31 on the last eight bits of a float are zeros

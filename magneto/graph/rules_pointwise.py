@@ -304,4 +304,4 @@ def _scaled(x: TensorMeta, *args: TensorMeta) -> TensorMeta:
     return elementwise((x, *args[:-1]), x.dtype)
 
 
-RULES.update({f"magneto.scaled_{name}": _scaled for name in ("add", "addcmul", "addcdiv")})
+RULES.update({f"magneto.scaled_{name}": _scaled for name in ("add", "addcmul", "addcdiv", "pow")})

@@ -10,6 +10,7 @@ from magneto.dynamo.trackers import (
     lazy_number,
     lifted,
     made_class,
+    number_options,
     read_only,
     reference,
     rules_attention,

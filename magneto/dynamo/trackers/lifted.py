@@ -65,6 +65,16 @@ def _fits(value: Any) -> bool:
     return type(value) is float or (type(value) is int and -(2**63) <= value < 2**63)
 
 
+def _wide(m: Machine, tensor: TensorTracker, number: ConstTracker | HostNumber) -> TensorTracker:
+    """`tensor` as it is computed with beside `number`: integers beside a float that changes are floats."""
+    value, dtype = _value(number), tensor.meta.dtype
+    if dtype.is_floating_point or dtype.is_complex or type(value) is not float or not tensor.meta.ndim:
+        return tensor
+    if not (isinstance(number, HostNumber) or changing(m, number)):
+        return tensor
+    return m.node("to", [tensor, torch.get_default_dtype()], {}, method=True)  # type: ignore[return-value]
+
+
 def lift(m: Machine, tensor: TensorTracker, number: ConstTracker | HostNumber) -> TensorTracker | None:
     """`number` as an operand beside `tensor`; None where it stays a constant."""
     if isinstance(number, HostNumber) and is_numpy(number.example):  # torch takes it for the number it holds
@@ -85,10 +95,13 @@ def lift(m: Machine, tensor: TensorTracker, number: ConstTracker | HostNumber) -
     return found if isinstance(found, TensorTracker) else None
 
 
-def _elementwise(fn: Any) -> None:
+def _elementwise(fn: Any, in_place: bool = False) -> None:
     def tensor_number(m: Machine, tensor: TensorTracker, number: ConstTracker | HostNumber, /, **kwargs: Any) -> Any:
-        lifted = None if kwargs else lift(m, tensor, number)
-        return NotImplemented if lifted is None else m.apply(fn, tensor, lifted)
+        if not kwargs.keys() <= {"rounding_mode"}:
+            return NotImplemented
+        tensor = tensor if in_place else _wide(m, tensor, number)
+        lifted = lift(m, tensor, number)
+        return NotImplemented if lifted is None else m.apply(fn, tensor, lifted, **kwargs)
 
     rule(fn, TensorTracker, ConstTracker)(tensor_number)
     rule(fn, TensorTracker, HostNumber)(tensor_number)
@@ -97,6 +110,7 @@ def _elementwise(fn: Any) -> None:
 def _reflected(fn: Any) -> None:
     def number_tensor(m: Machine, number: ConstTracker | HostNumber, tensor: TensorTracker) -> Any:
         numpys = isinstance(number, HostNumber) and is_numpy(number.example)
+        tensor = tensor if numpys else _wide(m, tensor, number)
         lifted = lift(m, tensor, number) if not numpys else None
         if lifted is None:
             return NotImplemented
@@ -112,11 +126,11 @@ for _name in (*_ARITHMETIC, *_COMPARISONS):
     _elementwise(getattr(operator, _name))
     _reflected(getattr(operator, _name))
 for _name in _ARITHMETIC:
-    _elementwise(getattr(operator, f"i{_name}"))
+    _elementwise(getattr(operator, f"i{_name}"), in_place=True)
 for _name in _FUNCTIONS:
     _elementwise(getattr(torch, _name))
 for _name in _METHODS:
-    _elementwise(getattr(torch.Tensor, _name))
+    _elementwise(getattr(torch.Tensor, _name), in_place=_name.endswith("_"))
 
 
 # -- torch functions that take a number elsewhere
@@ -154,7 +168,7 @@ rule(torch.tensor, HostNumber)(tensor)
 # -- what a changing number decides
 
 
-def _decide(m: Machine, number: ConstTracker, condition: str) -> bool:
+def decide(m: Machine, number: ConstTracker, condition: str) -> bool:
     """`condition` (with {} for the number) holds at each call."""
     (leaf,) = {leaf.source: leaf for leaf in leaves(number)}.values()
     guard_types(m, number)
@@ -162,7 +176,8 @@ def _decide(m: Machine, number: ConstTracker, condition: str) -> bool:
     return True
 
 
-def _may_decide(m: Machine, number: ConstTracker) -> bool:
+def may_decide(m: Machine, number: ConstTracker) -> bool:
+    """Whether a number changes, alone."""
     return type(number.value) in _DTYPES and changing(m, number) and len({leaf.source for leaf in leaves(number)}) == 1
 
 
@@ -182,7 +197,7 @@ def _compare(m: Machine, name: str, number: ConstTracker, bound: Any) -> Any:
         guard_types(m, number)
         m.guard(Kind.INT_RANGE, number.source, (low_end, high_end))
     else:
-        _decide(m, number, f"({{}} {_SYMBOLS[name]} {bound!r}) is {result}")
+        decide(m, number, f"({{}} {_SYMBOLS[name]} {bound!r}) is {result}")
     return m.const(result)
 
 
@@ -190,7 +205,7 @@ def _comparison(name: str) -> None:
     @rule(getattr(operator, name), ConstTracker, ConstTracker)
     def compare(m: Machine, left: ConstTracker, right: ConstTracker) -> Any:
         for number, bound, symbol in ((left, right, name), (right, left, _SWAPPED[name])):
-            if _may_decide(m, number) and not changing(m, bound):
+            if may_decide(m, number) and not changing(m, bound):
                 return _compare(m, symbol, number, bound.read())
         return NotImplemented
 
@@ -201,7 +216,7 @@ for _name in _COMPARISONS:
 
 def decides(m: Machine, number: ConstTracker) -> bool | None:
     """Truth of a changing number, guarded; None for other values."""
-    if not _may_decide(m, number):
+    if not may_decide(m, number):
         return None
     return bool(_compare(m, "ne", number, 0).value)
 
@@ -209,14 +224,14 @@ def decides(m: Machine, number: ConstTracker) -> bool | None:
 @prefer(operator.contains, Tracker, ConstTracker)
 def among_keys(m: Machine, container: Tracker, number: ConstTracker) -> Any:
     """Whether a changing whole number is a key of a small dictionary."""
-    if type(number.value) is not int or container.python_type() not in _DICTIONARIES or not _may_decide(m, number):
+    if type(number.value) is not int or container.python_type() not in _DICTIONARIES or not may_decide(m, number):
         return NotImplemented
     target = payload_of(container)
     keys = [key.try_const() for key in target.keys(m)] if isinstance(target, DictTracker) else [None]
     if len(keys) > _MOST_KEYS or any(key is None or type(key.value) not in (int, str) for key in keys):
         return NotImplemented
     values = [key.value for key in keys if key is not None]
-    _decide(m, number, f"({{}} in {values!r}) is {number.value in values}")
+    decide(m, number, f"({{}} in {values!r}) is {number.value in values}")
     return m.const(number.value in values)
 
 

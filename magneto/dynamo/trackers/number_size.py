@@ -71,7 +71,7 @@ def _size(m: Machine, v: ConstTracker) -> Tracker | None:
     if isinstance(v, ComputedNumber):
         fn, parts = _TEMPLATES.get(v.template), [_size(m, operand) for operand in v.operands]
         return None if fn is None or None in parts else m.number(fn, *parts)  # type: ignore[arg-type]
-    made = m.recorder.sized_number(v) if 2 <= v.value < _MOST else None  # type: ignore[attr-defined]
+    made = m.recorder.sized_number(v) if type(v.value) is int and 2 <= v.value < _MOST else None  # type: ignore[attr-defined]
     if made is None:
         return None
     guard_types(m, v)

@@ -479,3 +479,4 @@ def _scaled_row(n: int, formula: Any) -> Any:
 ROWS["magneto.scaled_add"] = _scaled_row(3, lambda x, other, number: x + other * number)
 ROWS["magneto.scaled_addcmul"] = _scaled_row(4, lambda x, one, two, number: x + one * number * two)
 ROWS["magneto.scaled_addcdiv"] = _scaled_row(4, lambda x, one, two, number: x + one * number / two)
+ROWS["magneto.scaled_pow"] = _scaled_row(2, lambda x, number: x._binary("pow", number))

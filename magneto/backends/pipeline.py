@@ -499,7 +499,7 @@ def _as_data(unit: Unit, written: dict[int, int], passes: tuple[Pass, ...]) -> F
 
     for step in passes[1:-1]:
         unit = step.fn(unit)
-    return finish(unit.traced.graph, unit.name, written, frozenset(), unit.training)
+    return finish(unit.traced.graph, unit.name, written, frozenset() if unit.training else state_of(unit), unit.training)
 
 
 _INFERENCE = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)

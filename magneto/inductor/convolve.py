@@ -21,6 +21,7 @@ from torch import fx
 
 from magneto.aot_autograd.trace import drop_dead
 from magneto.base.dataclass import dataclass
+from magneto.base.varying import any_size
 from magneto.graph.layout import is_channels_last_contiguous
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
@@ -249,8 +250,9 @@ def _pack(graph: fx.Graph, node: fx.Node) -> None:
     reorder = torch.ops.mkldnn._reorder_convolution_weight
     if node.target is TRANSPOSED:
         reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
+    shape = None if any_size() else list(node.args[0].meta["val"].shape)  # type: ignore[union-attr]
     with graph.inserting_before(node):
-        packed = graph.call_function(reorder.default, (weight, *sizes, list(node.args[0].meta["val"].shape)))  # type: ignore[union-attr]
+        packed = graph.call_function(reorder.default, (weight, *sizes, shape))
     packed.meta = dict(weight.meta)
     node.update_arg(at, packed)
 

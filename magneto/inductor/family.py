@@ -31,6 +31,7 @@ from magneto.inductor.runtime.build import KernelText
 from magneto.inductor.runtime.compiler import vector_math_level
 from magneto.inductor.runtime.kept import Finished
 from magneto.inductor.runtime.plan_code import PlanCode, carve
+from magneto.inductor.runtime.preparation import Preparation, every_time
 from magneto.inductor.runtime.share import BOUND, FLOAT, FROM_MEMORY, HEAD, INT, LENGTH, MARKS, VECTOR, Place, form_of, placed
 
 Sizes = tuple[int, ...]
@@ -85,6 +86,7 @@ class Family:
     arenas: _Arenas
     like: Sizes
     by: Sizes
+    preparation: Preparation | None = None
 
     @staticmethod
     def of(samples: Sequence[Sample], whole: bool = False, by: Sizes = ()) -> Family | str:
@@ -115,17 +117,21 @@ class Family:
     def holds(self, sizes: Sizes) -> bool:
         return _inside(sizes, self.domain) and alike(sizes, self.like, self.by)
 
-    def at(self, sizes: Sizes, name: str) -> tuple[_C.Plan, Any] | None:
+    def at(self, sizes: Sizes, name: str) -> tuple[Callable[..., Any], Any] | None:
         """The plan for these sizes, and the samples' third part; None outside of the domain."""
         if not self.holds(sizes):
             return None
         instructions, rest = self.make(*sizes)
-        code = self.code
-        plan = _C.Plan(instructions, code.n_registers, code.n_inputs, code.outputs, recycle=config.recycle_results)
+        code, prepared = self.code, self.preparation
+        if prepared is None:
+            parts = every_time(instructions), code.n_registers, code.n_inputs, code.outputs
+        else:
+            parts = prepared.apart(instructions, code)
+        plan = _C.Plan(*parts, recycle=config.recycle_results)
         self.arenas.serve(plan)
         counter("plans_of_families")
         emit("artifact", artifact="plan", graph=name, family=self.domain, sizes=sizes, arena_bytes=code.arena_bytes)
-        return plan, rest
+        return plan if prepared is None else prepared.ahead_of(plan), rest
 
 
 def probes(sizes: Sizes, narrow: bool = False, few: bool = False, by: Sizes = ()) -> list[Sizes]:
@@ -385,7 +391,9 @@ class _Template:
         names = ", ".join(f"n{k}" for k in range(len(self.sizes[0])))
         source = f"lambda {names}: (({''.join(f'{self._source(line)}, ' for line in self.lines)}), {self._source(self.rest)})"
         make = eval(source, {"c": self.objects, "sqrt": math.sqrt, "bits": bits})
-        return Family(tuple(self.domain), self.codes[self.largest], make, self.arenas, self.sizes[0], self.by)
+        code = self.codes[self.largest]
+        preparation = Preparation.of([line.value if isinstance(line, _Same) else None for line in self.lines], code)
+        return Family(tuple(self.domain), code, make, self.arenas, self.sizes[0], self.by, preparation)
 
     def _function(self, launches: Sequence[tuple[int, str, tuple[tuple[str, ...], ...]]]) -> tuple[KernelText, list[str]]:
         """The function that launches of one form call, and what each passes."""

@@ -47,7 +47,7 @@ class Instance:
 
 
 def varying_sizes(gm: fx.GraphModule) -> tuple[tuple[int, int, int, int], ...]:
-    """(input, dimension, symbol, what is added to it) of all sizes that vary from call to call."""
+    """(input, dimension, symbol, what is added to it) of all sizes that vary from call to call; ~dimension: of a stride."""
     return tuple(getattr(gm, "meta", {}).get("magneto", {}).get("varying", ()))
 
 
@@ -69,7 +69,7 @@ class Sized:
         self.stayed = 0
         self._lock = threading.RLock()
         first = {symbol: (index, dim, plus) for index, dim, symbol, plus in reversed(varying_sizes(gm))}
-        read = "".join(f"i[{index}].shape[{dim}] - {plus}, " for _, (index, dim, plus) in sorted(first.items()))
+        read = "".join(f"i[{index}].shape[{dim}] - {plus}, " if dim >= 0 else f"i[{index}].stride({~dim}), " for _, (index, dim, plus) in sorted(first.items()))
         text = f"""def key(i):
     return ({read})
 def run(*i):

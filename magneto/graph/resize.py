@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
@@ -36,6 +36,7 @@ Term = tuple[int, tuple[Factor, ...]]
 
 KEPT = 8  # sizes whose metadata are remembered
 KNOWN = 1 << 14  # sizes of which it is remembered whether they belong to the graph
+PERIOD = 64  # of strides: what divides a larger number makes no difference
 UNKNOWN: Any = type("Unknown", (), {"__repr__": lambda self: "<depends on data>"})()
 
 
@@ -49,38 +50,72 @@ def value_of(term: Term, sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Sizes and strides of an input, as they follow from the sizes that vary."""
+    """Sizes and strides of an input, as they follow from what varies. `free`: dimensions whose strides are symbols of their own, from inside out, each with those that lie inside of it."""
 
     shape: tuple[Term, ...]
     strides: tuple[Term, ...]
+    free: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def at(self, sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(value_of(term, sizes) for term in self.shape), tuple(value_of(term, sizes) for term in self.strides)
 
     @property
     def symbols(self) -> tuple[tuple[int, int, int], ...]:
-        """(dimension, symbol, what is added to it) of the sizes that vary."""
-        return tuple((dim, *term[1][0]) for dim, term in enumerate(self.shape) if term[1])
+        """(dimension, symbol, what is added to it) of the sizes that vary, and of strides, which are numbered behind the dimensions."""
+        sizes = tuple((dim, *term[1][0]) for dim, term in enumerate(self.shape) if term[1])
+        return (*sizes, *((len(self.shape) + dim, *self.strides[dim][1][0]) for dim, _ in self.free))
 
     def renamed(self, names: Mapping[int, int]) -> Form:
         """With other numbers of the symbols."""
         shape, strides = (tuple((n, tuple((names[s], plus) for s, plus in by)) for n, by in terms) for terms in (self.shape, self.strides))
-        return Form(shape, strides)
+        return Form(shape, strides, self.free)
+
+    def reaches(self, sizes: Sequence[int]) -> list[int]:
+        """How far what lies inside of each free dimension reaches."""
+        return [reach(*self.at(sizes), inside) for _, inside in self.free]
 
 
-def form_of(shape: Sequence[int], strides: Sequence[int], symbols: Mapping[int, Factor]) -> Form:
-    """The form of a tensor of which some dimensions follow from symbols. A stride that is the number of elements below it stays so; any other is a constant."""
+def reach(shape: Sequence[int], strides: Sequence[int], dims: Iterable[int]) -> int:
+    """How many places these dimensions take up."""
+    return max([1, *(shape[dim] * strides[dim] for dim in dims)])
+
+
+def _inside_out(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    return sorted(range(len(shape)), key=lambda d: (strides[d], shape[d], -d))
+
+
+def gaps(shape: Sequence[int], strides: Sequence[int], dims: Collection[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Which of these dimensions may have strides of their own (`Form.free`): there are gaps between what they count, and no stride outside of theirs is a constant."""
+    order, found, end = _inside_out(shape, strides), [], 1
+    for place, dim in enumerate(order):
+        inside = tuple(order[:place])
+        if dim in dims and strides[dim] > reach(shape, strides, inside):
+            found.append((dim, inside))
+        elif strides[dim] != end and shape[dim] != 1:
+            found.clear()
+        if strides[dim] and (shape[dim] != 1 or strides[dim] == end):
+            end = strides[dim] * shape[dim]
+    return found
+
+
+def form_of(
+    shape: Sequence[int], strides: Sequence[int], symbols: Mapping[int, Factor], free: Mapping[int, tuple[int, tuple[int, ...]]] | None = None
+) -> Form:
+    """The form of a tensor of which some dimensions follow from symbols, and some strides are symbols of their own (`free`: these, and what lies inside). A stride that is the number of elements below
+    it stays so; any other is a constant."""
+    free = free or {}
     sizes: list[Term] = [(1, (symbols[dim],)) if dim in symbols else (size, ()) for dim, size in enumerate(shape)]
     found: dict[int, Term] = {}
     below: Term = (1, ())
-    reach = 1
-    for dim in sorted(range(len(shape)), key=lambda d: (strides[d], shape[d], -d)):
-        found[dim] = below if strides[dim] == reach else (strides[dim], ())
-        if strides[dim]:
+    end = 1
+    for dim in _inside_out(shape, strides):
+        found[dim] = (1, ((free[dim][0], 0),)) if dim in free else below if strides[dim] == end else (strides[dim], ())
+        if strides[dim] and (shape[dim] != 1 or strides[dim] == end):
             number, names = found[dim]
             below = (number * sizes[dim][0], tuple(sorted((*names, *sizes[dim][1]))))
-            reach = strides[dim] * shape[dim]
-    return Form(tuple(sizes), tuple(found[dim] for dim in range(len(shape))))
+            end = strides[dim] * shape[dim]
+    own = tuple((dim, inside) for dim, (_, inside) in free.items())
+    return Form(tuple(sizes), tuple(found[dim] for dim in range(len(shape))), own)
 
 
 def probed(meta: TensorMeta, form: Form, probes: Sequence[Sequence[int]]) -> UnknownMeta:
@@ -144,6 +179,8 @@ class Resizer:
         self._trusted: list[Callable[[tuple[int, ...]], Mapping[fx.Node, Any] | None]] = []
         self._forms: dict[Any, Form] = {step.node: step.target for step in steps if step.kind == "input" and step.target is not None}
         self._numbers = [step for step in self.steps if step.kind == "number"]
+        told = any(step.target == "stride" for step in self._numbers)
+        self._free = () if told else tuple(form for form in self._forms.values() if form.free)
 
     def trust(self, expected: Callable[[tuple[int, ...]], Mapping[fx.Node, Any] | None]) -> None:
         """For sizes at which `expected` gives something, the numbers of nodes, no tensor is propagated: only numbers are computed, and what the program decides by them."""
@@ -179,12 +216,22 @@ class Resizer:
 
     def fits(self, sizes: tuple[int, ...]) -> bool:
         """Whether the graph is what the program computes with these sizes."""
+        sizes = self._likened(sizes)
         known = self._known.get(sizes)
         if known is None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
             known = self._known[sizes] = (not config.verify and self.trusts(sizes)) or self.at(sizes) is not None
         return known
+
+    def _likened(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Strides of inputs that leave gaps differ for the graph's nodes in what they are divisible by, and else in nothing: the least ones stand for all."""
+        found = list(sizes)
+        for form in self._free:
+            for place, (dim, _) in enumerate(form.free):
+                symbol, least = form.strides[dim][1][0][0], form.reaches(found)[place] + 1
+                found[symbol] = least + (found[symbol] - least) % PERIOD
+        return tuple(found)
 
     def at(self, sizes: tuple[int, ...]) -> dict[fx.Node, Any] | None:
         """What each node gives: metadata, numbers; None where these sizes do not belong to the graph. UNKNOWN is what depends on data."""
@@ -382,6 +429,8 @@ def layouts(inputs: Sequence[tuple[Form, UnknownMeta]]) -> Callable[[Sequence[in
         try:
             for form, meta, facts in known:
                 shape, strides = form.at(sizes)
+                if any(strides[dim] <= reach(shape, strides, inside) for dim, inside in form.free):
+                    return False
                 _checked(meta, meta.probes[0].with_(shape=shape, strides=strides), facts)  # type: ignore[union-attr]
         except _Differs:
             return False

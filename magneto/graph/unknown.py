@@ -78,6 +78,12 @@ class Sizes:
         n = len(self._taken)
         return (*found, example, *(step * (3 + (n + k * (n + 3)) % 11) for k in range(3)), step * (2 + n % 3), step * (4001 + 10 * n))
 
+    def beyond(self, end: int) -> int:
+        """One probe of a stride of an input that varies: there is a gap behind what ends there."""
+        found = next(n for n in _hardly_divisible(end + 8, 1) if n not in self._taken)
+        self._taken.add(found)
+        return found
+
 
 def _agreed(read: Callable[[TensorMeta], Any], what: str) -> Callable[[UnknownMeta], Any]:
     def get(self: UnknownMeta, *args: Any) -> Any:

@@ -1,8 +1,10 @@
-"""Sizes of inputs that vary: which ones one region takes as unknown, what the program does with them, and the guard that belongs to them.
+"""Sizes and strides of inputs that vary: which ones one region takes as unknown, what the program does with them, and the guard that belongs to them.
 
 A dimension is taken as unknown when the program says so (`mark_dynamic`, `dynamic=True`) or when calls have come with different sizes. Dimensions that are equal in the call at hand are one
 *symbol*; one that an operation wants to be another one plus a constant (a mask as long as a cache and the new token) follows from that one's (`Symbol.root`). What the program computes with a symbol is a node of the graph (`trackers/size.py`), what it decides by one is written down (`decide`), and whatever needs the number itself makes the
 dimension a constant: capture starts again (`settle`). Sizes 0 and 1 are constants always.
+
+So are strides, but those of a dimension that have differed while it counted with gaps between what lies inside of it (a column of a matrix that grows): each is a symbol of its own.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.tensors import dlpack_code
 from magneto.dynamo.trackers.tensor import PLAIN_CLASSES
 from magneto.graph import Sizes, TensorMeta, UnknownMeta, UnknownNumber
-from magneto.graph.resize import Factor, Form, Resizer, form_of, layouts, probed, resizer
-from magneto.graph.unknown import EXAMPLE
+from magneto.graph.resize import Factor, Form, Resizer, form_of, gaps, layouts, probed, reach, resizer
+from magneto.graph.unknown import EXAMPLE, N_PROBES
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.recorder import Recorder
 
 Bounds = tuple[int, int | None]
+Key = int | tuple[Source, int]
 LEAST = 2
 MOST_TENSORS = 256  # MG_MOST_SIZED in csrc/guards.h
 MOST_STEP = 64
@@ -39,7 +42,7 @@ _NAMED = re.compile(rf"(\w+), {SHOWN}")
 
 @dataclass(eq=False, slots=True)
 class Symbol:
-    """One size that varies: a number of its own (`index`), or that of its `root` plus a constant. `places`: dimensions of inputs that have it."""
+    """One size that varies: a number of its own (`index`), or that of its `root` plus a constant. `places`: dimensions of inputs that have it. `key`: the size; of a stride, where it is."""
 
     index: int
     example: int
@@ -49,14 +52,19 @@ class Symbol:
     root: Symbol | None = None
     places: list[tuple[trackers.TensorTracker, int, TensorMeta]] = field(default_factory=list)
     node: fx.Node | None = None
+    key: Key = 0
+
+    @property
+    def strides(self) -> bool:
+        return isinstance(self.key, tuple)
 
 
 class Varying:
-    """Of the attempts at one capture. `wanted`: the dimensions of a tensor that may be unknown, with bounds. `constant`: sizes that are constants after all."""
+    """Of the attempts at one capture. `wanted`: the dimensions of a tensor that may be unknown, with bounds (~dim: whose strides may be). `constant`: sizes and strides that are constants after all."""
 
     def __init__(self, wanted: Callable[[torch.Tensor, Source], Mapping[int, Bounds]]) -> None:
         self._wanted = wanted
-        self.constant: set[int] = set()
+        self.constant: set[Key] = set()
         self.steps: dict[int, int] = {}
         self.related: dict[int, int] = {}  # sizes, and the smaller ones from which they follow
         self.asked: dict[tuple[Source, int], int] = {}  # what was to be unknown, and its size
@@ -67,7 +75,7 @@ class Varying:
     def begin(self, sizes: Sizes) -> None:
         """A new attempt."""
         self.sizes = sizes
-        self.symbols: dict[int, Symbol] = {}
+        self.symbols: dict[Key, Symbol] = {}
         self.inputs: list[tuple[Source, Form]] = []
         self.metas: list[UnknownMeta] = []  # of these
         self.decisions: dict[fx.Node, Any] = {}
@@ -83,13 +91,15 @@ class Varying:
         known: tuple[TensorMeta, TensorRow, list[tuple[Symbol, int]]] = meta, row, []
         if self.refusals > PATIENCE or len(self.inputs) >= MOST_TENSORS or not meta.shape or meta.lazy or row.cls not in PLAIN_CLASSES:
             return known
-        asked = {d: bounds for d, bounds in self._wanted(obj, source).items() if meta.shape[d] >= LEAST}
+        given = self._wanted(obj, source)
+        asked = {d: bounds for d, bounds in given.items() if d >= 0 and meta.shape[d] >= LEAST}
         self.asked.update({(source, d): meta.shape[d] for d in asked})
         wanted = {d: bounds for d, bounds in asked.items() if meta.shape[d] not in self.constant}
-        if not wanted or dlpack_code(meta.dtype, meta.device) is None:
+        own = gaps(meta.shape, meta.strides, [~d for d in given if d < 0 and (source, d) not in self.constant]) if 0 not in meta.shape else []
+        if not (wanted or own) or dlpack_code(meta.dtype, meta.device) is None:
             return known
         found = [(self._symbol(meta.shape[d], bounds), d) for d, bounds in sorted(wanted.items())]
-        form = form_of(meta.shape, meta.strides, {d: _factor(symbol) for symbol, d in found})
+        form = self._form(meta, source, {d: _factor(symbol) for symbol, d in found}, own)
         made = probed(meta, form, [symbol.probes for symbol in self.roots()])
         self.inputs.append((source, form))
         self.metas.append(made)
@@ -97,13 +107,27 @@ class Varying:
         open_row = TensorRow(row.cls, row.dtype, row.device, shape, strides, row.requires_grad, row.inference, row.lazy)
         return made, open_row, found
 
+    def _form(self, meta: TensorMeta, source: Source, sizes: Mapping[int, Factor], own: Sequence[tuple[int, tuple[int, ...]]]) -> Form:
+        """`own`: strides that are symbols, from inside out."""
+        free: dict[int, tuple[int, tuple[int, ...]]] = {}
+        form = form_of(meta.shape, meta.strides, sizes)
+        for dim, inside in own:
+            columns = list(zip(*(symbol.probes for symbol in self.roots()), strict=True)) or [()] * N_PROBES
+            ends = [reach(*form.at(column), inside) for column in columns]
+            probes = tuple(meta.strides[dim] if k == EXAMPLE else self.sizes.beyond(end) for k, end in enumerate(ends))
+            key = source, ~dim
+            self.symbols[key] = Symbol(len(self.roots()), meta.strides[dim], probes, LEAST, None, key=key)
+            free[dim] = self.symbols[key].index, inside
+            form = form_of(meta.shape, meta.strides, sizes, free)
+        return form
+
     def _symbol(self, size: int, bounds: Bounds) -> Symbol:
         found = self.symbols.get(size)
         if found is None:
             base = self.related.get(size)
             root = None if base is None or base in self.constant else self._symbol(base, (LEAST, None))
             probes = tuple(n + size - root.example for n in root.probes) if root else self.sizes.varying(size, self.steps.get(size, 1))
-            found = self.symbols[size] = Symbol(root.index if root else len(self.roots()), size, probes, *bounds, root)
+            found = self.symbols[size] = Symbol(root.index if root else len(self.roots()), size, probes, *bounds, root, key=size)
         highs = [high for high in (found.high, bounds[1]) if high is not None]
         found.low, found.high = max(found.low, bounds[0]), min(highs, default=None)
         return found
@@ -117,7 +141,7 @@ class Varying:
         found: dict[int, Symbol] = {}
         for column, root in itertools.product(columns, self.roots()):
             size = column[EXAMPLE]
-            if None not in column and column == tuple(n + size - root.example for n in root.probes):
+            if not root.strides and None not in column and column == tuple(n + size - root.example for n in root.probes):
                 low, high = sorted((found.setdefault(size, root).example, root.example))
                 if low != high and high not in self.related and high not in self.related.values():
                     self.related[high] = low
@@ -127,7 +151,8 @@ class Varying:
     def fixed(self) -> set[tuple[Source, int]]:
         """Dimensions that had to be constants, and not as another one has that size."""
         sizes = list(self.asked.values())
-        return {place for place, size in self.asked.items() if size in self.constant and sizes.count(size) == 1}
+        strides = {key for key in self.constant if isinstance(key, tuple)}
+        return strides | {place for place, size in self.asked.items() if size in self.constant and sizes.count(size) == 1}
 
     # -- what the program does with them
 
@@ -166,6 +191,10 @@ class Varying:
         columns = [size for size in sizes if isinstance(size, tuple)]
         if failed and self._relate(columns):
             return True
+        strides = [one for one in self.symbols.values() if one.strides and (_counts_by(what, one) or one.probes in columns)]
+        if strides:
+            self.constant.update(symbol.key for symbol in strides)
+            return True
         found = [symbol for symbol in self.symbols.values() if any(_same(column, symbol.probes) for column in columns)]
         clash = [symbol for symbol in found if symbol.example in sizes] if failed else []
         steps = {symbol.example: step for symbol in found if (step := min(symbol.example & -symbol.example, MOST_STEP)) > 1}
@@ -174,7 +203,7 @@ class Varying:
             return True
         if failed and not clash and found:  # one by one: the last dimensions vary the least
             clash = [max(found, key=lambda symbol: max(dim - meta.ndim for _, dim, meta in symbol.places))]
-        self.constant.update(symbol.example for symbol in clash or found or self.symbols.values())
+        self.constant.update(symbol.key for symbol in clash or found or self.symbols.values())
         return True
 
     def settle_named(self, recorder: Recorder, text: str) -> bool:
@@ -222,10 +251,11 @@ class Varying:
         return max(symbol.low - plus for symbol, plus in all_of), min(highs, default=None)
 
     def told(self, placeholders: Sequence[fx.Node]) -> dict[str, Any]:
-        """What the graph says of its sizes that vary: `varying`, rows (number of the input, dimension, symbol), and the `resizer`."""
+        """What the graph says of its sizes that vary: `varying`, rows (number of the input, dimension or ~dimension for its stride, symbol, what is added to it), and the `resizer`."""
         if self.resizer is None:
             return {}
-        rows = [(k, *found) for k, node in enumerate(placeholders) if (form := node.meta.get("form")) for found in form.symbols]
+        forms = [(k, form) for k, node in enumerate(placeholders) if (form := node.meta.get("form"))]
+        rows = [(k, dim if dim < len(form.shape) else ~(dim - len(form.shape)), *more) for k, form in forms for dim, *more in form.symbols]
         return {"varying": tuple(rows), "resizer": self.resizer} if rows else {}
 
 
@@ -235,6 +265,17 @@ def _factor(symbol: Symbol) -> Factor:
 
 def _same(column: tuple[Any, ...], probes: tuple[int, ...]) -> bool:
     return all(size is None or size == probe for size, probe in zip(column, probes, strict=True))
+
+
+def _counts_by(what: Any, symbol: Symbol) -> bool:
+    """Whether a tensor among nested arguments has strides that are multiples of this one."""
+    if isinstance(what, UnknownMeta):
+        known = [(meta.strides, probe) for meta, probe in zip(what.probes, symbol.probes, strict=True) if meta is not None]
+        return any(all(strides[dim] and not strides[dim] % probe for strides, probe in known) for dim in range(what.ndim))
+    if isinstance(what, UnknownNumber):
+        return what.probes == symbol.probes
+    items = what.values() if isinstance(what, Mapping) else what if isinstance(what, (tuple, list)) and not isinstance(what, TensorMeta) else ()
+    return any(_counts_by(item, symbol) for item in items)
 
 
 def _sizes_in(what: Any) -> set[Any]:

@@ -31,7 +31,7 @@ PATIENCE = 256  # different sizes that are counted; then the entry is left to CP
 REST = tuple(f.name for f in fields(TensorRow) if f.name not in ("shape", "strides"))
 Sizes = frozenset[tuple[Source, tuple[int, ...]]]
 Dimension = tuple[Source, int]
-"""One of an input."""
+"""One of an input; ~dim: its stride."""
 
 
 class Verdict(enum.Enum):
@@ -79,7 +79,7 @@ class SizesThatCome:
 
 
 def moved_sizes(missed: Sequence[Any], state: Any) -> set[Dimension]:
-    """Dimensions that have had so many sizes (`MOVING`) in these regions and now."""
+    """Dimensions that have had so many sizes or strides (`MOVING`) in these regions and now."""
     frame = reading.Frame.of_state(state, _C.UNBOUND)
     found: dict[Source, Any] = {}
     seen: dict[Dimension, set[int]] = {}
@@ -95,6 +95,8 @@ def moved_sizes(missed: Sequence[Any], state: Any) -> set[Dimension]:
         if there is not None and len(there.shape) == len(row.payload.shape):
             for dim, (was, now) in enumerate(zip(row.payload.shape, there.shape, strict=True)):
                 seen.setdefault((row.source, dim), {now}).update(() if was is None else (was,))
+            for dim, (was, now) in enumerate(zip(row.payload.strides or (), there.strides, strict=False)):
+                seen.setdefault((row.source, ~dim), {now}).update(() if was is None else (was,))
     return {place for place, sizes in seen.items() if len(sizes) >= MOVING}
 
 
@@ -102,7 +104,7 @@ def wanted(
     moving: AbstractSet[Dimension], fixed: AbstractSet[Dimension], dynamic: bool | None, tensor: torch.Tensor, source: Source
 ) -> dict[int, tuple[int, int | None]]:
     """The dimensions of an input that are to be unknown, with their bounds: those that the program has marked, that have differed, or all where it has asked for it (but a module's parameters
-    keep their sizes)."""
+    keep their sizes). And, as ~dim, those whose strides are."""
     marked: dict[int, Any] = tensor.__dict__.get("_magneto_dynamic", {})
     everything = bool(dynamic) and not of_module(source) and not isinstance(tensor, torch.nn.Parameter)
     found = {}
@@ -110,11 +112,12 @@ def wanted(
         bounds = marked.get(dim, (None, None))
         if bounds is not None and (source, dim) not in fixed and (dim in marked or everything or (source, dim) in moving):
             found[dim] = (max(bounds[0] or 0, LEAST), bounds[1])
-    return {
+    sizes = {
         dim: bounds
         for dim, bounds in found.items()
         if bounds[0] <= tensor.shape[dim] and (bounds[1] is None or tensor.shape[dim] <= bounds[1])
     }
+    return {**sizes, **{~dim: (LEAST, None) for dim in range(tensor.dim()) if (source, ~dim) in moving and (source, ~dim) not in fixed}}
 
 
 def missed_sizes(missed: Sequence[Any], state: Any) -> Sizes | None:

@@ -462,4 +462,4 @@ def _hollow(meta: TensorMeta) -> torch.Tensor:
     if not meta.requires_grad:
         return made
     with torch.enable_grad():
-        return made.requires_grad_() if meta.is_leaf else Identity.apply(made.requires_grad_())  # type: ignore[no-any-return, no-untyped-call]
+        return made.requires_grad_() if meta.is_leaf else Identity.apply(hollow(meta).requires_grad_(), [made])  # type: ignore[no-any-return, no-untyped-call]

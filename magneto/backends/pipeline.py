@@ -34,6 +34,7 @@ from magneto.aot_autograd.signature import Signature, written_results
 from magneto.aot_autograd.trace import AtenGraph, drop_dead, trace
 from magneto.aot_autograd.training import Choice, Ends, TrainingPlan, plan_training, reach, training_function
 from magneto.aot_autograd.wrap import wrap
+from magneto.backends.dense import laid_dense
 from magneto.backends.fallback import name_of, recover, recover_backward
 from magneto.backends.families import Cut, Rest
 from magneto.backends.sized import sized, varying_sizes
@@ -384,6 +385,8 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
             if varying_sizes(gm):
                 compile = partial(compile_captured, half=half)
                 grad = needs_grad(gm, example_inputs)
+                if not grad and (laid := laid_dense(gm, example_inputs, half is not COMPILE_HALF)) is not None:
+                    return laid.ahead_of(compile(laid.gm, laid.given(example_inputs)))
                 sampler = None if half is not COMPILE_HALF or (grad and not torch.is_grad_enabled()) else Training() if grad else Sampling()
                 return sized(gm, example_inputs, compile, half is COMPILE_HALF, sampler)
             if torch.is_inference_mode_enabled():
@@ -533,6 +536,9 @@ def _without(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
         made.graph.erase_node(copies[node])
     made.recompile()
     made.meta.update(gm.meta)
+    if varying_sizes(gm):
+        told = gm.meta["magneto"]
+        made.meta["magneto"] = {**told, "resizer": told["resizer"].copied({node: copies[node] for node in copies if node not in nodes})}
     return made
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magneto.base.dataclass import dataclass
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.flags import config
 from magneto.base.heard import taken
 from magneto.graph import scaled
@@ -70,6 +70,11 @@ class Form:
         shape, strides = (tuple((n, tuple((names[s], plus) for s, plus in by)) for n, by in terms) for terms in (self.shape, self.strides))
         return Form(shape, strides, self.free)
 
+    def rows(self, place: int) -> Iterator[tuple[int, int, int, int]]:
+        """The same with the number of the input, and ~dimension for its stride."""
+        ndim = len(self.shape)
+        return ((place, dim if dim < ndim else ~(dim - ndim), symbol, plus) for dim, symbol, plus in self.symbols)
+
     def reaches(self, sizes: Sequence[int]) -> list[int]:
         """How far what lies inside of each free dimension reaches."""
         return [reach(*self.at(sizes), inside) for _, inside in self.free]
@@ -80,13 +85,14 @@ def reach(shape: Sequence[int], strides: Sequence[int], dims: Iterable[int]) -> 
     return max([1, *(shape[dim] * strides[dim] for dim in dims)])
 
 
-def _inside_out(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+def inside_out(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Dimensions in the order in which they lie in memory."""
     return sorted(range(len(shape)), key=lambda d: (strides[d], shape[d], -d))
 
 
 def gaps(shape: Sequence[int], strides: Sequence[int], dims: Collection[int]) -> list[tuple[int, tuple[int, ...]]]:
     """Which of these dimensions may have strides of their own (`Form.free`): there are gaps between what they count, and no stride outside of theirs is a constant."""
-    order, found, end = _inside_out(shape, strides), [], 1
+    order, found, end = inside_out(shape, strides), [], 1
     for place, dim in enumerate(order):
         inside = tuple(order[:place])
         if dim in dims and strides[dim] > reach(shape, strides, inside):
@@ -108,7 +114,7 @@ def form_of(
     found: dict[int, Term] = {}
     below: Term = (1, ())
     end = 1
-    for dim in _inside_out(shape, strides):
+    for dim in inside_out(shape, strides):
         found[dim] = (1, ((free[dim][0], 0),)) if dim in free else below if strides[dim] == end else (strides[dim], ())
         if strides[dim] and (shape[dim] != 1 or strides[dim] == end):
             number, names = found[dim]
@@ -162,18 +168,24 @@ class Step:
         )
         target = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" and kind == "call" else node.target
         step = cls(node, node.meta.get("form") if kind == "input" else target, node.args, node.kwargs, val, kind)
-        if kind == "call":
-            step.read, step.facts = tuple(_nodes_of((node.args, node.kwargs))), _agreed(val)
+        return step.learnt()
+
+    def learnt(self) -> Step:
+        """With what follows from its value and arguments."""
+        if self.kind == "call":
+            self.read, self.facts = tuple(_nodes_of((self.args, self.kwargs))), _agreed(self.val)
             with suppress(TypeError):
-                step.alike = (target, _key_of(node.args), _key_of(node.kwargs), key_of_facts(step.facts)) if is_torchs(target) else None
-        return step
+                self.alike = (
+                    (self.target, _key_of(self.args), _key_of(self.kwargs), key_of_facts(self.facts)) if is_torchs(self.target) else None
+                )
+        return self
 
 
 class Resizer:
     """`steps`: of the graph, in order, and of the numbers by which the program has decided: `decisions` (node, what it was, or the node that it is equal to)."""
 
     def __init__(self, steps: Sequence[Step], decisions: Sequence[tuple[fx.Node, Any]], grad_enabled: bool) -> None:
-        self.steps, self.decisions, self.grad_enabled = steps, decisions, grad_enabled
+        self.steps, self.decisions, self.grad_enabled, self.loose = steps, decisions, grad_enabled, False
         self._found: OrderedDict[tuple[int, ...], dict[fx.Node, Any] | None] = OrderedDict()
         self._known: dict[tuple[int, ...], bool] = {}
         self._trusted: list[Callable[[tuple[int, ...]], Mapping[fx.Node, Any] | None]] = []
@@ -188,11 +200,18 @@ class Resizer:
 
     def trusts(self, sizes: tuple[int, ...]) -> bool:
         """Whether these are such sizes, and belong to the graph."""
-        for expected in self._trusted:
-            if (found := expected(sizes)) is not None:
-                with suppress(Exception):
-                    return self._decided(sizes, found)
+        found = self.expected(sizes)
+        with suppress(Exception):
+            return found is not None and self._decided(sizes, found)
         return False
+
+    def expected(self, sizes: tuple[int, ...]) -> Mapping[fx.Node, Any] | None:
+        """What the first one of these gives that gives something."""
+        return next((found for expected in self._trusted if (found := expected(sizes)) is not None), None)
+
+    def rows(self, place: int, node: fx.Node) -> Iterator[tuple[int, int, int, int]]:
+        """What varies of an input: see `Form.rows`."""
+        return self._forms[node].rows(place) if node in self._forms else iter(())
 
     def _decided(self, sizes: tuple[int, ...], expected: Mapping[fx.Node, Any]) -> bool:
         values: dict[fx.Node, Any] = {}
@@ -213,6 +232,24 @@ class Resizer:
             (values[node] == values[outcome]) if isinstance(outcome, fx.Node) else (bool(values[node]) is outcome)
             for node, outcome in self.decisions
         )
+
+    def copied(self, copies: Mapping[fx.Node, fx.Node]) -> Resizer:
+        """Of a copy of the graph that runs without gradients and has lost some switches of torch's modes."""
+        get = {node: node for step in self.steps for node in (step.node, *step.node.all_input_nodes)} | dict(copies)
+        steps = [
+            replace(step, node=get[step.node], args=fx.map_arg(step.args, get.__getitem__), kwargs=fx.map_arg(step.kwargs, get.__getitem__)).learnt()
+            for step in self.steps
+            if step.kind != "mode" or step.node in copies
+        ]
+        decisions = [(get[node], get[what] if isinstance(what, fx.Node) else what) for node, what in self.decisions]
+        made, back = Resizer(steps, decisions, False), {copy: node for node, copy in get.items()}
+
+        def expected(sizes: tuple[int, ...]) -> Mapping[fx.Node, Any] | None:
+            found = made.expected(sizes)
+            return None if found is None else {back[node]: number for node, number in found.items()}
+
+        self.trust(expected)
+        return made
 
     def fits(self, sizes: tuple[int, ...]) -> bool:
         """Whether the graph is what the program computes with these sizes."""
@@ -239,7 +276,7 @@ class Resizer:
             self._found.move_to_end(sizes)
             return self._found[sizes]
         try:
-            found: dict[fx.Node, Any] | None = self._run(sizes)
+            found: dict[fx.Node, Any] | None = self.run(sizes)
         except Exception:
             found = None
         self._found[sizes] = found
@@ -247,8 +284,9 @@ class Resizer:
             self._found.popitem(last=False)
         return found
 
-    def _run(self, sizes: tuple[int, ...]) -> dict[fx.Node, Any]:
-        now = _Now()
+    def run(self, sizes: tuple[int, ...]) -> dict[fx.Node, Any]:
+        """The same, anew. Raises where there is None."""
+        now = _Now(self.loose)
         entered: list[Any] = []  # inference modes
         with modes_kept(self.grad_enabled), taken([]):
             try:
@@ -269,11 +307,12 @@ class Resizer:
 
 
 class _Now:
-    """One propagation under way. `present`: what is known of a node's tensor now: writes in place change it; `numbers`: equal for nodes of which the same is known. `results`: of calls, by what decides about them."""
+    """One propagation under way; `loose`: whatever it finds. `present`: what is known of a node's tensor now: writes in place change it; `numbers`: equal for nodes of which the same is known. `results`: of calls, by what decides about them."""
 
-    __slots__ = ("_seen", "numbers", "present", "results", "values")
+    __slots__ = ("_seen", "loose", "numbers", "present", "results", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, loose: bool) -> None:
+        self.loose = loose
         self.values: dict[fx.Node, Any] = {}
         self.present: dict[fx.Node, Any] = {}
         self.numbers: dict[fx.Node, int] = {}
@@ -352,7 +391,7 @@ def _called(step: Step, now: _Now) -> Any:
             return now.put(step.node, UNKNOWN)
         found, effects = result.value, (result.mutated, result.aliases, result.same)
         _agree(step, effects)
-    found = now.put(step.node, _checked(step.val, found, step.facts))
+    found = now.put(step.node, found if now.loose else _checked(step.val, found, step.facts))
     if effects is not None and effects[2] is not None:
         now.put(tensors[effects[2]], found)
     if key is not None:

@@ -146,6 +146,7 @@ def test_what_is_computed_before_the_region() -> None:
         return y.square().mean(), y * 2
 
     compiled = magneto.optimize("inductor", dynamic=True)(plain)
+    since = Since()
     for n in (40, 41, 53, 72):
         found = []
         x = torch.randn(n, 4)
@@ -167,6 +168,7 @@ def test_what_is_computed_before_the_region() -> None:
             (g,) = torch.autograd.grad(loss, [net.weight], create_graph=True)
             found[-1].append(torch.autograd.grad(g.square().sum(), [table.weight]))
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert since.families and since.sizes_compiled == since.families_refused == 0
 
 
 def test_losses_that_are_means() -> None:

@@ -254,8 +254,7 @@ class Varying:
         """What the graph says of its sizes that vary: `varying`, rows (number of the input, dimension or ~dimension for its stride, symbol, what is added to it), and the `resizer`."""
         if self.resizer is None:
             return {}
-        forms = [(k, form) for k, node in enumerate(placeholders) if (form := node.meta.get("form"))]
-        rows = [(k, dim if dim < len(form.shape) else ~(dim - len(form.shape)), *more) for k, form in forms for dim, *more in form.symbols]
+        rows = [row for k, node in enumerate(placeholders) if (form := node.meta.get("form")) for row in form.rows(k)]
         return {"varying": tuple(rows), "resizer": self.resizer} if rows else {}
 
 

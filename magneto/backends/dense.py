@@ -62,7 +62,7 @@ def laid_dense(gm: fx.GraphModule, inputs: Sequence[Any], exact: bool) -> Laid |
             continue
         orders = [(k, found.orders[placeholders[k]][::-1]) for k in chosen]
         places = tuple((k, () if order == tuple(sorted(order)) else order) for k, order in orders)
-        return Laid(_module(gm, found.resizer, placeholders), places)
+        return Laid(_module(gm, found.resizer, placeholders, chosen), places)
     return None
 
 
@@ -76,12 +76,10 @@ def _share_memory(inputs: Sequence[Any]) -> bool:
     return len(set(storages)) < len(storages)
 
 
-def _module(gm: fx.GraphModule, resizer: Any, placeholders: Sequence[fx.Node]) -> fx.GraphModule:
+def _module(gm: fx.GraphModule, resizer: Any, placeholders: Sequence[fx.Node], copies: Sequence[int]) -> fx.GraphModule:
     rows = tuple(row for k, node in enumerate(placeholders) for row in resizer.rows(k, node))
-    if not rows:
-        values = resizer.at(())
-        assert values is not None
-        return specialised(gm, values)
+    told = dict(gm.meta["magneto"])
+    told["state_inputs"] = tuple(k for k in told.get("state_inputs", ()) if k not in copies)  # what is computed of a copy is not kept
     made = fx.GraphModule(gm, gm.graph)
-    made.meta.update(gm.meta, magneto={**gm.meta["magneto"], "varying": rows, "resizer": resizer})
-    return made
+    made.meta.update(gm.meta, magneto={**told, "varying": rows, "resizer": resizer})
+    return made if rows else specialised(made, resizer.run(()))

@@ -69,7 +69,10 @@ class Sized:
         self.stayed = 0
         self._lock = threading.RLock()
         first = {symbol: (index, dim, plus) for index, dim, symbol, plus in reversed(varying_sizes(gm))}
-        read = "".join(f"i[{index}].shape[{dim}] - {plus}, " if dim >= 0 else f"i[{index}].stride({~dim}), " for _, (index, dim, plus) in sorted(first.items()))
+        read = "".join(
+            f"i[{index}].shape[{dim}] - {plus}, " if dim >= 0 else f"i[{index}].stride({~dim}), "
+            for _, (index, dim, plus) in sorted(first.items())
+        )
         text = f"""def key(i):
     return ({read})
 def run(*i):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import fx
 
 from magneto.base.dataclass import dataclass, replace
@@ -103,12 +104,22 @@ def _shared(steps: Sequence[Step], loose: Sequence[Step], inputs: Collection[fx.
         owners = {_owner(new, path) for _, path in new.effects[1]}
         differs = new.effects[1:] != old.effects[1:]
         both = owners | {_owner(old, path) for _, path in old.effects[1]}
-        if new.effects[0] != old.effects[0] or held.intersection(_owner(new, path) for path in new.effects[0]) or (differs and not both <= held):
+        if (
+            new.effects[0] != old.effects[0]
+            or held.intersection(_owner(new, path) for path in new.effects[0])
+            or (differs and not both <= held)
+        ):
             return True
-        if "as_strided" in getattr(new.target, "__name__", "") and held.intersection(new.read):
+        if held.intersection(new.read) and _reads_memory(new):
             return True
         held |= {new.node} if held.intersection(owners) else set()
     return bool(held.intersection(outputs))
+
+
+def _reads_memory(step: Step) -> bool:
+    """Whether a call may see more of memory than the tensor's elements, or where it begins."""
+    name = getattr(step.target, "__name__", "")
+    return "as_strided" in name or name == "view_as_complex" or (name == "view" and any(isinstance(arg, torch.dtype) for arg in step.args))
 
 
 def _owner(step: Step, path: tuple[Any, ...]) -> Any:

@@ -105,7 +105,10 @@ def gaps(shape: Sequence[int], strides: Sequence[int], dims: Collection[int]) ->
 
 
 def form_of(
-    shape: Sequence[int], strides: Sequence[int], symbols: Mapping[int, Factor], free: Mapping[int, tuple[int, tuple[int, ...]]] | None = None
+    shape: Sequence[int],
+    strides: Sequence[int],
+    symbols: Mapping[int, Factor],
+    free: Mapping[int, tuple[int, tuple[int, ...]]] | None = None,
 ) -> Form:
     """The form of a tensor of which some dimensions follow from symbols, and some strides are symbols of their own (`free`: these, and what lies inside). A stride that is the number of elements below
     it stays so; any other is a constant."""
@@ -237,7 +240,9 @@ class Resizer:
         """Of a copy of the graph that runs without gradients and has lost some switches of torch's modes."""
         get = {node: node for step in self.steps for node in (step.node, *step.node.all_input_nodes)} | dict(copies)
         steps = [
-            replace(step, node=get[step.node], args=fx.map_arg(step.args, get.__getitem__), kwargs=fx.map_arg(step.kwargs, get.__getitem__)).learnt()
+            replace(
+                step, node=get[step.node], args=fx.map_arg(step.args, get.__getitem__), kwargs=fx.map_arg(step.kwargs, get.__getitem__)
+            ).learnt()
             for step in self.steps
             if step.kind != "mode" or step.node in copies
         ]

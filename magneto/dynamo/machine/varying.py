@@ -35,6 +35,7 @@ Key = int | tuple[Source, int]
 LEAST = 2
 MOST_TENSORS = 256  # MG_MOST_SIZED in csrc/guards.h
 MOST_STEP = 64
+MOST_STRIDES = 4  # different ones that vary
 PATIENCE = 12  # times that capture starts again for one more constant; then all are
 SHOWN = "a size that depends on data"
 _NAMED = re.compile(rf"(\w+), {SHOWN}")
@@ -65,7 +66,7 @@ class Varying:
     def __init__(self, wanted: Callable[[torch.Tensor, Source], Mapping[int, Bounds]]) -> None:
         self._wanted = wanted
         self.constant: set[Key] = set()
-        self.steps: dict[int, int] = {}
+        self.steps: dict[Key, int] = {}
         self.related: dict[int, int] = {}  # sizes, and the smaller ones from which they follow
         self.asked: dict[tuple[Source, int], int] = {}  # what was to be unknown, and its size
         self.refusals = 0
@@ -76,6 +77,7 @@ class Varying:
         """A new attempt."""
         self.sizes = sizes
         self.symbols: dict[Key, Symbol] = {}
+        self.strides: dict[tuple[int, tuple[int, ...]], Symbol] = {}  # by what they are, and how far what lies inside of them reaches
         self.inputs: list[tuple[Source, Form]] = []
         self.metas: list[UnknownMeta] = []  # of these
         self.decisions: dict[fx.Node, Any] = {}
@@ -95,7 +97,9 @@ class Varying:
         asked = {d: bounds for d, bounds in given.items() if d >= 0 and meta.shape[d] >= LEAST}
         self.asked.update({(source, d): meta.shape[d] for d in asked})
         wanted = {d: bounds for d, bounds in asked.items() if meta.shape[d] not in self.constant}
-        own = gaps(meta.shape, meta.strides, [~d for d in given if d < 0 and (source, d) not in self.constant]) if 0 not in meta.shape else []
+        own = (
+            gaps(meta.shape, meta.strides, [~d for d in given if d < 0 and (source, d) not in self.constant]) if 0 not in meta.shape else []
+        )
         if not (wanted or own) or dlpack_code(meta.dtype, meta.device) is None:
             return known
         found = [(self._symbol(meta.shape[d], bounds), d) for d, bounds in sorted(wanted.items())]
@@ -113,11 +117,17 @@ class Varying:
         form = form_of(meta.shape, meta.strides, sizes)
         for dim, inside in own:
             columns = list(zip(*(symbol.probes for symbol in self.roots()), strict=True)) or [()] * N_PROBES
-            ends = [reach(*form.at(column), inside) for column in columns]
-            probes = tuple(meta.strides[dim] if k == EXAMPLE else self.sizes.beyond(end) for k, end in enumerate(ends))
-            key = source, ~dim
-            self.symbols[key] = Symbol(len(self.roots()), meta.strides[dim], probes, LEAST, None, key=key)
-            free[dim] = self.symbols[key].index, inside
+            ends = tuple(reach(*form.at(column), inside) for column in columns)
+            symbol = self.strides.get((meta.strides[dim], ends))
+            if symbol is None:
+                if len(self.strides) >= MOST_STRIDES:
+                    return form
+                key = source, ~dim
+                step = self.steps.get(key, 1)
+                probes = tuple(meta.strides[dim] if k == EXAMPLE else step * self.sizes.beyond(end // step) for k, end in enumerate(ends))
+                symbol = self.symbols[key] = Symbol(len(self.roots()), meta.strides[dim], probes, LEAST, None, key=key)
+                self.strides[meta.strides[dim], ends] = symbol
+            free[dim] = symbol.index, inside
             form = form_of(meta.shape, meta.strides, sizes, free)
         return form
 
@@ -193,11 +203,15 @@ class Varying:
             return True
         strides = [one for one in self.symbols.values() if one.strides and (_counts_by(what, one) or one.probes in columns)]
         if strides:
-            self.constant.update(symbol.key for symbol in strides)
+            known = {one.key: step for one in strides if (step := min(one.example & -one.example, MOST_STEP)) > 1}
+            if failed and not self.steps.keys() >= known.keys():
+                self.steps.update(known)
+            else:
+                self.constant.update(one.key for one in strides)
             return True
         found = [symbol for symbol in self.symbols.values() if any(_same(column, symbol.probes) for column in columns)]
         clash = [symbol for symbol in found if symbol.example in sizes] if failed else []
-        steps = {symbol.example: step for symbol in found if (step := min(symbol.example & -symbol.example, MOST_STEP)) > 1}
+        steps: dict[Key, int] = {symbol.example: step for symbol in found if (step := min(symbol.example & -symbol.example, MOST_STEP)) > 1}
         if failed and not clash and not self.steps.keys() >= steps.keys():
             self.steps.update(steps)
             return True
@@ -273,7 +287,9 @@ def _counts_by(what: Any, symbol: Symbol) -> bool:
         return any(all(strides[dim] and not strides[dim] % probe for strides, probe in known) for dim in range(what.ndim))
     if isinstance(what, UnknownNumber):
         return what.probes == symbol.probes
-    items = what.values() if isinstance(what, Mapping) else what if isinstance(what, (tuple, list)) and not isinstance(what, TensorMeta) else ()
+    items = (
+        what.values() if isinstance(what, Mapping) else what if isinstance(what, (tuple, list)) and not isinstance(what, TensorMeta) else ()
+    )
     return any(_counts_by(item, symbol) for item in items)
 
 

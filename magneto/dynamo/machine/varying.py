@@ -4,7 +4,7 @@ A dimension is taken as unknown when the program says so (`mark_dynamic`, `dynam
 *symbol*; one that an operation wants to be another one plus a constant (a mask as long as a cache and the new token) follows from that one's (`Symbol.root`). What the program computes with a symbol is a node of the graph (`trackers/size.py`), what it decides by one is written down (`decide`), and whatever needs the number itself makes the
 dimension a constant: capture starts again (`settle`). Sizes 0 and 1 are constants always.
 
-So are strides, but those of a dimension that have differed while it counted with gaps between what lies inside of it (a column of a matrix that grows): each is a symbol of its own.
+So are strides, but those that have differed and leave gaps between what lies inside of their dimension (a column of a matrix that grows): each is a symbol of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Key = int | tuple[Source, int]
 LEAST = 2
 MOST_TENSORS = 256  # MG_MOST_SIZED in csrc/guards.h
 MOST_STEP = 64
-MOST_STRIDES = 4  # different ones that vary
+MOST_STRIDES = 6  # different ones that vary
 PATIENCE = 12  # times that capture starts again for one more constant; then all are
 SHOWN = "a size that depends on data"
 _NAMED = re.compile(rf"(\w+), {SHOWN}")
@@ -104,6 +104,8 @@ class Varying:
             return known
         found = [(self._symbol(meta.shape[d], bounds), d) for d, bounds in sorted(wanted.items())]
         form = self._form(meta, source, {d: _factor(symbol) for symbol, d in found}, own)
+        if not (found or form.free):
+            return known
         made = probed(meta, form, [symbol.probes for symbol in self.roots()])
         self.inputs.append((source, form))
         self.metas.append(made)
@@ -115,13 +117,11 @@ class Varying:
         """`own`: strides that are symbols, from inside out."""
         free: dict[int, tuple[int, tuple[int, ...]]] = {}
         form = form_of(meta.shape, meta.strides, sizes)
-        for dim, inside in own:
+        for dim, inside in own if len(self.strides) + len(own) <= MOST_STRIDES else ():
             columns = list(zip(*(symbol.probes for symbol in self.roots()), strict=True)) or [()] * N_PROBES
             ends = tuple(reach(*form.at(column), inside) for column in columns)
             symbol = self.strides.get((meta.strides[dim], ends))
             if symbol is None:
-                if len(self.strides) >= MOST_STRIDES:
-                    return form
                 key = source, ~dim
                 step = self.steps.get(key, 1)
                 probes = tuple(meta.strides[dim] if k == EXAMPLE else step * self.sizes.beyond(end // step) for k, end in enumerate(ends))

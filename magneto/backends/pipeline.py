@@ -385,7 +385,8 @@ def compile_captured(gm: fx.GraphModule, example_inputs: Sequence[Any], half: tu
             if varying_sizes(gm):
                 compile = partial(compile_captured, half=half)
                 grad = needs_grad(gm, example_inputs)
-                if not grad and (laid := laid_dense(gm, example_inputs, half is not COMPILE_HALF)) is not None:
+                exact = half is not COMPILE_HALF or config.numerics == "eager"
+                if not grad and (laid := laid_dense(gm, example_inputs, exact)) is not None:
                     return laid.ahead_of(compile(laid.gm, laid.given(example_inputs)))
                 sampler = None if half is not COMPILE_HALF or (grad and not torch.is_grad_enabled()) else Training() if grad else Sampling()
                 return sized(gm, example_inputs, compile, half is COMPILE_HALF, sampler)

@@ -96,6 +96,8 @@ def _shared(steps: Sequence[Step], loose: Sequence[Step], inputs: Collection[fx.
     """Whether memory of these inputs is written or leaves the graph, or other tensors share memory otherwise than before."""
     held = set(inputs)
     for old, new in zip(steps, loose, strict=True):
+        if new.kind == "none" and held.intersection(new.node.all_input_nodes):
+            return True
         if new.kind != "call":
             continue
         if new.effects is None or old.effects is None:  # an item of several results

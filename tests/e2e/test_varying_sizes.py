@@ -111,8 +111,8 @@ def test_a_new_size_of_a_family_asks_no_rules(monkeypatch: pytest.MonkeyPatch) -
         return (y.relu() + 1, x.sum(0))
 
     asked: list[tuple[int, ...]] = []
-    run = Resizer._run
-    monkeypatch.setattr(Resizer, "_run", lambda self, sizes: (asked.append(sizes), run(self, sizes))[1])
+    run = Resizer.run
+    monkeypatch.setattr(Resizer, "run", lambda self, sizes: (asked.append(sizes), run(self, sizes))[1])
     monkeypatch.setattr(config, "verify", False)
     compiled = magneto.optimize("inductor", dynamic=True)(masked)
     with torch.no_grad():

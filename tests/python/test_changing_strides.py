@@ -11,7 +11,7 @@ from torch import nn
 
 import magneto
 from magneto.base.events import counters
-from magneto.graph.resize import Form, form_of, gaps
+from magneto.graph.resize import Form, Resizer, form_of, gaps
 from tests.compare import assert_equal, outcome
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
@@ -58,12 +58,19 @@ def written(x: torch.Tensor) -> torch.Tensor:
     return x.mul_(0.5) + 1
 
 
-def made_and_written(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def made_and_written(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = x.contiguous()
     y += 1
     z = x.reshape(-1)
     z *= 3
-    return y, x + 0
+    z[0] = 7
+    return y, x + 0, z * 2
+
+
+def put_into_a_copy(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.contiguous()
+    y[0] = 7
+    return y * 2, x + 0
 
 
 def handed_out(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -92,7 +99,18 @@ def wider(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("fn", "most"), [(written, 3), (made_and_written, 3), (handed_out, 3), (asked, 3), (decides, 4), (viewed, 3), (no_view, 8), (wider, 4)]
+    ("fn", "most"),
+    [
+        (written, 3),
+        (made_and_written, 3),
+        (put_into_a_copy, 3),
+        (handed_out, 3),
+        (asked, 3),
+        (decides, 4),
+        (viewed, 3),
+        (no_view, 8),
+        (wider, 4),
+    ],
 )
 def test_what_the_program_can_tell(fn: Callable[[torch.Tensor], object], most: int, backend: str) -> None:
     """Results, what shares memory with the argument, and what has been written."""
@@ -187,6 +205,20 @@ def test_many_layouts_that_differ() -> None:
     for n in range(4):
         xs = [torch.ones(3, 6 + n * (k + 1))[:, :5] for k in range(12)]
         assert_equal(compiled(*xs), torch.full((3, 5), 24.0))
+
+
+def test_strides_are_propagated_by_their_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    run = Resizer.run
+    monkeypatch.setattr(Resizer, "run", lambda self, sizes: (asked.append(sizes), run(self, sizes))[1])
+    compiled = magneto.optimize("eager")(program)
+    for n in (70, 71, 72, 73):
+        compiled(CASES["window"](n))
+    known = len(asked)
+    for n in (136, 137, 72 + 640, 73 + 6400):
+        compiled(CASES["window"](n))
+    assert len(asked) == known
+    assert magneto.stats()["graphs"] == 3
 
 
 class Layer(nn.Module):

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from magneto.base.varying import chosen
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
 from magneto.inductor.lower.box import Box, Computed, Stored
 from magneto.symbolic import Const as IntConst
@@ -231,7 +230,7 @@ class Lowering:
         own = box.dtype.itemsize
         for size in box.shape:
             own = own * size if isinstance(size, int) else 0
-        return box.ops <= CHEAP_OPS and chosen(lambda: sum(s if isinstance(s, int) else own + 1 for s in sizes) <= own + own // 8)
+        return box.ops <= CHEAP_OPS and sum(s if isinstance(s, int) else own + 1 for s in sizes) <= own + own // 8
 
     def _reads_little(self, box: Computed, beside: Callable[[], frozenset[str]] | None) -> bool:
         """Is no more read for a result than it has itself, beside what its readers read anyway? Then it is not even written (a relu's gradient in front of a norm)."""

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from magneto.aot_autograd.arrivals import watched
 from magneto.aot_autograd.mode import FunctionalMode, hollow
+from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.related import find_links
 from magneto.aot_autograd.results import Collector
@@ -295,6 +296,21 @@ def _backward(
         found = engine.run_backward(outputs, tuple(seeds), False, False, tuple(leaves.values()), True, False)
     for index, gradient in zip(leaves, found, strict=True):
         if gradient is not None:
-            gradients[index] = mode.read(mode.view_for(gradient))
+            gradients[index] = _added_in_place(mode, mode.read(mode.view_for(gradient)))
             origins[index] = arrivals.origins(leaves[index])
     return _Flow(tuple(tangents), tuple(gradients), tuple(origins), tuple(arrivals.order))
+
+
+def _added_in_place(mode: FunctionalMode, gradient: fx.Node) -> fx.Node:
+    """The engine adds to the first of a leaf's gradients in place if nobody else holds it (while it is traced, somebody does): the sum has that one's strides,
+    those of dimensions of size 1 too."""
+    total, wanted = gradient, gradient.meta["val"]
+    while total.target is aten.add.Tensor and len({*total.args}) == 2 and isinstance(total.args[1], fx.Node):
+        first = total.args[0]
+        if not isinstance(first, fx.Node) or len(first.users) > 1 or first.op != "call_function" or base_of(first) is not first:
+            break
+        found: TensorMeta = first.meta["val"]
+        if (found.shape, found.dtype) != (wanted.shape, wanted.dtype) or not found.is_dense():
+            break
+        total, wanted = first, found
+    return mode.with_strides(gradient, wanted)

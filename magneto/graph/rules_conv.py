@@ -97,7 +97,17 @@ def _convolution_backward(
     choice, mask = (rest[0], rest[2], rest[5]), rest[-1]
 
     def like(meta: TensorMeta, wanted: bool) -> TensorMeta | None:
-        return TensorMeta(meta.shape, _answered_strides(value, weight, meta.shape, *choice), meta.dtype, meta.device) if wanted else None
+        strides = _answered_strides(value, weight, meta.shape, *choice)
+        if (
+            meta is weight
+            and len(meta.shape) == 4
+            and choice[-1] == 1
+            and meta.device.type == "cpu"
+            and _without_onednn(value, weight, *choice)
+        ):
+            if all(n == 1 or s == t for n, s, t in zip(meta.shape, meta.strides, suggested_strides(meta.shape, True), strict=True)):
+                strides = suggested_strides(meta.shape, meta.is_channels_last())  # channels-last as it is: not copied
+        return TensorMeta(meta.shape, strides, meta.dtype, meta.device) if wanted else None
 
     bias_shape = (grad.shape[1],)
     bias = TensorMeta(bias_shape, contiguous_strides(bias_shape), grad.dtype, grad.device) if mask[2] else None

@@ -403,6 +403,31 @@ def test_strided_and_expanded_gradients() -> None:
     torch.testing.assert_close(x.grad, 2 * x.detach())
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda conv, x: conv(conv(x) + 1),
+        lambda conv, x: conv(conv(conv(x))),
+        lambda conv, x: conv(x).sum() + conv(x.contiguous()).exp(),
+        lambda conv, x: conv(x.contiguous()).exp() + conv(x).sum(),
+        lambda conv, x: conv(x) + conv.weight.square().sum(),
+        lambda conv, x: conv(x + conv.weight.transpose(0, 1).square().sum() + conv.weight.transpose(0, 1).sum()),
+    ],
+)
+def test_strides_of_gradients_that_are_sums(use: Callable[..., T], backend: str) -> None:
+    """A module used twice: the engine adds in place, and strides of dimensions of size 1 stay."""
+    x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    for conv in (torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), torch.nn.Conv2d(8, 8, 1)):
+        found = []
+        for fn in (use, magneto.compile(use, backend=backend, fullgraph=True)):
+            conv.zero_grad()
+            fn(conv, x).square().sum().backward()
+            found.append(conv.weight.grad)
+        assert found[1].stride() == found[0].stride()
+        torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     "last", [lambda: torch.nn.BatchNorm2d(8), lambda: torch.nn.GroupNorm(2, 8), torch.nn.Flatten, lambda: torch.nn.LayerNorm(11)]
 )

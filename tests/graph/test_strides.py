@@ -84,6 +84,23 @@ def test_convolutions(dims: int, transposed: bool, dtype: torch.dtype) -> None:
     assert not wrong
 
 
+def test_gradients_of_convolutions_in_single_channels() -> None:
+    """The strides of dimensions of one element too: a sum of such gradients takes them over."""
+    wrong = []
+    for cin, cout, groups in ((8, 8, 1), (8, 8, 8), (1, 8, 1), (8, 1, 1), (1, 1, 1), (4, 8, 4)):
+        for size, batch, x_last, w_last in itertools.product((1, 3), (1, 2, 20), (False, True), (False, True)):
+            x, w = torch.ones(batch, cin, 6, 6), torch.ones(cout, cin // groups, size, size)
+            x = x.to(memory_format=torch.channels_last) if x_last else x
+            w = w.to(memory_format=torch.channels_last) if w_last else w
+            options = ([1, 1], [size // 2] * 2, [1, 1], False, [0, 0], groups)
+            backward = (torch.ones_like(aten.convolution.default(x, w, None, *options)), x, w, [cout], *options, [True, True, True])
+            expected = [t.stride() for t in aten.convolution_backward.default(*backward)]
+            found = [meta.strides for meta in propagate(aten.convolution_backward.default, described(backward), {})]
+            if found != expected:
+                wrong.append(f"{cin}, {cout}, {groups}, {size}, {batch}, {x_last}, {w_last}: {found} for {expected}")
+    assert not wrong
+
+
 def laid_out(shape: list[int], rng: random.Random) -> torch.Tensor:
     """A tensor whose dimensions lie in any order, some with gaps, some repeated."""
     order = rng.sample(range(len(shape)), len(shape))

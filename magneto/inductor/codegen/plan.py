@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from magneto.base.dataclass import dataclass, field
+from magneto.base.dataclass import dataclass, field, replace
 from magneto.graph.rules_recurrent import LAYER, WORKSPACE
 from magneto.inductor import convolve
 from magneto.inductor.codegen.cpp import parameters
@@ -268,6 +268,7 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Any], Any], 
         register = build.registers["<arena>"] = build.fresh()
         build.prologue.append(("ALLOC", register, torch.empty, (memory.arena_bytes,), {"dtype": torch.uint8}, True))
     build.registers.update({name: build.registers[target] for name, target in plan.into.items()})
+    build.plan = plan = _as_it_leaves(plan, frozenset(build.registers))
     build.preparing = plan.prepared > 0
     for position, step in enumerate(plan.steps):
         build.position = position
@@ -288,3 +289,11 @@ def plan_code(plan: Schedule, memory: Memory, address_of: Callable[[Any], Any], 
     outputs = tuple(build.output(o) if isinstance(o, ViewOf) else build.constant(o) for o in program.outputs)
     tail = build.tail and build.tail + len(build.prologue)
     return PlanCode(tuple(build.prologue + build.instructions), build.count, build.n_inputs, outputs, memory.arena_bytes, kept, tail)
+
+
+def _as_it_leaves(plan: Schedule, given: frozenset[str]) -> Schedule:
+    """What kernels make and the graph returns is allocated with exactly the strides with which it leaves, in dimensions of size 1 too."""
+    others = given.union(*({b.name for b in step.buffers} for step in plan.steps if isinstance(step, LibraryCall)))
+    views = [o for o in plan.program.outputs if isinstance(o, ViewOf) and o.buffer not in others and same_tensor(o, plan.buffers[o.buffer])]
+    exact = {o.buffer: replace(plan.buffers[o.buffer], strides=o.strides) for o in views}
+    return replace(plan, buffers={**plan.buffers, **exact}) if exact else plan

@@ -126,7 +126,7 @@ def _device(metas: Sequence[Any], kwargs: dict[str, Any]) -> torch.device:
 
 
 def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.device, fill: int, kernel: Any = None) -> Any:
-    def real(value: Any) -> Any:
+    def real(value: Any, fill: int = fill) -> Any:
         if type(value) is TensorMeta:
             made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=device)
             if device is CPU and numel(value.shape) <= LARGE:
@@ -139,11 +139,16 @@ def _run(op: Any, metas: Sequence[Any], kwargs: dict[str, Any], device: torch.de
         return value
 
     call = kernel or op
+    counted = [
+        1 if "pivots" in argument.name else fill for argument in op._schema.arguments
+    ]  # LAPACK counts rows from 1, and looks at nothing
+    args = [real(value, first) for value, first in zip(metas, counted, strict=False)]
+    named = {key: real(value, 1 if "pivots" in key else fill) for key, value in kwargs.items()}
     if torch.Tag.nondeterministic_seeded not in op.tags:
-        return call(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+        return call(*args, **named)
     before = torch.get_rng_state()  # the program's random stream does not see the trial
     try:
-        return call(*[real(value) for value in metas], **{key: real(value) for key, value in kwargs.items()})
+        return call(*args, **named)
     finally:
         torch.set_rng_state(before)
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import magneto
 from magneto.graph import DataDependent, FakeResult, TensorMeta, UnsupportedFake, fake_call, map_metas
+from magneto.graph.fallback import answer_by_torch
 from magneto.graph.rules import rule_for
 
 
@@ -316,3 +318,20 @@ def test_batch_norm_of_a_gpu_has_a_rule(training: bool, layout: torch.memory_for
     assert rule is not None
     found = rule(TensorMeta.of(x), *[TensorMeta.of(w)] * 4, training, 0.1, 1e-5)
     assert found == tuple(TensorMeta.of(t) for t in op(x, w, w, w, w, training, 0.1, 1e-5))
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.linalg_ldl_solve.default, torch.ops.aten.linalg_lu_solve.default], ids=str)
+def test_made_up_pivots_are_rows_that_there_are(op: Any) -> None:
+    """LAPACK counts from 1 and does not look: a trial with zeros writes in front of the matrix."""
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is op:
+                seen.append(args[1].tolist())
+            return func(*args, **(kwargs or {}))
+
+    args = (torch.eye(3), torch.ones(3, dtype=torch.int32), torch.ones(3, 2))
+    with Seen():
+        found = answer_by_torch(op, metas_of(args), {}, None)
+    assert seen == [[1, 1, 1]] and found.strides == op(*args).stride()

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
-from magneto.inductor.lower.box import Box, Computed, Stored
+from magneto.inductor.lower.box import Box, Computed, Stored, View
+from magneto.symbolic import ZERO, Expr, strided_form
 from magneto.symbolic import Const as IntConst
-from magneto.symbolic import Expr, strided_form
 
 MAX_OPS = 64
 MAX_READS = 12
@@ -89,6 +89,11 @@ def compact_strides(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Siz
         out[d] = step
         step *= max(sizes[d], 1)
     return tuple(out)
+
+
+def stored_once(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
+    """The shape without its repetitions: 1 where the stride is 0."""
+    return tuple(1 if t == 0 and s != 1 else s for s, t in zip(shape, strides, strict=True))
 
 
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
@@ -164,8 +169,11 @@ class Lowering:
         return self.copy(box, compact_strides(box.shape, box.strides))
 
     def copy(self, box: Box, strides: Sequence[Size], fresh: bool = False) -> Stored:
-        """A buffer with exactly these strides that holds the box. `fresh`: never one that something else uses too."""
-        root = box.root
+        """A buffer with exactly these strides that holds the box, repeated dimensions (stride 0) once. `fresh`: never one that something else uses too."""
+        root, once = box.root, stored_once(box.shape, strides)
+        if once != box.shape:
+            repeated = tuple(a != b for a, b in zip(once, box.shape, strict=True))
+            box = View(box, lambda index: tuple([ZERO if r else i for i, r in zip(index, repeated, strict=True)]), once, tuple(strides))
         return self._store(box, tuple(strides), root.origins if isinstance(root, Computed) else (), fresh)
 
     def _store(self, box: Box, strides: tuple[Size, ...], origins: tuple[Origin, ...], fresh: bool = False) -> Stored:

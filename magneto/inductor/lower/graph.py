@@ -13,10 +13,9 @@ from torch import fx
 from magneto.graph.layout import overlaps
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
 from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, views, windows
-from magneto.inductor.lower.box import Box, Stored, View
+from magneto.inductor.lower.box import Box, Stored
 from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, same_layout
 from magneto.inductor.lower.library import emit_call
-from magneto.symbolic import ZERO
 
 PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS, **windows.ROWS}
 """One row per prim with a loop form: fn(lowering, meta value of the result, *args, **kwargs) -> box(es), or None: run as library call."""
@@ -275,15 +274,10 @@ class _GraphLowering:
         return ViewOf(stored.buffer.name, box.shape, strides, 0, box.dtype)
 
     def copy_of_output(self, box: Box, strides: tuple[Size, ...]) -> Stored:
-        """Memory for an output with these strides. Repeated dimensions (stride 0) are stored once."""
+        """Memory for an output with these strides."""
         if overlaps(box.shape, strides, repeated=False):
             raise CannotLower(f"an output of shape {box.shape} with overlapping strides {strides}")
-        repeated = tuple(t == 0 and s != 1 for s, t in zip(box.shape, strides, strict=True))
-        if not any(repeated):
-            return self.low.copy(box, strides, fresh=True)
-        once = tuple(1 if r else s for s, r in zip(box.shape, repeated, strict=True))
-        narrow = View(box, lambda index: tuple([ZERO if r else i for i, r in zip(index, repeated, strict=True)]), once, strides)
-        return self.low.copy(narrow, strides, fresh=True)
+        return self.low.copy(box, strides, fresh=True)
 
     def outside_buffers(self) -> frozenset[str]:
         """Inputs, constants, and what a library call may have returned of those."""

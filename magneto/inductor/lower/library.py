@@ -10,7 +10,16 @@ import torch
 
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Reduction, Size, ViewOf
 from magneto.inductor.lower.box import Box, Stored, View
-from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, is_dense, point_count, same_layout
+from magneto.inductor.lower.context import (
+    CannotLower,
+    Lowering,
+    compact_strides,
+    dense_strides,
+    is_dense,
+    point_count,
+    same_layout,
+    stored_once,
+)
 
 aten = torch.ops.aten
 
@@ -80,7 +89,7 @@ def tensor_arg(low: Lowering, box: Box, exact: bool, matrix: bool) -> ViewOf:
         view = low.strided(box)
         assert view is not None
         return view
-    strides = compact_strides(box.shape, box.strides)
+    strides = tuple(box.strides) if exact and _has_no_gaps(box) else compact_strides(box.shape, box.strides)
     if matrix and not _blas_ready(box.shape, strides):
         strides = dense_strides(box.shape)
     if not isinstance(box, View):
@@ -92,9 +101,14 @@ def tensor_arg(low: Lowering, box: Box, exact: bool, matrix: bool) -> ViewOf:
 
 
 def _good(box: Box, strides: tuple[Size, ...], exact: bool, matrix: bool) -> bool:
-    if exact and not same_layout(box.shape, strides, box.strides) and is_dense(box.shape, box.strides):
+    if exact and not same_layout(box.shape, strides, box.strides) and _has_no_gaps(box):
         return False
     return not matrix or _blas_ready(box.shape, strides)
+
+
+def _has_no_gaps(box: Box) -> bool:
+    """In eager. Elements may be repeated: a kernel of attention wants the rows of a mask dense that all samples share."""
+    return is_dense(stored_once(box.shape, box.strides), box.strides)
 
 
 def _convert_args(low: Lowering, op: Any, x: Any, exact: bool, position: int | None = None) -> Any:

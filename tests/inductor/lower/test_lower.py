@@ -234,6 +234,18 @@ def test_library_call_gets_eager_strides() -> None:
     assert kinds(check(g)) == "plp"
 
 
+def test_library_call_gets_a_row_that_all_share_dense() -> None:
+    """A position bias: looked up with the heads last, made contiguous, and the same for all samples. Attention on a GPU refuses another last dimension."""
+    g = Graph()
+    table = g.input(torch.randn(16, 3))
+    heads_first = g.call(
+        aten.clone.default, g.transpose(g.reshape(table, (1, 4, 4, 3)), (0, 3, 1, 2)), memory_format=torch.contiguous_format
+    )
+    g.output(g.call(aten.logcumsumexp.default, g.broadcast_in_dim(heads_first, (5, 3, 4, 4), (0, 1, 2, 3)), 3))
+    (call,) = [node for node in check(g).nodes if isinstance(node, LibraryCall)]
+    assert call.args[0].strides == (0, 16, 4, 1)
+
+
 def test_several_outputs_of_a_call() -> None:
     g = Graph()
     x = g.input(torch.randn(3, 8))

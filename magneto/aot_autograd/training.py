@@ -392,15 +392,12 @@ def _unchecked(ctx: Any, plan: TrainingPlan, rest: Sequence[int]) -> Any:
     kept = plan.cut.kept
     raw = dict(zip(range(len(kept)) if ctx.extras is None else plan.checked, ctx._raw_saved_tensors, strict=True))
     results: dict[int, int] = {}
-    restored, stubborn = [], []
+    restored, unknown = [], []
     for i in rest:
         if kept[i].kind == "result":
             results[kept[i].index] = i
-        elif not hasattr(raw[i], "unpack"):  # torch 2.11 does not say which one has been written
-            try:
-                _let_go(ctx, plan, i, raw[i])
-            except RuntimeError:
-                stubborn.append(raw[i].data)
+        elif not hasattr(raw[i], "unpack"):  # torch 2.11 does not say which one has been written but by its version
+            unknown.append(i)
         else:
             try:
                 raw[i].unpack()
@@ -418,15 +415,17 @@ def _unchecked(ctx: Any, plan: TrainingPlan, rest: Sequence[int]) -> Any:
             except RuntimeError as error:  # only the message tells which result it is
                 named = re.search(r"output (\d+) of CompiledGraph", str(error))
                 found = results.pop(int(named[1]), None) if named is not None else None
-                if found is not None:
-                    _let_go(ctx, plan, found, raw[found])
-                    continue
                 versions = re.search(r"version (\d+); expected version (\d+)", str(error))
-                k = next((k for k, tensor in enumerate(stubborn) if versions and tensor._version == int(versions[1])), None)
-                if k is None:
+                if found is None and versions is not None:
+                    found = next((i for i in unknown if raw[i].data._version == int(versions[1])), None)
+                if found is None or versions is None:
                     raise
-                restored.append((stubborn[k], stubborn[k]._version))
-                _set_version(stubborn.pop(k), int(versions[2]))  # type: ignore[index]
+                unknown = [i for i in unknown if i != found]
+                try:
+                    _let_go(ctx, plan, found, raw[found])
+                except RuntimeError:
+                    restored.append((raw[found].data, int(versions[1])))
+                    _set_version(raw[found].data, int(versions[2]))
     finally:
         for tensor, version in restored:
             _set_version(tensor, version)

@@ -49,6 +49,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, 
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_none_or_zeros(name: str, backend: str) -> None:
     f = FUNCTIONS[name]
+    if name == "extremes" and "NotImplemented" in str(torch.aminmax(torch.ones(1, requires_grad=True))[0].grad_fn):
+        pytest.skip("this release (2.11) has no derivative of aminmax")
     compiled = magneto.optimize(backend, nopython=True)(f)
 
     def run(fn: Any, chosen: tuple[int, ...]) -> Any:

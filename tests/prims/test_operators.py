@@ -17,6 +17,7 @@ from magneto.backends import pipeline
 from tests.prims.exactness import bound_of, check, comparable, describe, kinds, numpy_terms, special_for
 from tests.prims.operator_samples import DTYPES, FLOATS, KINDS, Kind, calls_of
 
+OLD = torch.__version__ < "2.13"
 OPERATORS = [row for row in public_operators() if comparable(row)]
 CHUNKS = 16
 OTHER_DTYPES = [dtype for dtype in DTYPES if dtype is not torch.float32]
@@ -26,13 +27,15 @@ CALLS = 6
 def wrong_of(row: Operator, chosen: list[Kind], limit: int, grad: bool = False, interpreted: bool = False) -> Iterator[str]:
     """What differs in at most `limit` calls of each kind."""
     for kind in chosen:
-        one_by_one = interpreted and row.packet in ("std_mean", "var_mean")  # eager's mean of infinite numbers goes by their order
+        one_by_one = (interpreted or OLD) and row.packet in ("std_mean", "var_mean")  # eager's mean of infinite numbers goes by their order
         calls = list(calls_of(row.op, special_for(row, replace(kind, special=False) if one_by_one else kind, grad)))
         step = max(len(calls) // limit, 1)
         for call in calls[::step][:limit]:
             terms = numpy_terms(row) if interpreted else (bound_of(row), pipeline.CALL_HALF_DECOMPOSED)
             outcome = check(row.op, call, *terms, grad=grad)
-            if outcome.problem:
+            if outcome.problem and not (
+                OLD and '"nansum_cpu" not implemented' in outcome.problem
+            ):  # sums of integers, for which 2.11 has no kernel
                 yield f"{row.name} {kind} {describe(call)}: {outcome.problem[:300]}"
 
 
@@ -50,7 +53,8 @@ def test_operators_are_exact(chunk: int) -> None:
 
 
 def test_every_library_call_has_a_reason() -> None:
-    assert not [row.name for row in public_operators() if row.kind == "library" and not row.why]
+    without = [row.name for row in public_operators() if row.kind == "library" and not row.why]
+    assert not [name for name in without if not (OLD and name.endswith(".names"))]  # made of no other operators in 2.11
 
 
 def test_what_the_page_calls_decomposed_is() -> None:

@@ -21,6 +21,10 @@ class RuleError(Exception):
     """A meta rule refuses its arguments; the caller runs the real operation to obtain PyTorch's own error (or its answer)."""
 
 
+class Unchecked(RuleError):
+    """Arguments with which the operation, which looks at none of them, would read beyond memory: it is not run."""
+
+
 def numel(shape: Sequence[int]) -> int:
     count = 1
     for size in shape:

@@ -10,6 +10,10 @@ import torch
 from torch import nn
 
 import magneto
+from magneto.graph.layout import Unchecked
+from magneto.graph.meta import TensorMeta
+from magneto.graph.rules_recurrent import LAYER, mkldnn_rnn_layer
+from tests.compare import assert_equal
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: nn.LSTM(4, 5),
@@ -112,3 +116,41 @@ def test_packed_sequences_are_eagers(backend: str) -> None:
     found = trained(layer, magneto.optimize(backend)(f), x, False)
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b, a)
+
+
+@pytest.mark.skipif(LAYER is None, reason="this torch has no layer of oneDNN")
+def test_states_of_other_sizes_are_not_read() -> None:
+    """With varying sizes the layer is described by made-up ones; the library checks nothing and would read beyond memory."""
+
+    def meta(*shape: int) -> TensorMeta:
+        return TensorMeta.contiguous(shape, torch.float32, torch.device("cpu"))
+
+    def layer(*state: int, features: int = 3) -> object:
+        weights = meta(16, 3), meta(16, 4), meta(16), meta(16)
+        return mkldnn_rnn_layer(meta(5, 2, features), *weights, meta(*state), meta(*state), False, [], 2, 4, 1, True, False, True, False)
+
+    assert layer(2, 4)
+    for wrong in (lambda: layer(2, 400_000), lambda: layer(300_000, 4), lambda: layer(2, 4, features=400_000)):
+        with pytest.raises(Unchecked, match="do not fit"):
+            wrong()
+
+
+def test_states_handed_on_with_varying_sizes() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(3, 4, batch_first=True)
+            self.cell = nn.LSTMCell(3, 4)
+
+        def forward(self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None = None) -> tuple[object, ...]:
+            y, state = self.layer(x, state)
+            return y, state, self.cell(x[:, 0])
+
+    torch.manual_seed(0)
+    reader = Reader()
+    compiled = magneto.compile(reader, dynamic=True)
+    state = None
+    for length in (4, 2, 5):
+        x = torch.randn(3, length, 3)
+        assert_equal(compiled(x, state), reader(x, state), 1e-6)
+        state = reader(x, state)[1]  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, j
 import magneto
 from magneto.dynamo.trackers import marked
 from tests.compare import assert_equal
+from tests.compare import assert_equal
 from tests.python.gradients import P, compare
 
 SAID: list[str] = []
@@ -520,3 +521,15 @@ def test_associative_scan_of_a_function_that_breaks():
         return associative_scan(combine, (x,), dim=0, combine_mode="generic")[0] * 2
 
     compare(fn, torch.ones(4), graphs=None, breaks="a side effect")
+
+
+def test_numbers_beside_mapped_sums_are_compiled():
+    """torch converts a number beside a mapped tensor of no dimensions as the tensor it is to it."""
+
+    def program(x):
+        return vmap(lambda row, k: (row.sum() + k, row.amax() - 2.5, 3 * (row > 0).sum(), row.sum() > True), in_dims=(0, None))(x, 2)
+
+    magneto.reset()
+    x = torch.randn(3, 4)
+    assert_equal(magneto.optimize("inductor")(program)(x), program(x), 1e-6)
+    assert magneto.stats()["fallbacks"] == 0

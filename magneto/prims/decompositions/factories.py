@@ -120,8 +120,14 @@ def _eye(b: Builder, rows: int, columns: int | None = None, **options: Any) -> A
 
 
 @row("_to_copy.default")
-def _to_copy(b: Builder, x: Value, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-    """Another device is a library call; the memory format is the caller's business."""
+def _to_copy(b: Builder, x: Value | complex, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
+    """Another device is a library call; the memory format is the caller's business. A number: one that vmap converts as the tensor it is to torch."""
+    if not isinstance(x, Value):
+        return (
+            LIBRARY
+            if dtype is None or category(dtype) == COMPLEX
+            else b.full((), stored_number(x, dtype), dtype, _device({"device": device}))
+        )
     dtype = dtype or x.dtype
     if _device({"device": device}, x.device) != x.device or COMPLEX in (category(dtype), category(x.dtype)):
         return LIBRARY

@@ -76,7 +76,7 @@ class Collector:
         base = self._base_on(address)
         if base is not None and self.mode.view_for(base) is not root:
             root = self.mode.view_for(base)  # all of the memory in another shape, which autograd knows as no view
-            steps = view.chain(root)[1]
+            steps = _steps_from(root, view) or ()
         if view is root and (value is base or (base is None and root not in self._index_of)):
             return Result(self._result(root, base))
         _check_history(value)
@@ -106,7 +106,7 @@ class Collector:
                     and above.meta.numel == above.chain()[0].meta.numel
                     and above.meta.dtype == above.chain()[0].meta.dtype
                 )
-                if not whole or any(view.chain(above)[0] is not above for view in of):
+                if not whole or any(_steps_from(above, view) is None for view in of):
                     raise Refusal("outputs that share memory in a way autograd does not know")
             return base
         return None
@@ -174,6 +174,16 @@ class Collector:
         for tensor, root in zip(self.tensors, self.roots, strict=True):
             if root is not None and self.mode.storages.view_of(tensor) is not root:
                 raise Refusal("an input whose shape, strides or memory change in place")
+
+
+def _steps_from(base: View, view: View) -> tuple[ViewStep, ...] | None:
+    """The steps from `base`, all of its memory in another shape, to `view`; None where there are none."""
+    start, steps = view.chain(base)
+    if start is base:
+        return steps
+    if start is not base.chain()[0] or not (start.meta.is_contiguous() and base.meta.is_contiguous()):
+        return None
+    return ViewStep(aten.view.default, (list(start.meta.shape),)), *steps
 
 
 def _made(value: torch.Tensor, view: View, base: torch.Tensor | None = None) -> str:

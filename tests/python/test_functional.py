@@ -110,6 +110,10 @@ def jacobians(x):
     return jacrev(f)(x[0]), jacfwd(f)(x[0]), hessian(cost)(x[0])
 
 
+def jacobian_of_one_result(x, w):
+    return jacrev(lambda row: F.linear(F.linear(row, w).tanh(), w[:1, :3]))(x[0])
+
+
 def jvp_of(x):
     out, tangent = jvp(lambda a: a.sin() * 2, (x,), (torch.ones_like(x),))
     return out, tangent
@@ -233,6 +237,7 @@ CASES = [
     (vmap_inplace, [(3, 4)]),
     (vmap_chunked, [(3, 4)]),
     (jacobians, [(3, 4)]),
+    (jacobian_of_one_result, [(2, 4), (3, 4)]),
     (jvp_of, [(3, 4)]),
     (jvp_of_several, [(3, 4), (3, 4)]),
     (vjp_of, [(3, 4)]),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import magneto
 from magneto.backends.sized import OFTEN, STAY
@@ -196,3 +197,51 @@ def test_training_on_batches_of_any_size() -> None:
             grads.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
         torch.testing.assert_close(losses[0], losses[1])
         torch.testing.assert_close(grads[0], grads[1])
+
+
+@torch.no_grad()
+def _without_gradients(x: torch.Tensor) -> torch.Tensor:
+    y = x @ x.new_ones(4, 4)
+    return y + 1 if y.sum() > 0 else y - 1
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.new_ones(4, 4)
+        return y.float() + 1 if y.sum() > 0 else y * 2
+
+
+def _one_attention(x: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(x[None], x[None], x[None])
+        return y + 1 if y.sum() > 0 else y - 1
+
+
+@torch.inference_mode()
+def _inference(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = (x + x.shape[0]).relu() + x.mean(0)
+    return x
+
+
+@torch.inference_mode()
+def _inference_decides(x: torch.Tensor) -> torch.Tensor:
+    y = x.view(-1, x.shape[0]) * x.shape[0]
+    return y + 1 if y.sum() > 0 else y - 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "program", [_without_gradients, _autocast, _one_attention, _inference, _inference_decides], ids=lambda p: p.__name__
+)
+def test_modes_around_varying_sizes_are_compiled(program: Callable[[torch.Tensor], torch.Tensor], backend: str) -> None:
+    """Where a region ends within a block that switches a mode, its graph puts the mode back; a block of inference mode is compiled without its switches."""
+    magneto.reset()
+    compiled = magneto.compile(program, dynamic=True, backend=backend)
+    for size in (3, 4, 5, 12, 33):
+        x = torch.randn(size, 4)
+        plain, ours = program(x), compiled(x)
+        assert_equal(ours, plain, 1e-2 if program is _autocast else 1e-5)
+        assert ours.is_inference() == plain.is_inference()
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert magneto.stats()["fallbacks"] == 0

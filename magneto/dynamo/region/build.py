@@ -208,6 +208,7 @@ class _Builder:
         recorder, em = self.machine.recorder, self.em
         outputs = [node for node, _ in em.outputs]
         recorder.check_history(outputs)
+        self._put_modes_back()
         guard_sizes = self.machine.varying.finish(recorder)
         recorder.prune(outputs)
         guard_sizes()
@@ -216,19 +217,6 @@ class _Builder:
         calls = [node for node in recorder.graph.nodes if node.op in ("call_function", "call_method")]
         if not calls:
             return [], None, []
-        position = {node: index for index, node in enumerate(recorder.graph.nodes)}
-        while (
-            recorder.autocasts or recorder.inferences
-        ):  # the last entered first: inference mode puts back the thread's keys, autocast's among them
-            autocast, inference = recorder.autocasts[-1:], recorder.inferences[-1:]
-            if not inference or (autocast and position[autocast[0][0]] > position[inference[0][0]]):
-                recorder.exit_autocast()
-            else:
-                recorder.exit_inference()
-        if recorder.grad_mode != recorder.initial_grad_mode:
-            recorder.mode_node(torch._C._set_grad_enabled, recorder.initial_grad_mode)
-        for switch in recorder.attention_changed():
-            recorder.set_attention(switch, recorder.initial_attention[switch])
         recorder.graph.output(tuple(outputs))
         gm = _LazyGraphModule(torch.nn.Module(), recorder.graph, class_name="CapturedGraph")  # its code is for those who call it
         gm.meta["magneto"] = {
@@ -257,6 +245,23 @@ class _Builder:
         else:
             head = [line]
         return head, gm, [tracker.plain() for _, tracker in recorder.inputs]
+
+    def _put_modes_back(self) -> None:
+        """At the graph's end modes are what they were at its beginning."""
+        recorder = self.machine.recorder
+        position = {node: index for index, node in enumerate(recorder.graph.nodes)}
+        while (
+            recorder.autocasts or recorder.inferences
+        ):  # the last entered first: inference mode puts back the thread's keys, autocast's among them
+            autocast, inference = recorder.autocasts[-1:], recorder.inferences[-1:]
+            if not inference or (autocast and position[autocast[0][0]] > position[inference[0][0]]):
+                recorder.exit_autocast()
+            else:
+                recorder.exit_inference()
+        if recorder.grad_mode != recorder.initial_grad_mode:
+            recorder.mode_node(torch._C._set_grad_enabled, recorder.initial_grad_mode)
+        for switch in recorder.attention_changed():
+            recorder.set_attention(switch, recorder.initial_attention[switch])
 
     def _arguments(self, inputs: list[trackers.TensorTracker]) -> list[str]:
         """The graph's arguments. Many tensors in a row that the guards have found anyway come as one tuple, which costs less than a name for each."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
 from magneto.graph.kernel_types import check_types
-from magneto.graph.layout import RuleError, Unchecked
+from magneto.graph.layout import RuleError, Untried
 from magneto.graph.meta import CONJ, NEG, TensorMeta
 from magneto.graph.opinfo import OpInfo, op_info
 from magneto.graph.promotion import can_cast
@@ -172,7 +172,7 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 answer = info.rule(*metas, **meta_kwargs)
             known = True
-        except (DataDependent, UnsupportedFake, Unchecked):
+        except (DataDependent, UnsupportedFake, Untried):
             raise
         except Exception as problem:  # RuleError, or arguments the rule never expected: torch knows
             if info.rule is None or info.inplace_view or counting is not None:

@@ -21,8 +21,8 @@ class RuleError(Exception):
     """A meta rule refuses its arguments; the caller runs the real operation to obtain PyTorch's own error (or its answer)."""
 
 
-class Unchecked(RuleError):
-    """Arguments with which the operation, which looks at none of them, would read beyond memory: it is not run."""
+class Untried(RuleError):
+    """Arguments with which nothing is run: torch would read beyond memory, or the operation is one of ours."""
 
 
 def numel(shape: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ from magneto.graph import (
     rules_view,
 )
 from magneto.graph.fallback import DataDependent, UnsupportedFake, answer_by_torch
-from magneto.graph.layout import Unchecked
+from magneto.graph.layout import Untried
 
 Rule = Callable[..., Any]
 
@@ -53,7 +53,7 @@ def propagate(op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None
         return answer_by_torch(op, args, kwargs, None)
     try:
         return rule(*args, **kwargs)
-    except (DataDependent, UnsupportedFake, Unchecked):
+    except (DataDependent, UnsupportedFake, Untried):
         raise
     except Exception as problem:  # RuleError, or arguments the rule never expected: torch knows
         return answer_by_torch(op, args, kwargs, str(problem))

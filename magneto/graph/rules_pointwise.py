@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import RuleError, broadcast_shapes, iterator_strides, preserved_strides
+from magneto.graph.layout import RuleError, Untried, broadcast_shapes, iterator_strides, preserved_strides
 from magneto.graph.meta import CPU, TensorMeta
 from magneto.graph.promotion import BOOL, COMPLEX, INTEGER, category, fits, float_type, promote, real_dtype, result_type
 from magneto.graph.rule_table import rule_table
@@ -301,7 +301,10 @@ for _name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backwa
 
 def _scaled(x: TensorMeta, *args: TensorMeta) -> TensorMeta:
     """`graph/scaled.py`: the last argument is a number."""
-    return elementwise((x, *args[:-1]), x.dtype)
+    try:
+        return elementwise((x, *args[:-1]), x.dtype)
+    except RuleError as problem:  # sizes that vary may be equal at some sizes only
+        raise Untried(str(problem)) from problem
 
 
 RULES.update({f"magneto.scaled_{name}": _scaled for name in ("add", "addcmul", "addcdiv", "pow")})

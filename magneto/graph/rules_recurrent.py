@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from magneto.graph.layout import RuleError, Unchecked
+from magneto.graph.layout import RuleError, Untried
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import rule_table
 from magneto.graph.rules_attention import seeded
@@ -30,7 +30,7 @@ def mkldnn_rnn_layer(*args: Any) -> Any:
     state = (x.shape[1], w_hidden.shape[-1])
     fitting = x.shape[-1] == w_input.shape[-1] and all(meta.shape == state for meta in others[2:])
     if not fitting or any(meta.shape[0] != w_input.shape[0] for meta in (w_hidden, *others[:2])):
-        raise Unchecked("sizes of a recurrent layer that do not fit")
+        raise Untried("sizes of a recurrent layer that do not fit")
     plain = tuple((arg.shape, arg.strides, arg.dtype) if isinstance(arg, TensorMeta) else _fixed(arg) for arg in args)
     return _described(plain, torch.is_grad_enabled())
 

@@ -245,3 +245,23 @@ def test_modes_around_varying_sizes_are_compiled(program: Callable[[torch.Tensor
         assert ours.is_inference() == plain.is_inference()
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     assert magneto.stats()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_scaled_updates_by_tensors_whose_sizes_could_vary(backend: str) -> None:
+    """Moments behind a break are tensors of any size to capture, until they meet the parameter."""
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+
+    @torch.no_grad()
+    def program(m: torch.Tensor, v: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        weight.addcdiv_(m, v.sqrt() + 1, value=-1 / step.item())
+        return weight.add_(m, alpha=step.item()) + 1
+
+    results = []
+    for fn in (program, magneto.compile(program, dynamic=True, backend=backend)):
+        magneto.reset()
+        torch.nn.init.ones_(weight)
+        torch.manual_seed(0)
+        results.append([fn(torch.randn(3, 2), torch.rand(3, 2), torch.tensor(float(k))) for k in (1, 2, 3)])
+    assert_equal(results[1], results[0], 1e-5)
+    assert not any("meta kernel" in reason for reason in magneto.stats()["break_reasons"])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import magneto
-from magneto.graph.layout import Unchecked
+from magneto.graph.layout import Untried
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules_recurrent import LAYER, mkldnn_rnn_layer
 from tests.compare import assert_equal
@@ -131,7 +131,7 @@ def test_states_of_other_sizes_are_not_read() -> None:
 
     assert layer(2, 4)
     for wrong in (lambda: layer(2, 400_000), lambda: layer(300_000, 4), lambda: layer(2, 4, features=400_000)):
-        with pytest.raises(Unchecked, match="do not fit"):
+        with pytest.raises(Untried, match="do not fit"):
             wrong()
 
 

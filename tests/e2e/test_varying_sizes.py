@@ -265,3 +265,15 @@ def test_scaled_updates_by_tensors_whose_sizes_could_vary(backend: str) -> None:
         results.append([fn(torch.randn(3, 2), torch.rand(3, 2), torch.tensor(float(k))) for k in (1, 2, 3)])
     assert_equal(results[1], results[0], 1e-5)
     assert not any("meta kernel" in reason for reason in magneto.stats()["break_reasons"])
+
+
+def test_shapes_broadcast_where_sizes_vary() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        shape = torch.broadcast_shapes(a.shape, 1, b.shape[:-1] + (1,))
+        return a.expand(shape) + torch.zeros(shape)
+
+    magneto.reset()
+    compiled = magneto.compile(program, dynamic=True, backend="eager")
+    for one, other in (((3,), (2, 4)), ((5,), (6, 4)), ((1,), (1, 4)), ((2, 3), (2, 4)), ((2, 3), (4, 4)), ((1, 3), (4, 4))):
+        same_at(program, compiled, torch.randn(one), torch.randn(other))
+    assert magneto.stats()["breaks"] == 0

@@ -15,6 +15,7 @@ from magneto.dynamo.trackers.attributes import no_attribute
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.build import FUNCTION_BUILDERS
 from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.context import tracked_autocast
 from magneto.dynamo.trackers.dispatch import PURE, TABLE, rule
 from magneto.dynamo.trackers.function import BuiltinTracker
@@ -282,11 +283,34 @@ def cpu(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> A
 
 @rule((torch.broadcast_shapes,))
 def broadcast_shapes(m: Machine, *shapes: Tracker) -> Any:
-    values = [tuple(item.try_const().value for item in iterate(m, shape)) for shape in shapes]  # type: ignore[union-attr]
+    rows = [[shape] if shape.python_type() is int else iterate(m, shape) for shape in shapes]
+    if any(item.unknown for row in rows for item in row):
+        return _broadcast(m, rows)
+    values = [tuple(item.read() for item in row) for row in rows]  # type: ignore[attr-defined]
     try:
         return size_of(m, tuple(torch.broadcast_shapes(*values)))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         m.raise_exception(error)
+
+
+def _broadcast(m: Machine, rows: list[list[Tracker]]) -> Any:
+    """As above where some sizes vary: what is equal to what, the program decides."""
+
+    def equal(one: Tracker, other: Tracker) -> bool:
+        return one is other or m.truth(m.apply(operator.eq, one, other))
+
+    one = m.const(1)
+    found: list[Tracker] = [one] * max(map(len, rows))
+    for row in rows:
+        for place in range(-len(row), 0):
+            size, wide = row[place], found[place]
+            if wide is one:
+                found[place] = size
+            elif not (equal(size, wide) or equal(size, one)):
+                if not equal(wide, one):
+                    return NotImplemented  # eager says so
+                found[place] = size
+    return TupleTracker(found, torch.Size)
 
 
 @rule(torch.device)

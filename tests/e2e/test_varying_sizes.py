@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import grad, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import magneto
@@ -277,3 +278,16 @@ def test_shapes_broadcast_where_sizes_vary() -> None:
     for one, other in (((3,), (2, 4)), ((5,), (6, 4)), ((1,), (1, 4)), ((2, 3), (2, 4)), ((2, 3), (4, 4)), ((1, 3), (4, 4))):
         same_at(program, compiled, torch.randn(one), torch.randn(other))
     assert magneto.stats()["breaks"] == 0
+
+
+def test_transforms_of_sizes_that_could_vary_are_captured() -> None:
+    """For each size; a transform is captured as a whole, over known sizes."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return vmap(lambda row: row.sin().sum() / x.shape[0])(x), grad(lambda y: (y * y).sum())(x), jacrev(lambda y: y.sum(1))(x)
+
+    magneto.reset()
+    compiled = magneto.compile(program, dynamic=True, backend="aot_eager")
+    for size in (3, 4, 7, 3):
+        same_at(program, compiled, torch.randn(size, 2))
+    assert (magneto.stats()["breaks"], magneto.stats()["graphs"]) == (0, 3)

@@ -26,6 +26,7 @@ from magneto.dynamo.trackers.torch_calls import lower
 from magneto.graph import fake_call
 from magneto.graph.higher import Invoke, Slot, Transformed, fill
 from magneto.graph.meta import TensorMeta
+from magneto.graph.unknown import SizeUnknown, UnknownMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Emitter, Machine
@@ -96,6 +97,10 @@ def _captured(
 ) -> tuple[Transformed, tuple[Any, Any], list[TensorTracker], bool]:
     """(target of the node, lowered arguments, tensors read from outside, whether the function draws random numbers)."""
     given = (tuple(lower(m, arg) for arg in args), {key: lower(m, value) for key, value in kwargs.items()})
+    if varying := [tensor.meta for tensor in _tensors([*given]) if isinstance(tensor.meta, UnknownMeta)]:
+        problem = SizeUnknown(f"{name} of a tensor whose sizes vary")
+        problem.what = varying
+        raise problem
     with m.speculate(name, grad_mode=m.grad_enabled(), transformed=True) as body:  # type: ignore[attr-defined]
         seen = _probe(body, run, given)
         leaves: list[TensorTracker] = []

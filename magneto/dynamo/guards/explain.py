@@ -168,7 +168,8 @@ def _describe(row: Row, value: Any) -> str:
         return f"got {describe_tensor(value)}"
     if kind is Kind.DISTINCT:
         return "they share an object or memory"
-    return f"it is {show_value(value)}"
+    of = expression(row.source) if kind is Kind.RELATION and row.source is not None else "it"  # a relation is between what follows from it
+    return f"{of} is {show_value(value)}"
 
 
 def tensor_row(value: Any) -> TensorRow | None:

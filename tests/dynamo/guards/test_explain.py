@@ -45,6 +45,7 @@ def miss(row, *locals):
 
 def test_explanations():
     assert miss((Kind.EQUALS, N, 3, "app.py:9"), None, 4) == "n == 3, but it is 4 (app.py:9)"
+    assert miss((Kind.RELATION, N, "({} + (1)) == 3", "app.py:9"), None, 3) == "(n + (1)) == 3, but n is 3 (app.py:9)"
     assert miss((Kind.EQUALS, N, 3), None, 4.0) == "type(n) is int, but it is a float (app.py:1)"
     assert miss((Kind.LENGTH, X, 2), [1], 4) == "len(x) == 2, but the length is 1"
     assert miss((Kind.KEYS, X, ("a",)), {"b": 1}, 4) == "list(x) == ['a'], but the keys are ('b',)"

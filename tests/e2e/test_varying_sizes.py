@@ -291,3 +291,30 @@ def test_transforms_of_sizes_that_could_vary_are_captured() -> None:
     for size in (3, 4, 7, 3):
         same_at(program, compiled, torch.randn(size, 2))
     assert (magneto.stats()["breaks"], magneto.stats()["graphs"]) == (0, 3)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, by: int) -> torch.Tensor:
+        ctx.by = by
+        return x * by
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0] * ctx.by, None
+
+
+def test_a_custom_function_of_a_size_is_captured() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return _Scaled.apply(x, x.shape[0] + 1).sin()  # type: ignore[no-untyped-call, no-any-return]
+
+    magneto.reset()
+    compiled = magneto.compile(program, dynamic=True, backend="aot_eager")
+    for size in (3, 4, 7, 3):
+        grads = []
+        for fn in (program, compiled):
+            x = torch.ones(size, 2, requires_grad=True)
+            fn(x).sum().backward()
+            grads.append(x.grad)
+        assert_equal(grads[1], grads[0])
+    assert magneto.stats()["breaks"] == 0

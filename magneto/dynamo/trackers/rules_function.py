@@ -114,6 +114,8 @@ def _forward_only(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwar
 
 def _capture(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker], wanted: bool) -> ContextTracker:
     """Run forward and backward apart from the region's graph: guards for what they read; what they may not do is a break."""
+    for arg in args:
+        m.settle(arg)  # a size that varies is a number to forward and backward
     with m.speculate(_name(klass), grad_mode=False) as body:
         context = _context(m, args, wanted)
         forward = m.apply(getattr, klass, m.const("forward"))

@@ -163,6 +163,18 @@ def maxima_of_windows() -> Any:
     return run, (x.requires_grad_(), x.detach().to(memory_format=torch.channels_last).requires_grad_())
 
 
+@program(1e-4, train=True)
+def pools_beside_convolutions() -> Any:
+    """Channels-last: elements are looked up by pairs of places, which LLVM makes pairs of 16 bits of."""
+
+    def run(x: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> Any:
+        y, z = F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1)
+        return y + F.conv2d(y, one), y * 2, z + F.conv2d(z, other, padding=1, groups=8)
+
+    x = randn(2, 8, 8, 8).to(memory_format=torch.channels_last)
+    return run, (x.requires_grad_(), randn(8, 8, 1, 1, grad=True), randn(8, 1, 3, 3, grad=True))
+
+
 @program(1e-5, train=True, rounded=True)
 def statistics_far_from_zero() -> Any:
     """Parts of a channel are joined exactly, in either layout, along rows and across them."""

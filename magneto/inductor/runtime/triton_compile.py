@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import signal
 import tempfile
+import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from multiprocessing.connection import Connection, Pipe, wait
@@ -20,7 +23,7 @@ from typing import Any
 from magneto.base.dataclass import dataclass
 from magneto.base.text import compile_source
 
-HEAD = "import triton\nimport triton.language as tl\nfrom magneto.inductor.codegen import triton_library as lib\n\n\n@triton.jit\n"
+HEAD = "import triton\nimport triton.language as tl\nfrom magneto.inductor.codegen import triton_library as lib\n\n\n# pairs of 16 bits: one by one\n@triton.jit\n"
 ALIGNMENT = 16
 IDLE = 30.0  # seconds without a job after which a server ends
 MADE, REFUSED, DIED, CRASHED = (
@@ -79,7 +82,58 @@ def binary_of(job: Job) -> Any:
     if job.asserts:
         options |= {"debug": True, "sanitize_overflow": False}
     major, minor = job.capability
-    return triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=options)
+    with _pairs_taken_apart():
+        return triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=options)
+
+
+_PAIRS = re.compile(r"^\s*(add|min|max)\.([us])16x2\s+(%r\d+), (%r\d+), (%r\d+);$", re.MULTILINE)
+_APART = r"""{
+	.reg .b16 %one<2>, %other<2>;
+	mov.b32 {%one0, %one1}, \4;
+	mov.b32 {%other0, %other1}, \5;
+	\1.\g<2>16 %one0, %one0, %other0;
+	\1.\g<2>16 %one1, %one1, %other1;
+	mov.b32 \3, {%one0, %one1};
+	}"""
+
+
+def apart(ptx: str) -> str:
+    """PTX without arithmetic on pairs of 16-bit integers: ptxas 12.8 forgets the constant of the one half where it computes `add.s16x2` of a constant twice (LLVM makes pairs of places such as
+    (y + 1) // 2 and (x + 1) // 2, which gradients of pools looked up wrong elements by)."""
+    return _PAIRS.sub(_APART, ptx)
+
+
+_hooking = threading.Lock()
+_hooked: list[Any] = []  # what was there before, once for each compilation under way
+
+
+@contextmanager
+def _pairs_taken_apart() -> Iterator[None]:
+    """Compilations by Triton give ptxas no pairs, if this Triton lets us look at its stages."""
+    import triton
+
+    runtime: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
+    if not hasattr(runtime, "add_stages_inspection_hook"):
+        yield
+        return
+    with _hooking:
+        before = _hooked[0] if _hooked else runtime.add_stages_inspection_hook
+        _hooked.append(before)
+
+        def hook(backend: Any, stages: dict[str, Any], *rest: Any) -> Any:
+            make = stages.get("ptx")
+            if make is not None:
+                stages["ptx"] = lambda source, metadata: apart(make(source, metadata))
+            return before(backend, stages, *rest) if before is not None else None
+
+        runtime.add_stages_inspection_hook = hook
+    try:
+        yield
+    finally:
+        with _hooking:
+            _hooked.pop()
+            if not _hooked:
+                runtime.add_stages_inspection_hook = before
 
 
 def compiled(job: Job) -> Made:

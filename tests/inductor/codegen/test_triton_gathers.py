@@ -14,6 +14,7 @@ from torch import fx
 
 from magneto.inductor import cuda
 from magneto.inductor.loops.ir import LibraryCall
+from magneto.inductor.runtime import triton_compile
 from magneto.inductor.runtime.plan_code import TritonKernel, TritonTable
 from magneto.inductor.runtime.record import recordable
 from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, TableKernel
@@ -291,3 +292,35 @@ def test_bags_by_offsets_are_walked_between_offsets(mode: int, monkeypatch: pyte
     assert "tl.load(" not in bags.body.split("offset += RBLOCK")[1]  # a mean waits for no more than a sum
     assert bags.grid == (200, 1) and bags.body.count("tl.store(") == 1 and dict(bags.constants)["XBLOCK"] == 128
     assert max(plan.buffers[name].nbytes for step in plan.steps if isinstance(step, FusedKernel) for name in step.writes) == 8 * 200 * 128
+
+
+PAIRED = """def kernel(p0, p1, p2, XBLOCK: tl.constexpr):
+    x = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    y, x = (x // 64) % 8, (x // 8) % 8
+    lower, upper = tl.maximum((y + 1) // 2 - 1, 0) * 32 + tl.maximum((x + 1) // 2 - 1, 0) * 8, tl.minimum((y + 1) // 2, 3) * 32 + tl.minimum((x + 1) // 2, 3) * 8
+    place = ((y + 1) % 2) * 3 + ((x + 1) % 2)
+    both = tl.load(p0 + lower) * (tl.load(p1 + lower) == place + 8) + tl.load(p0 + upper) * (tl.load(p1 + upper) == place)
+    tl.store(p2 + tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK), both)
+"""
+
+
+@needs_triton
+def test_pairs_of_16_bits_are_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ptxas forgets the constant of one half (gradients of pools beside a convolution were those of other elements)."""
+    import triton.compiler
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    seen: list[str] = []
+    monkeypatch.setattr(triton_compile, "apart", lambda ptx: seen.append(ptx) or triton_compile._PAIRS.sub(triton_compile._APART, ptx))
+    before = triton.knobs.runtime.add_stages_inspection_hook
+    made = for_hopper(TritonKernel(PAIRED, ("*fp32", "*i8", "*fp32"), (("XBLOCK", 256),), (4,), 4, False))
+    assert triton.knobs.runtime.add_stages_inspection_hook is before
+    assert "add.s16x2" in seen[0], "LLVM makes no pairs of this kernel any more"
+    assert "16x2" not in made.asm["ptx"]
+
+
+def test_the_text_of_pairs() -> None:
+    text = "\tmov.b32 \t%r50, 65537;\n\tadd.s16x2 \t%r51, %r49, %r50;\n\tmax.u16x2 \t%r1, %r2, %r3;\n\tadd.s32 \t%r4, %r5, %r6;\n"
+    found = triton_compile.apart(text)
+    assert "add.s16 %one0, %one0, %other0;" in found and "mov.b32 %r51, {%one0, %one1};" in found and "max.u16 %one1" in found
+    assert "16x2" not in found and "\tadd.s32 \t%r4, %r5, %r6;\n" in found

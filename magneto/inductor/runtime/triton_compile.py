@@ -23,7 +23,7 @@ from typing import Any
 from magneto.base.dataclass import dataclass
 from magneto.base.text import compile_source
 
-HEAD = "import triton\nimport triton.language as tl\nfrom magneto.inductor.codegen import triton_library as lib\n\n\n# pairs of 16 bits: one by one\n@triton.jit\n"
+HEAD = "import triton\nimport triton.language as tl\nfrom magneto.inductor.codegen import triton_library as lib\n\n\n# no pairs of small integers\n@triton.jit\n"
 ALIGNMENT = 16
 IDLE = 30.0  # seconds without a job after which a server ends
 MADE, REFUSED, DIED, CRASHED = (
@@ -82,58 +82,68 @@ def binary_of(job: Job) -> Any:
     if job.asserts:
         options |= {"debug": True, "sanitize_overflow": False}
     major, minor = job.capability
-    with _pairs_taken_apart():
-        return triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=options)
+    target = GPUTarget("cuda", 10 * major + minor, 32)
+    with _looking() as seen:
+        made = triton.compile(source, target=target, options=options)
+    if PAIRS.search(seen[0] if seen else made.asm.get("llir", "")):  # ptxas has its own optimisations
+        with _llvm_off():
+            made = triton.compile(source, target=target, options=options)
+    return made
 
 
-_PAIRS = re.compile(r"^\s*(add|min|max)\.([us])16x2\s+(%r\d+), (%r\d+), (%r\d+);$", re.MULTILINE)
-_APART = r"""{
-	.reg .b16 %one<2>, %other<2>;
-	mov.b32 {%one0, %one1}, \4;
-	mov.b32 {%other0, %other1}, \5;
-	\1.\g<2>16 %one0, %one0, %other0;
-	\1.\g<2>16 %one1, %one1, %other1;
-	mov.b32 \3, {%one0, %one1};
-	}"""
+PAIRS = re.compile(r"= (?:add|sub|mul|[su]div|[su]rem|shl|[al]shr)\b[^\n]*<\d+ x i(?:8|16)>")
+"""What LLVM makes of places in an image such as (y + 1) // 2 and (x + 1) // 2: one computation with small integers side by side. ptxas 12.8 miscompiles such pairs (it forgets a constant of one half
+where it computes an `add.s16x2` twice): gradients of pools were those of other elements."""
 
-
-def apart(ptx: str) -> str:
-    """PTX without arithmetic on pairs of 16-bit integers: ptxas 12.8 forgets the constant of the one half where it computes `add.s16x2` of a constant twice (LLVM makes pairs of places such as
-    (y + 1) // 2 and (x + 1) // 2, which gradients of pools looked up wrong elements by)."""
-    return _PAIRS.sub(_APART, ptx)
-
-
-_hooking = threading.Lock()
-_hooked: list[Any] = []  # what was there before, once for each compilation under way
+_environment = threading.RLock()
+_OFF = "DISABLE_LLVM_OPT"
 
 
 @contextmanager
-def _pairs_taken_apart() -> Iterator[None]:
-    """Compilations by Triton give ptxas no pairs, if this Triton lets us look at its stages."""
+def _looking() -> Iterator[list[str]]:
+    """LLVM's text of what Triton compiles meanwhile, if it lets us look at its stages, and has not compiled it before."""
     import triton
 
+    seen: list[str] = []
     runtime: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
     if not hasattr(runtime, "add_stages_inspection_hook"):
-        yield
+        yield seen
         return
-    with _hooking:
-        before = _hooked[0] if _hooked else runtime.add_stages_inspection_hook
-        _hooked.append(before)
+    with _environment:
+        before = runtime.add_stages_inspection_hook
 
         def hook(backend: Any, stages: dict[str, Any], *rest: Any) -> Any:
-            make = stages.get("ptx")
+            make = stages.get("llir")
             if make is not None:
-                stages["ptx"] = lambda source, metadata: apart(make(source, metadata))
+
+                def noted(source: Any, metadata: Any) -> Any:
+                    made = make(source, metadata)
+                    seen.append(str(made))
+                    return made
+
+                stages["llir"] = noted
             return before(backend, stages, *rest) if before is not None else None
 
         runtime.add_stages_inspection_hook = hook
-    try:
-        yield
-    finally:
-        with _hooking:
-            _hooked.pop()
-            if not _hooked:
-                runtime.add_stages_inspection_hook = before
+        try:
+            yield seen
+        finally:
+            runtime.add_stages_inspection_hook = before
+
+
+@contextmanager
+def _llvm_off() -> Iterator[None]:
+    """Compilations by Triton without LLVM's optimisations."""
+    with _environment:
+        before = os.environ.get(_OFF)
+        os.environ[_OFF] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_OFF]
+            else:
+                os.environ[_OFF] = before
 
 
 def compiled(job: Job) -> Made:

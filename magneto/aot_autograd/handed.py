@@ -32,7 +32,8 @@ def handed(part: Reached) -> Handed:
     """The graph is changed in place."""
     graph, output = part.graph, part.graph.output_node()
     places = [node for node in graph.nodes if node.op == "placeholder"]
-    kept, tangents = places[: len(part.kept)], places[len(part.kept) :]
+    count = len(part.kept)
+    kept, tangents = ({node: k for k, node in enumerate(some)} for some in (places[:count], places[count:]))
     scaled: list[tuple[int, int]] = []
     given: dict[fx.Node, int] = {}
     for node in list(graph.nodes):
@@ -42,16 +43,16 @@ def handed(part: Reached) -> Handed:
         if output not in node.users:
             node.replace_all_uses_with(made)  # type: ignore[arg-type]
         elif len(node.users) == 1:
-            given[node] = kept.index(made)  # type: ignore[arg-type]
+            given[node] = kept[made]  # type: ignore[arg-type]
         else:
             continue
-        scaled.append((kept.index(made), tangents.index(tangent)))  # type: ignore[arg-type]
+        scaled.append((kept[made], tangents[tangent]))  # type: ignore[arg-type]
     results = list(output.args[0])  # type: ignore[arg-type]
     rest, order = [node for node in results if node not in given], list(given)
     output.args = (tuple(rest),)
     drop_dead(graph)
     for place in given.values():
-        graph.erase_node(kept[place])
+        graph.erase_node(places[place])
 
     def renumbered(gradient: Gradient) -> Gradient:
         if not isinstance(gradient, int):

@@ -110,8 +110,9 @@ def _kept(joint: JointGraph, roots: frozenset[fx.Node], ahead: Sequence[Ahead]) 
     kept = _chosen(joint.graph, lambda: min_cut(read, cost, _recomputable))
     again = lambda node: _recomputable(node) and not _checkpointed(node)  # noqa: E731
     late = lambda node: node.meta.get("stage") != "forward"  # noqa: E731
-    if free := dear(joint.graph.nodes, kept, again, late):
-        if read_apart(joint.graph, free, kept, again, late):
+    held = set(kept)
+    if free := dear(joint.graph.nodes, held, again, late):
+        if read_apart(joint.graph, free, held, again, late):
             read = sorted(read_by_backward(wanted) | itself)
         kept = min_cut(read, lambda node: 0 if node in free else cost(node), _recomputable)
     return kept

@@ -6,7 +6,8 @@ the first operation of backward on marked ``meta["late"]``. What is kept is a mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 
 from torch import fx
 
@@ -33,7 +34,7 @@ INPUTS = {aten.convolution.default: 0, aten.convolution_backward.default: 1}  # 
 
 
 def dear(
-    nodes: Iterable[fx.Node], kept: Collection[fx.Node], again: Callable[[fx.Node], bool], late: Callable[[fx.Node], bool]
+    nodes: Iterable[fx.Node], kept: AbstractSet[fx.Node], again: Callable[[fx.Node], bool], late: Callable[[fx.Node], bool]
 ) -> set[fx.Node]:
     """What a minimum cut by bytes should keep all the same: inputs of convolutions on a GPU, which lie in memory in forward and in backward. Computing them again there is a walk
     of its own over what they are computed from (at the ends of residual blocks all blocks before): a tenth of ResNet-50's training."""
@@ -48,7 +49,11 @@ def dear(
 
 
 def read_apart(
-    graph: fx.Graph, free: Collection[fx.Node], kept: Collection[fx.Node], again: Callable[[fx.Node], bool], late: Callable[[fx.Node], bool]
+    graph: fx.Graph,
+    free: AbstractSet[fx.Node],
+    kept: AbstractSet[fx.Node],
+    again: Callable[[fx.Node], bool],
+    late: Callable[[fx.Node], bool],
 ) -> bool:
     """Of the inputs of convolutions that are kept (`free`) everything else in backward reads a copy, to be computed again, where that takes a few operations on one tensor which backward reads anyway: the
     sign of a relu behind a norm is that of what was normalised. Whether there are such copies."""
@@ -66,7 +71,7 @@ def read_apart(
 
 
 def _of_one_tensor(
-    node: fx.Node, free: Collection[fx.Node], kept: Collection[fx.Node], again: Callable[[fx.Node], bool], late: Callable[[fx.Node], bool]
+    node: fx.Node, free: AbstractSet[fx.Node], kept: AbstractSet[fx.Node], again: Callable[[fx.Node], bool], late: Callable[[fx.Node], bool]
 ) -> bool:
     size, seen, large, stack = node.meta["val"].nbytes, {node}, 0, [node]
     while stack:

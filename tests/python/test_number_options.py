@@ -119,6 +119,14 @@ def decisions(x, y, step):
     return x * quotient + rest
 
 
+MILESTONES = (4, 7)
+
+
+@case(INTS)
+def decisions_by_a_tuple_from_outside(x, y, step):
+    return x / 2 if step in MILESTONES else x + step
+
+
 @pytest.mark.parametrize(("fn", "values"), CASES, ids=[fn.__name__ for fn, _ in CASES])
 def test_few_graphs(fn, values):
     backend = Capturing()
@@ -152,6 +160,18 @@ def test_gradients(backend):
         for p, o in zip(plain, ours, strict=True):
             assert_equal(o.grad, p.grad, 1e-6)
     assert magneto.stats()["graphs"] <= 4
+
+
+def test_floats_bound_integers():
+    """The result is of floats: each value is captured, as before."""
+
+    def fn(k, c):
+        return k.clamp(max=c), k.clamp(0, c), k.clamp(-c, c)
+
+    compiled = magneto.optimize("eager")(fn)
+    k = torch.arange(-5, 5)
+    for c in (1.5, 2.5, 3.5, 0.5):
+        assert_equal(compiled(k, c), fn(k, c))
 
 
 def test_numbers_that_torch_refuses_are_refused():

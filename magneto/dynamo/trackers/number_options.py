@@ -64,6 +64,8 @@ def _bounded(fn: Any, names: Sequence[str], plain: Any) -> None:
         if not all(isinstance(bound, ConstTracker) for bound in bounds.values()):
             return NotImplemented
         held: dict[str, Any] = {name: lift(m, v, bound) for name, bound in bounds.items()}  # type: ignore[arg-type]
+        if any(held[name] is None and _moves(m, bound) for name, bound in bounds.items()):
+            return NotImplemented
         if None not in held.values():
             return m.apply(plain, v, **held)
         result: Tracker = v
@@ -150,6 +152,11 @@ def _filled(m: Machine, make: Any, first: Tracker, number: ConstTracker, dtype: 
     return m.apply(torch.Tensor.fill_, m.apply(make, first, **options), held)
 
 
+def _says(options: Mapping[str, Tracker]) -> bool:
+    """Are type and device known?"""
+    return all(options[name].try_const() is not None for name in ("dtype", "device") if name in options)
+
+
 def _dtype(options: Mapping[str, Tracker]) -> torch.dtype | None:
     given = options.get("dtype")
     const = given.try_const() if given is not None else None
@@ -158,7 +165,7 @@ def _dtype(options: Mapping[str, Tracker]) -> torch.dtype | None:
 
 @prefer(torch.full, Tracker, ConstTracker)
 def full(m: Machine, size: Tracker, number: ConstTracker, /, **options: Tracker) -> Any:
-    if not set(options) <= {"dtype", "device"} or not _moves(m, number):
+    if not set(options) <= {"dtype", "device"} or not _moves(m, number) or not _says(options):
         return NotImplemented
     dtype = _dtype(options) or (torch.int64 if type(number.value) is int else torch.get_default_dtype())
     return _filled(m, torch.empty, size, number, dtype, {**options, "dtype": m.const(dtype)})
@@ -171,14 +178,14 @@ def full_by_name(m: Machine, size: Tracker, /, *args: Tracker, fill_value: Track
 
 @prefer(torch.full_like, TensorTracker, ConstTracker)
 def full_like(m: Machine, v: TensorTracker, number: ConstTracker, /, **options: Tracker) -> Any:
-    if not set(options) <= {"dtype", "device", "memory_format"} or not _moves(m, number):
+    if not set(options) <= {"dtype", "device", "memory_format"} or not _moves(m, number) or not _says(options):
         return NotImplemented
     return _filled(m, torch.empty_like, v, number, _dtype(options) or v.meta.dtype, options)
 
 
 @prefer(torch.Tensor.new_full, TensorTracker, Tracker, ConstTracker)
 def new_full(m: Machine, v: TensorTracker, size: Tracker, number: ConstTracker, /, **options: Tracker) -> Any:
-    if not set(options) <= {"dtype", "device"} or not _moves(m, number):
+    if not set(options) <= {"dtype", "device"} or not _moves(m, number) or not _says(options):
         return NotImplemented
     made = _held(m, number, _dtype(options) or v.meta.dtype)
     return NotImplemented if made is None else m.apply(torch.Tensor.fill_, m.apply(torch.Tensor.new_empty, v, size, **options), made)
@@ -208,7 +215,7 @@ def _made_of_numbers(fn: Any) -> None:
         if not m.changing or not isinstance(data, (SequenceTracker, ConstTracker)) or not set(options) <= {"dtype", "device"}:
             return NotImplemented
         found = _listed(m, data)
-        if found is None or not any(_moves(m, number) for number in found[0]):
+        if found is None or not _says(options) or not any(_moves(m, number) for number in found[0]):
             return NotImplemented
         numbers, shape = found
         kinds = {type(number.value) for number in numbers}
@@ -314,7 +321,7 @@ def contains(m: Machine, v: SequenceTracker, number: ConstTracker) -> Any:
     if v.cls not in (list, tuple) or not _moves(m, number) or not may_decide(m, number):
         return NotImplemented
     items = v.items(m)
-    if not all(isinstance(item, ConstTracker) and type(item.value) in (int, float) and not is_unread(item) for item in items):
+    if not all(isinstance(item, ConstTracker) and type(item.value) in (int, float) and not changing(m, item) for item in items):
         return NotImplemented
     values = tuple(item.read() for item in items)  # type: ignore[attr-defined]
     if not all(map(math.isfinite, values)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -109,15 +110,23 @@ def _nesting() -> int:
     return int(torch.autocast_decrement_nesting())
 
 
+_switching = threading.Lock()
+_switched: list[bool] = []  # what it was before, once for each that has switched it off
+
+
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """What cuDNN would do as one call (a recurrent network) is done in parts."""
-    before = torch._C._get_cudnn_enabled()
-    torch._C._set_cudnn_enabled(False)
+    """What cuDNN would do as one call (a recurrent network) is done in parts. It is one switch for all threads: the last to leave puts it back."""
+    with _switching:
+        _switched.append(_switched[0] if _switched else torch._C._get_cudnn_enabled())
+        torch._C._set_cudnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_cudnn_enabled(before)
+        with _switching:
+            before = _switched.pop()
+            if not _switched:
+                torch._C._set_cudnn_enabled(before)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from magneto.prims.value import Builder, Value
 ROWS, row = rule_table()
 
 _A = -0.75  # of the cubic convolution, as in the library
+MOST = 1 << 31  # of whole numbers in places: loops may count with 32 bits
 Tap = tuple[Value, Value]
 """Which elements along a dimension, and their weights."""
 
@@ -29,7 +30,7 @@ class _Dimension:
     def __init__(self, b: Builder, x: Value, inputs: int, outputs: int, corners: bool, factor: float | None) -> None:
         self.b, self.inputs, self.outputs, self.corners, self.factor = b, inputs, outputs, corners, factor
         self.dtype, self.device = compute_type(x.dtype), x.device
-        self.exact = corners or not factor or inputs * factor == outputs
+        self.exact = (corners or not factor or inputs * factor == outputs) and 2 * inputs * outputs < MOST
 
     def _steps(self) -> Value:
         return self.b.iota(self.outputs, torch.int64, self.device)
@@ -37,8 +38,11 @@ class _Dimension:
     def places(self, least: int | None) -> Tap:
         """The elements at or ahead of the places (which are not less than `least`), and how far behind these they lie."""
         if not self.exact:
-            assert self.factor is not None
-            place = (self._steps().to(self.dtype) + 0.5) * (1.0 / self.factor) - 0.5
+            place = self._steps().to(self.dtype)
+            if self.corners:
+                place = place * ((self.inputs - 1) / max(self.outputs - 1, 1))
+            else:
+                place = (place + 0.5) * (1.0 / self.factor if self.factor else self.inputs / self.outputs) - 0.5
             place = place if least is None else place.maximum(float(least))
             below = place.unary("floor")
             return below.to(torch.int64), place - below

@@ -31,6 +31,9 @@
  */
 #include "plan.h"
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 static const mg_dlpack_api *dlpack;
 static PyObject *is_grad_enabled, *set_grad_enabled, *str_data_ptr;
@@ -472,7 +475,7 @@ plan_execute(PlanObject *plan, Workspace *ws, void **scratch)
         case OP_UNPACK: failed = run_unpack(in, ws); break;
         case OP_LAYOUT: failed = run_layout(in, ws); break;
         case OP_LIST: failed = run_list(in, ws); break;
-        case OP_KEPT: ws->kept = 1; break;
+        case OP_KEPT: ws->kept = 2; break;
         case OP_KEEP:
             failed = run_keep(in, ws, scratch);
             if (failed == 0) in += in->dst;
@@ -541,6 +544,10 @@ plan_run(PlanObject *plan, PyObject *const *args, Py_ssize_t nargs, PyObject *gi
     }
 done:
     if (scratch != small) PyMem_Free(scratch);
+#ifdef __GLIBC__
+    if (ws->kept == 2) malloc_trim(0); /* what was there for a moment lies between what stays: the next call would take other pages */
+#endif
+    ws->kept = ws->kept != 0;
     workspace_release(plan, ws);
     Py_DECREF(plan);
     return result;

@@ -42,7 +42,7 @@ typedef struct {
     void **view_data;     /* its data pointer */
     Watched *watched;     /* n_watched, owned: what the kept results were computed from */
     int n_watched;
-    int kept;             /* are they there? */
+    int kept;             /* are they there? 2: since this call */
     int owned;            /* this call's inputs belong to it */
 } Workspace;
 

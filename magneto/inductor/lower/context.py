@@ -227,7 +227,7 @@ class Lowering:
                 continue
             if (2 if root.heavy and not self.on_gpu else SAVED) * point_count(root.shape) > points:
                 continue
-            if root.ops >= (TABLE if not root.reads else WORTH_KEEPING) or root.heavy:
+            if root.heavy or root.ops >= WORTH_KEEPING and (bool(root.reads) or root.ops >= TABLE and not self.on_gpu):
                 self.realise(root)
 
     def _reads_no_more(self, box: Computed) -> bool:

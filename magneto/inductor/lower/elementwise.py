@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Scalar, Size, Value
+from magneto.inductor.loops.ir import Const, Scalar, Size, Value
 from magneto.inductor.lower.box import Box, Computed, Index, cost_of
 from magneto.inductor.lower.context import CannotLower, Lowering, merge_origins
 from magneto.inductor.lower.values import COMPARISONS, HALF, constant, convert, index_value, make_op
@@ -43,12 +43,18 @@ def _value(x: Box | Value, index: Index) -> Value:
     return x.load(index) if isinstance(x, Box) else x
 
 
+def _multiplies(name: str, operands: Sequence[Box | Value]) -> bool:
+    """A division of whole numbers by one that is known when kernels are compiled."""
+    divisor = operands[-1]
+    return name in ("floordiv", "remainder") and isinstance(divisor, Const) and isinstance(divisor.value, int)
+
+
 def pointwise(
     low: Lowering, name: str, operands: tuple[Box | Value, ...], dtype: torch.dtype, shape: tuple[Size, ...], strides: tuple[Size, ...]
 ) -> Box:
     """A computed box: prim `name` over operands of equal shape."""
     boxes = [x for x in operands if isinstance(x, Box)]
-    ops, heavy, origins, reads = 1, int(name in HEAVY), low.origins, frozenset[str]()
+    ops, heavy, origins, reads = 1, int(name in HEAVY and not (low.on_gpu and _multiplies(name, operands))), low.origins, frozenset[str]()
     for b in boxes:
         o, h, more = cost_of(b)
         ops, heavy, origins, reads = ops + o, heavy + h, merge_origins(more, origins), reads | b.reads

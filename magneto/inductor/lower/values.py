@@ -9,7 +9,7 @@ import torch
 
 from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Scalar, Value
 from magneto.symbolic import Const as IntConst
-from magneto.symbolic import Expr, add, compare, conj, maximum, minimum, mul
+from magneto.symbolic import Expr, add, compare, conj, floordiv, maximum, minimum, mod, mul
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 INT32_LIMIT = 2**31
@@ -49,6 +49,11 @@ def _fits(expr: Expr) -> bool:
 
 def _fold_index(name: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value | None:
     """Integer arithmetic and comparisons of loop indices stay index expressions (masks made of iota, positions)."""
+    if len(args) == 1 and name in ("neg", "abs") and dtype is torch.int64:
+        only = None if isinstance(args[0], Const) else _index_form(args[0])
+        if only is None or not _fits(only):
+            return None
+        return index_value(mul(only, -1) if name == "neg" else maximum(only, mul(only, -1)), dtype)
     if len(args) != 2 or all(isinstance(a, Const) for a in args):
         return None
     a, b = _index_form(args[0]), _index_form(args[1])
@@ -66,6 +71,8 @@ def _fold_index(name: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value
         return index_value(mul(a, b), dtype)
     if name in ("minimum", "maximum"):
         return index_value(minimum(a, b) if name == "minimum" else maximum(a, b), dtype)
+    if name in ("floordiv", "remainder") and isinstance(b, IntConst) and b.value > 0:
+        return index_value(floordiv(a, b) if name == "floordiv" else mod(a, b), dtype)
     return None
 
 
@@ -109,6 +116,8 @@ def convert(v: Value, dtype: torch.dtype) -> Value:
         return Const(v.value, dtype)
     if isinstance(v, IndexValue) and v.dtype is torch.int64 and dtype is torch.int32 and _fits(v.expr):
         return IndexValue(v.expr, dtype)
+    if isinstance(v, IndexValue) and v.dtype is torch.int64 and dtype.is_floating_point and _fits(v.expr):
+        v = IndexValue(v.expr, torch.int32)  # the same number, of half the width
     return Op("convert_element_type", (v,), dtype)
 
 
@@ -130,9 +139,10 @@ def make_op(name: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value:
         return convert(args[0], dtype)
     if name == "where":
         return _make_where(*args)
+    if (found := _fold_index(name, args, dtype)) is not None:
+        return found
     if len(args) == 2:
-        found = _fold_index(name, args, dtype)
-        if found is None and name in _UNIT:
+        if name in _UNIT:
             found = _fold_unit(name, args, dtype)
         if found is None and dtype is torch.bool and name in ("bitwise_and", "bitwise_or"):
             found = _fold_logic(name, args)

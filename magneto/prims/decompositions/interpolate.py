@@ -83,10 +83,13 @@ def _outer(t: Value) -> Value:
     return ((_A * t - 5 * _A) * t + 8 * _A) * t - 4 * _A
 
 
-def _weighted(x: Value, axis: int, taps: Sequence[Tap]) -> Value:
+def _weighted(x: Value, axis: int, taps: Sequence[Tap], then: Sequence[Sequence[Tap]] = ()) -> Value:
+    """`then`: the taps of the dimensions behind it, which are weighted first, for each of these taps anew."""
     total = None
     for index, weight in taps:
         value = x.b.emit("index_select", x, axis, index)
+        if then:
+            value = _weighted(value, axis + 1, then[0], then[1:])
         part = value * weight.along(value.shape, (axis,))
         total = part if total is None else total + part
     assert total is not None
@@ -96,6 +99,11 @@ def _weighted(x: Value, axis: int, taps: Sequence[Tap]) -> Value:
 def _pays(x: Value, dims: int) -> bool:
     """On a CPU: the library's kernel for half types that lie channels-last is the faster one."""
     return dims != 2 or x.dtype in (torch.float32, torch.float64)
+
+
+def _at_once(x: Value) -> bool:
+    """On a GPU: one loop over all dimensions. What is read again comes from the cache, while the sums of one dimension would go through memory."""
+    return x.device.type == "cuda"
 
 
 def _interpolated(dims: int, taps: Callable[[_Dimension], list[Tap]]) -> tuple[Any, Any]:
@@ -111,8 +119,11 @@ def _interpolated(dims: int, taps: Callable[[_Dimension], list[Tap]]) -> tuple[A
         )
         if x.device.type == "cpu" and taps is _Dimension.linear and not (all(one.exact for one in along) and _pays(x, dims)):
             return LIBRARY
-        for d, one in enumerate(along):
-            result = _weighted(result, lead + d, taps(one))
+        found = [taps(one) for one in along]
+        if _at_once(x):
+            return _weighted(result, lead, found[0], found[1:]).to(x.dtype)
+        for d, these in enumerate(found):
+            result = _weighted(result, lead + d, these)
         return result.to(x.dtype)
 
     def with_size(b: Builder, x: Value, size: Sequence[int], corners: bool, *factors: float | None) -> Any:

@@ -13,10 +13,11 @@ from math import prod
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent, plain_loads
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
+from magneto.inductor.codegen.triton_ops import TELLING
 from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
-from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value
+from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value, walk_values
 from magneto.inductor.loops.span import Span, span_of, symbols_of, within_span
 from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
@@ -35,6 +36,11 @@ def reaches_far(names: Iterable[str], buffers: Mapping[str, Buffer]) -> bool:
     return any(int(buffers[name].storage_numel) >= NARROW for name in names if name in buffers)  # type: ignore[arg-type]
 
 
+def _tells(value: Value) -> bool:
+    """Whether a value makes the last bits of what it is computed of visible."""
+    return isinstance(value, Op) and (value.name in TELLING or (value.name == "convert_element_type" and not value.dtype.is_floating_point))
+
+
 class Writer:
     def __init__(self, blocks: Blocks, names: tuple[str, ...], buffers: Mapping[str, Buffer], wide: bool = False) -> None:
         self.blocks, self.kernel, self.names = blocks, blocks.kernel, names
@@ -45,7 +51,9 @@ class Writer:
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
         masks = {a.name: f"{a.name}mask" for a in blocks.axes if a.masked}
         self.wide = wide or reaches_far(names, buffers) or max([0, *(a.size + a.block for a in blocks.axes)]) >= NARROW
-        self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve, widest(blocks.kernel) == 2)
+        halves = widest(blocks.kernel) == 2
+        rough = halves and not any(_tells(value) for m in self.kernel.members for value in walk_values(m.body))
+        self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve, halves, rough)
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory
         self.every = frozenset(a.name for a in blocks.axes)

@@ -14,7 +14,7 @@ import torch
 from magneto.base.dataclass import dataclass, field
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_nest import spread_out
-from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, op_text
+from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, ROUGH, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.inductor.loops.philox import limit_of
@@ -45,13 +45,15 @@ Answer = Callable[[Load], "Name | Value | None"]
 
 class Emitter:
     """`axes`: names of the block's dimensions in order; `masks`: axis -> the name of its mask, where it needs one; `symbols`: symbol -> what it is called;
-    `wide`: indices need 64 bits; `resolve`: what a load of something that the kernel computes itself is; `halves`: all elements in memory have 16 bits."""
+    `wide`: indices need 64 bits; `resolve`: what a load of something that the kernel computes itself is; `halves`: all elements in memory have 16 bits; `rough`: and
+    quotients may be a unit of float32 beside the nearest one."""
 
     def __init__(
-        self, pointers: Mapping[str, str], axes: Sequence[str], masks: Mapping[str, str], wide: bool, resolve: Answer, halves: bool = False
-    ) -> None:
+        self, pointers: Mapping[str, str], axes: Sequence[str], masks: Mapping[str, str], wide: bool, resolve: Answer, halves: bool = False,
+        rough: bool = False,
+    ) -> None:  # fmt: skip
         self.pointers, self.axes, self.masks, self.wide, self.resolve = pointers, tuple(axes), masks, wide, resolve
-        self.halves = halves
+        self.halves, self.rough = halves, rough
         self.checks: list[tuple[str, frozenset[str]]] | None = None  # in a loop: what must hold of computed indices, and along which axes
         self.places: list[str] = []  # in such a loop: what computed indices are
         self.passing = False  # looked up rows go by: the cache keeps the indices
@@ -125,7 +127,7 @@ class Emitter:
             text, axes = self._op(value, under)
         return self.name(text, axes, key)
 
-    def _op(self, value: Op, under: Name | None) -> tuple[str, frozenset[str]]:
+    def _op(self, value: Op, under: Name | None, rough: bool = False) -> tuple[str, frozenset[str]]:
         if value.name == "uniform":
             return self._uniform(value, under)
         if value.name == "lt" and (drawn := self._drawn(value.args[0])) is not None:
@@ -140,6 +142,11 @@ class Emitter:
             if isinstance(wide, Op) and not self.found((wide, under)) and (short := self._short(wide)) is not None and short[0] == "gelu":
                 name = self.emit(short[1], under)
                 return convert(f"lib.gelu_of_bfloat16({name.text})", wide.dtype, value.dtype), name.axes
+        if value.name == "convert_element_type" and value.dtype in HALVES:
+            wide = self._seen(value.args[0])
+            if isinstance(wide, Op) and wide.name in ROUGH and not self.found((wide, under)):
+                text, axes = self._op(wide, under, True)
+                return convert(f"({text})", wide.dtype, value.dtype), axes
         consts = [isinstance(a, Const) for a in value.args]
         if value.name in ("floordiv", "remainder", "fmod") and not value.dtype.is_floating_point and _is(value.args[1], 0):
             raise CannotEmit("integer division by 0")  # the compiler may make anything of it
@@ -152,7 +159,7 @@ class Emitter:
         axes = frozenset(a for n in names if n is not None for a in n.axes)
         if value.name == "div" and (inverse := _inverse(value.args[1])) is not None:
             return f"{texts[0]} * {inverse!r}", axes
-        return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves), axes
+        return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves, rough or self.rough), axes
 
     def _short(self, value: Op) -> tuple[str, Value] | None:
         """Gelu, or its heart 1 + erf(x), which needs no accuracy far below 1."""

@@ -17,6 +17,7 @@ from magneto.base.dataclass import dataclass
 from magneto.inductor.codegen.cpp_nest import contiguous_row, cut_dims, normal_form, other_contiguous
 from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
+from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
 from magneto.symbolic import Const, Expr, Sym, add, coefficient, mul
 
@@ -203,8 +204,12 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         wide = next((w for w in widths if -(-rows // w) * outside >= WANTED), 16 if rows * outside <= 4 * WANTED else 32)
         while across * wide < 1024 and across < power_above(length):
             across *= 2
-        if -(-rows // wide) * outside <= WANTED // 2 and wide * power_above(length) <= HELD_ACROSS:
-            across = power_above(length)  # few blocks: what each waits for is under way at once
+        few = -(-rows // wide) * outside <= WANTED // 2  # what each waits for is under way at once
+        again = any(member_stages(kernel.members).values())
+        if again and not few:
+            wide = next((w for w in (wide, 32, 16) if w * power_above(length) <= HELD_ACROSS), wide)
+        if (few or again) and wide * power_above(length) <= HELD_ACROSS:
+            across = power_above(length)
         x = Axis("x", along, min(wide, power_above(rows)))
         warps = 4 if x.block * across <= 2048 else 8
         if looks_up and x.blocks * outside >= WANTED:

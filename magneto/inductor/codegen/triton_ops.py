@@ -108,14 +108,20 @@ COMPARISONS = frozenset("eq ne lt le gt ge".split())
 OF_HALVES: dict[str, Emit] = {"exp": _lib("exp_of_half"), "erf": _lib("erf_of_half")}
 """Shorter forms in kernels whose memory holds 16 bits an element: arithmetic is what bounds those. Right to 1e-6, a thousandth of what rounding the result costs."""
 
+ROUGH: dict[str, Emit] = {"div": _infix("/"), "reciprocal": lambda a, t: f"1.0 / {a[0]}"}
+"""The same, right to two units of float32: for what becomes a half at once, and in such kernels where nothing asks which side of a whole number a quotient is on."""
+TELLING = frozenset("round floor ceil trunc floordiv remainder fmod eq ne lt le gt ge sign".split())
 
-def op_text(name: str, args: list[str], operand: torch.dtype, result: torch.dtype, halves: bool = False) -> str:
+
+def op_text(name: str, args: list[str], operand: torch.dtype, result: torch.dtype, halves: bool = False, rough: bool = False) -> str:
     """The Triton expression of an operation. CannotEmit for one without a row."""
     if name == "where":
         return f"tl.where({args[0]}, {args[1]}, {args[2]})"
     if name == "convert_element_type":
         return convert(args[0], operand, result)
     emit = OF_HALVES.get(name) if halves and operand.is_floating_point and operand is not torch.float64 else None
+    if rough and operand is torch.float32:
+        emit = ROUGH.get(name, emit)
     emit = emit or OPS.get(name)
     if emit is None:
         raise CannotEmit(f"operation {name}")

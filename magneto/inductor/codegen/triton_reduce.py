@@ -136,7 +136,7 @@ class Fold:
         """One more element for each lane: all have met as many."""
         a, v, mask = self.accumulator, self.emitter.spread(value, self.every, self.type), self.emitter.mask(self.every)
         self.emitter.line(f"{a}d = {v} - {a}m", self.every)
-        new = {f"{a}n": f"{a}m + {a}d * (1.0 / (r // RBLOCK + 1).to({self.type}))", f"{a}s": f"{a} + {a}d * ({v} - {a}n)"}
+        new = {f"{a}n": f"{a}m + {a}d * (1.0 / tl.full([], offset // RBLOCK + 1, {self.type}))", f"{a}s": f"{a} + {a}d * ({v} - {a}n)"}
         for (name, text), old in zip(new.items(), (f"{a}m", a), strict=True):
             self.emitter.line(f"{name} = {text}", self.every)
             self.emitter.line(f"{old} = {name}" if mask is None else f"{old} = tl.where({mask}, {name}, {old})", self.every)

@@ -28,6 +28,7 @@ TABLE = 8  # operations; a number made of the index alone by fewer is made anew 
 SAVED = 4  # elements computed per element of what does not change, at least, to put it into memory
 CHEAP_OPS = 6  # at most as many are done again where that reads no more memory than the result has
 GPU_OPS = 16  # the same on a GPU, whose kernels wait for memory
+GPU_HEAVY = 2  # of them functions such as exp, at most
 
 UNSUPPORTED_DTYPES = frozenset(
     d
@@ -211,7 +212,8 @@ class Lowering:
             self.realise(box)
         elif self.uses > 1 and reads:
             several = box.ops >= WORTH_KEEPING or reads > 2 or (reads == 2 and self.uses > 2)
-            if feeds_memory or box.heavy or (several and not self._reads_no_more(box) and not self._reads_little(box, beside)):
+            heavy = box.heavy > GPU_HEAVY if self.on_gpu else box.heavy
+            if feeds_memory or heavy or (several and not self._reads_no_more(box) and not self._reads_little(box, beside)):
                 self.realise(box)
 
     def settle_steady(self, operands: Sequence[object], val: object) -> None:
@@ -232,13 +234,16 @@ class Lowering:
 
     def _reads_no_more(self, box: Computed) -> bool:
         """Is computing a result anew as cheap as reading it, and its memory saved? (What does not change is computed once for all calls.)"""
-        if box.reads <= self.steady:
+        if box.reads <= self.steady or box.ops > (GPU_OPS if self.on_gpu else CHEAP_OPS):
             return False
-        sizes = [self.sizes.get(name) for name in box.reads]
-        own = box.dtype.itemsize
-        for size in box.shape:
-            own = own * size if isinstance(size, int) else 0
-        return box.ops <= CHEAP_OPS and sum(s if isinstance(s, int) else own + 1 for s in sizes) <= own + own // 8
+        own, points = _bytes_of(box), point_count(box.shape)
+        sizes = {name: self._size(name) for name in box.reads}
+        if self.on_gpu and sum(sizes.values()) > own:  # of a part of some memory no more than that is read
+            found: dict[str, int] = {}
+            for load in loads(box.load(index_symbols(box.shape))):
+                found[load.buffer] = found.get(load.buffer, 0) + points * load.dtype.itemsize
+            sizes = {name: min(size, found.get(name, size)) for name, size in sizes.items()}
+        return sum(sizes.values()) <= own + own // 8
 
     def _reads_little(self, box: Computed, beside: Callable[[], frozenset[str]] | None) -> bool:
         """Is no more read for a result than it has itself, beside what its readers read anyway? Then it is not even written (a relu's gradient in front of a norm)."""

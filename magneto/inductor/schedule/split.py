@@ -52,6 +52,7 @@ ACROSS = 32  # rows of a block where memory is contiguous along them
 PIECE = 16  # elements that lie side by side, where an index divides
 ALIGNED = 8  # elements: chunks begin where rows of vectors do
 SMALL = 1 << 15  # elements in all
+HELD, HELD_ACROSS = 16384, 512  # elements of a row that a block may hold; where memory is contiguous along the rows
 KINDS: dict[str, float] = {"sum": 0, "prod": 1, "any": False, "all": True}
 """Kinds that are cut with chunks of unequal size; the neutral element. Maxima are where they are cut with the sums that belong to them."""
 
@@ -94,8 +95,10 @@ def split_reductions(program: Program) -> Program:
 
 def _of(node: Reduction) -> Iterator[Node]:
     whole, ints = node, all(isinstance(s, int) for s in (*node.ranges, *node.reduce_ranges))
-    if not ints or node.kind in ("argmax", "argmin") or (wanted := pieces(node := _refined(node))) < 2:
+    if not ints or node.kind in ("argmax", "argmin"):
         yield whole
+    elif (wanted := pieces(node := _refined(node))) < 2:
+        yield from _in_one_walk(whole) if node.kind == "welford" else (whole,)
     elif node.kind == "welford":
         yield from _variance(node)
     else:
@@ -240,8 +243,16 @@ def halves(node: Reduction, cut: Cut) -> Iterator[Node]:
     yield replace(node, reduce_ranges=cut.parts, body=Load(part.name, place, node.acc_dtype))
 
 
-def _variance(node: Reduction) -> Iterator[Node]:
-    """sum -> mean -> sum of squared deviations, each cut on its own; where the parts are equal, each of them gives its sum and its deviations from its own mean in one walk."""
+def _in_one_walk(node: Reduction) -> Iterator[Node]:
+    """A variance of rows that no block holds gives its sum and its deviations together."""
+    if _count(node.reduce_ranges) <= (HELD_ACROSS if across(node) else HELD):
+        yield node
+    else:
+        yield from _variance(node, True)
+
+
+def _variance(node: Reduction, whole: bool = False) -> Iterator[Node]:
+    """sum -> mean -> sum of squared deviations, each cut on its own; where the parts are equal, each of them gives its sum and its deviations from its own mean in one walk. `whole`: not cut."""
     mean, m2 = node.buffers
     acc, at = node.acc_dtype, index_symbols(node.ranges)
 
@@ -254,13 +265,15 @@ def _variance(node: Reduction) -> Iterator[Node]:
     body = node.body if node.body.dtype is acc else Op("convert_element_type", (node.body,), acc)
     total, exact = buffer("total"), mean if mean.dtype is acc else buffer("exact")
     sums = Reduction("sum", (total,), node.reduce_ranges, body, acc, node.origins)
-    cut = _equal(node)
-    yield from _of(sums) if cut is None else halves(sums, cut)
+    cut = None if whole else _equal(node)
+    yield from (sums,) if whole else _of(sums) if cut is None else halves(sums, cut)
     count = Const(float(_count(node.reduce_ranges)), acc)
     yield Pointwise(exact, Op("div", (loaded(total), count), acc), node.origins)
     if exact is not mean:
         yield Pointwise(mean, Op("convert_element_type", (loaded(exact),), mean.dtype), node.origins)
-    if cut is None:
+    if whole:
+        yield replace(sums, kind="m2", buffers=(m2,))
+    elif cut is None:
         away = Op("sub", (body, loaded(exact)), acc)
         yield from _of(Reduction("sum", (m2,), node.reduce_ranges, Op("mul", (away, away), acc), acc, node.origins))
     else:

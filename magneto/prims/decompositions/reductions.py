@@ -282,3 +282,8 @@ def _vector_norm(
     else:
         result = source.unary("abs")._binary("pow", float(order)).reduce("sum", over, keepdim)._binary("pow", 1.0 / float(order))
     return result.to(dtype)
+
+
+@row("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.Scalar", "norm.ScalarOpt_dtype")
+def _norm(b: Builder, x: Value, order: Any = 2, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    return _vector_norm(b, x, 2 if order is None else order, dims or None, keepdim, dtype=dtype)

@@ -13,8 +13,8 @@ from math import prod
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent, plain_loads
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
-from magneto.inductor.codegen.triton_ops import TELLING
 from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
+from magneto.inductor.codegen.triton_ops import TELLING
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value, walk_values

@@ -313,7 +313,7 @@ def _inverse(value: Value) -> float | None:
     """What a product with is the quotient by a power of two, rounded alike."""
     known = isinstance(value, Const) and isinstance(value.value, float) and value.dtype.is_floating_point
     parts = frexp(value.value) if known else (0.0, 0)  # type: ignore[attr-defined]
-    return ldexp(2 * parts[0], 1 - parts[1]) if abs(parts[0]) == 0.5 and abs(parts[1]) < 14 else None
+    return ldexp(2 * parts[0], 1 - parts[1]) if abs(parts[0]) == 0.5 and abs(parts[1]) < 100 else None
 
 
 def _narrow(index: Expr) -> bool:

@@ -24,6 +24,7 @@ from magneto.symbolic import Const, Expr, Sym, add, coefficient, mul
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
 LOOPED_ACROSS = 32  # rows of 64 elements of 4 bytes that a block of 8 warps walks at a time
+LONG_ACROSS = 2048  # rows that each block walks: there are more of such blocks
 HELD_ACROSS = 8192  # elements of such a block where there are few
 IN_REGISTERS = 96  # elements of all operands that a thread holds of such a block
 VECTOR = 16  # bytes
@@ -36,7 +37,9 @@ READ_ONLY = 8 * VECTOR  # the same of a row of which nothing is written
 AHEAD = 1 << 16  # bytes that a program which walks rows reads ahead
 TILE = 32
 NARROW_ROW = 16
+SHARED = 4096  # elements of a block of rows all of whose operands other rows read too
 LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
+WINDOW = 5  # operands that skip elements
 SHORT_ROW = 64  # elements: along shorter rows of a pointwise kernel there is no block
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
 SHORTEST = 16  # elements of a piece of a dimension that indices divide: blocks along shorter ones are slower than dividing
@@ -131,6 +134,8 @@ def _pointwise(kernel: FusedKernel) -> Blocks:
     large = size >= 1024 * WANTED
     if large and len(dims) > 1 and (made := _by_rows(kernel, dims, width, 4096 if size >= LONG else 1024)) is not None:
         return made
+    if large and _skips(kernel, dims[-1].sym) >= WINDOW:
+        return Blocks(kernel, (Axis("x", dims, 512),), False, 8)
     block = min(power_above(size), 1024 if large else 256)
     warps = min(4, block * width // (32 * HELD) if large else block // 64)
     return Blocks(kernel, (Axis("x", dims, block),), False, max(1, warps))
@@ -139,7 +144,7 @@ def _pointwise(kernel: FusedKernel) -> Blocks:
 def _by_rows(kernel: FusedKernel, dims: tuple[Dim, ...], width: int, block: int) -> Blocks | None:
     """Blocks that lie along rows, so that rows and columns need no division; None: dividing costs nothing, or blocks fit such rows badly."""
     row, along = dims[-1].size, block
-    if row & (row - 1) == 0 or row * width % VECTOR:
+    if row & (row - 1) == 0 or row * width % VECTOR or not all(_evenly(index, dims[-1].sym) for _, index, _ in _memory(kernel)):
         return None
     while -(-row // along) * along * 15 > row * 16:
         along //= 2
@@ -149,6 +154,17 @@ def _by_rows(kernel: FusedKernel, dims: tuple[Dim, ...], width: int, block: int)
     tall = y.blocks > MOST_BLOCKS
     warps = max(1, min(8, block * width // (32 * HELD)))
     return None if tall and x.blocks > MOST_BLOCKS else Blocks(kernel, (y, x), False, warps, tall=tall)
+
+
+def _evenly(index: Expr, symbol: Sym) -> bool:
+    """Do neighbours along the symbol lie at equal distances?"""
+    return coefficient(index, symbol) is not None
+
+
+def _skips(kernel: FusedKernel, symbol: Sym) -> int:
+    """How many operands have neighbours along the symbol that do not lie side by side (the elements of a pool's windows): threads with few elements touch less memory at a time."""
+    steps = (coefficient(index, symbol) for _, index, _ in _memory(kernel))
+    return sum(isinstance(step, Const) and step.value > 1 for step in steps)
 
 
 def _memory(kernel: FusedKernel) -> Iterator[tuple[str, Expr, int]]:
@@ -201,7 +217,11 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         across = min(power_above(length), PERSISTENT_ACROSS)
         looks_up = bool(outer) and any(isinstance(s, Indirect) for _, index in walked(kernel) for s in index.free)
         widths = (128, 64, 32) if looks_up and rows >= 128 else (64, 32)
-        wide = next((w for w in widths if -(-rows // w) * outside >= WANTED), 16 if rows * outside <= 4 * WANTED else 32)
+        wanted = 2 * WANTED if length > LONG_ACROSS and not looks_up else WANTED
+        wide = next(
+            (w for w in widths if -(-rows // w) * outside >= wanted),
+            16 if rows * outside <= 4 * WANTED or (wanted > WANTED and widest(kernel) == 4) else 32,
+        )
         while across * wide < 1024 and across < power_above(length):
             across *= 2
         few = -(-rows // wide) * outside <= WANTED // 2  # what each waits for is under way at once
@@ -222,8 +242,8 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         return Blocks(kernel, (x, Axis("r", kernel.cols, across)), across < length, warps, outer)
     whole = power_above(length)
     if whole <= PERSISTENT:
-        wide = 1
-        while wide * whole < 1024 and wide < rows and -(-rows // (2 * wide)) >= WANTED:
+        wide, least = 1, 1024 if walked(kernel) else SHARED
+        while wide * whole < least and wide < rows and -(-rows // (2 * wide)) >= WANTED:
             wide *= 2
         return Blocks(kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, _warps(kernel, wide * whole))
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, 16)

@@ -246,11 +246,14 @@ class Lowering:
         return sum(sizes.values()) <= own + own // 8
 
     def _reads_little(self, box: Computed, beside: Callable[[], frozenset[str]] | None) -> bool:
-        """Is no more read for a result than it has itself, beside what its readers read anyway? Then it is not even written (a relu's gradient in front of a norm)."""
+        """Is no more read for a result than it has itself, beside what its readers read anyway? Then it is not even written (a relu's gradient in front of a norm). Twice as much, where they read
+        something as large: writing takes longer than reading what may still be in the cache."""
         own = _bytes_of(box)
         if not self.on_gpu or beside is None or box.ops > GPU_OPS or sum(self._size(name) >= own for name in box.reads) < 2:
             return False
-        return sum(map(self._size, box.reads - beside())) <= own + own // 8
+        others = beside()
+        twice = any(own <= self._size(name) < 1 << 62 for name in others)
+        return sum(map(self._size, box.reads - others)) <= (1 + twice) * own + own // 8
 
     def _size(self, name: str) -> int:
         size = self.sizes.get(name)

@@ -2,6 +2,7 @@
 
 - addmm whose result only loops read: the bias is added by those loops, not written into the product's memory beforehand; other linear layers.
 - mm and addmm with a weight that seldom changes: packed (lower/linear.py).
+- products of a matrix with one vector, on a GPU: sums along the matrix's rows, at the speed of memory, which the loops in front and behind are part of.
 - convolution with a bias whose result only loops read, on a GPU: they add it, where cuDNN would need a pass of its own. With `max_autotune` its weight is laid out as kernels of ours, and cuDNN's, read it.
 - the gradient of such a bias, on a GPU: a sum in loops, where ATen would make a slower pass.
 - dropout that our kernels draw (lower/dropout.py).
@@ -18,16 +19,24 @@ import torch
 
 from magneto.base.flags import config
 from magneto.graph.layout import channels_last_strides
-from magneto.inductor.lower.box import Box, Stored, View
+from magneto.graph.meta import TensorMeta
+from magneto.inductor.lower.box import Box, Computed, Stored, View
 from magneto.inductor.lower.context import Lowering, same_layout
 from magneto.inductor.lower.dropout import DROPOUT, lower_dropout
 from magneto.inductor.lower.elementwise import pointwise
 from magneto.inductor.lower.library import emit_call
 from magneto.inductor.lower.linear import as_vector, packed_product
 from magneto.inductor.lower.reductions import lower_reduction
+from magneto.inductor.lower.values import HALF
 from magneto.symbolic import ZERO
 
 aten = torch.ops.aten
+
+MANY_ROWS, LONG, HELD = (
+    528,
+    512,
+    16384,
+)  # of a matrix whose product with a vector is a sum of each row: rows, elements of one, which a block holds
 
 
 def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -41,6 +50,8 @@ def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any
         or len(bias.shape) > 2
     ):
         return None
+    if low.on_gpu and a.shape[0] == 1 and (made := lower_mm(low, val, a, b)) is not None:
+        return pointwise(low, "add", (made, _spread(bias, val)), val.dtype, tuple(val.shape), tuple(val.strides))
     fused = as_vector(bias, val) and (not low.only_loops or val.dtype is torch.bfloat16)
     packed = packed_product(low, val, a, b, bias if fused else None) if fused or low.only_loops else None
     if packed is not None and fused:
@@ -50,16 +61,47 @@ def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any
         return _lower_linear(low, val, bias, a, b) if on_cpu and val.dtype is torch.bfloat16 and linear_available() else None
     product = packed if packed is not None else emit_call(low, aten.mm.default, (a, b), {}, val)
     assert isinstance(product, Stored)
+    return pointwise(low, "add", (product, _spread(bias, val)), val.dtype, tuple(val.shape), tuple(val.strides))
+
+
+def _spread(bias: Box, val: Any) -> Box:
+    """A bias over a matrix."""
     rank = len(bias.shape)
     keep = tuple(bias.shape[d] != 1 for d in range(rank))
-    wide = View(bias, lambda i: tuple([x if k else ZERO for x, k in zip(i[2 - rank :], keep, strict=True)]), val.shape, val.strides)
-    result = pointwise(low, "add", (product, wide), val.dtype, tuple(val.shape), tuple(val.strides))
-    return result
+    return View(bias, lambda i: tuple([x if k else ZERO for x, k in zip(i[2 - rank :], keep, strict=True)]), val.shape, val.strides)
 
 
 def lower_mm(low: Lowering, val: Any, a: Box, b: Box) -> Any:
     """A product with a weight may have it packed."""
-    return None if config.numerics == "eager" else packed_product(low, val, a, b)
+    if config.numerics == "eager":
+        return None
+    if low.on_gpu and a.shape[0] == 1 and b.strides[0] == 1:
+        return _sums_of_rows(
+            low, val, View(b, lambda i: (i[1], i[0]), b.shape[::-1], b.strides[::-1]), View(a, lambda i: (ZERO, *i), a.shape[1:], (1,))
+        )
+    return packed_product(low, val, a, b)
+
+
+def lower_mv(low: Lowering, val: Any, matrix: Box, vector: Box) -> Any:
+    return _sums_of_rows(low, val, matrix, vector) if low.on_gpu and config.numerics == "fast" else None
+
+
+def _sums_of_rows(low: Lowering, val: Any, matrix: Box, vector: Box) -> Any:
+    """A product with one vector; None where rows do not lie in memory as they are, are too few for a GPU or too short to be worth a program."""
+    shape, strides = tuple(matrix.shape), tuple(matrix.strides)
+    rows, length = shape
+    if not isinstance(rows, int) or not isinstance(length, int) or strides[1] != 1 or rows < MANY_ROWS or not LONG <= length <= HELD:
+        return None
+    if val.dtype not in (torch.float32, *HALF) or matrix.dtype is not vector.dtype:
+        return None
+    if isinstance(vector.root, Computed):
+        low.realise(vector.root)  # once, not for each row
+    factors = (matrix, View(vector, lambda i: (i[1],), shape, strides))
+    wide = [f if f.dtype is torch.float32 else pointwise(low, "convert_element_type", (f,), torch.float32, shape, strides) for f in factors]
+    product = pointwise(low, "mul", tuple(wide), torch.float32, shape, strides)
+    total = lower_reduction("sum", low, TensorMeta.contiguous((rows,), torch.float32, val.device), product, (1,))
+    result = total if val.dtype is torch.float32 else pointwise(low, "convert_element_type", (total,), val.dtype, (rows,), (1,))
+    return result if len(val.shape) == 1 else View(result, lambda i: i[1:], tuple(val.shape), tuple(val.strides))
 
 
 @cache
@@ -123,6 +165,7 @@ ROWS: dict[Any, Callable[..., Any]] = {
     DROPOUT: lower_dropout,
     aten.clone.default: lower_clone,
     aten.mm.default: lower_mm,
+    aten.mv.default: lower_mv,
     aten.addmm.default: lower_addmm,
     aten.convolution.default: lower_convolution,
     aten.convolution_backward.default: lower_convolution_backward,

@@ -48,10 +48,12 @@ SHORTEST = 128  # elements of a partial result, at least
 WANTED_ACROSS = 1056  # where memory is contiguous along the rows: fewer, larger loads are under way in a block
 SHORTEST_ACROSS = 64
 MOST_ACROSS = 512  # partial results that a block adds up at once
-ACROSS = 32  # rows of a block where memory is contiguous along them
+ACROSS = 128  # bytes of a row of a block where memory is contiguous along the rows
 PIECE = 16  # elements that lie side by side, where an index divides
 ALIGNED = 8  # elements: chunks begin where rows of vectors do
 SMALL = 1 << 15  # elements in all
+MOST_ROWS = 1 << 16  # partial results that one program adds up
+LINE = 64  # bytes that are read at once, or so
 HELD, HELD_ACROSS = 16384, 512  # elements of a row that a block may hold; where memory is contiguous along the rows
 KINDS: dict[str, float] = {"sum": 0, "prod": 1, "any": False, "all": True}
 """Kinds that are cut with chunks of unequal size; the neutral element. Maxima are where they are cut with the sums that belong to them."""
@@ -66,12 +68,14 @@ class Cut:
     mapping: dict[Expr, Expr]
     inside: Expr | None
     name: str = ".parts"
+    beside: bool = False
 
     def buffer(self, node: Reduction, rows: tuple[int, ...]) -> Buffer:
-        """Where a reduction's partial results are: the rows fastest."""
+        """Where a reduction's partial results are: the rows fastest, but for the first part where that lies inside the rows (`beside`)."""
         shape = (*rows, *self.parts)
         strides, step = [0] * len(shape), 1
-        for d in reversed((*range(len(rows), len(shape)), *range(len(rows)))):
+        first = len(rows) + self.beside
+        for d in reversed((*range(first, len(shape)), *range(first))):
             strides[d] = step
             step *= shape[d]
         return Buffer(f"{node.name}{self.name}", shape, tuple(strides), node.acc_dtype, node.device, True)
@@ -79,7 +83,7 @@ class Cut:
 
 def split_reductions(program: Program) -> Program:
     """The program with its long reductions of few rows in two steps."""
-    beside = rows_beside(program, across)
+    beside, rows_read = rows_beside(program, across), _rows_read(program)
 
     def made(node: Node) -> Iterator[Node]:
         if not isinstance(node, Reduction) or span_of(node.body) is not None:
@@ -87,17 +91,43 @@ def split_reductions(program: Program) -> Program:
         elif node.name in beside and (cut := _columns(node, beside[node.name])) is not None:
             yield from halves(node, cut)
         else:
-            yield from _of(node)
+            yield from _of(node, rows_read.get(node.name, 0))
 
     nodes = tuple(one for node in program.nodes for one in made(node))
     return replace(program, nodes=nodes)
 
 
-def _of(node: Reduction) -> Iterator[Node]:
+def _rows_read(program: Program) -> dict[str, int]:
+    """Sums of everything that read what is made of the results of rows (a divergence of softmaxes): how many rows. Partial results of these rows are made where the rows are."""
+    reduced: dict[str, tuple[int, int]] = {}
+    rows: dict[str, tuple[int, int]] = {}  # of what is computed at every point: rows, elements
+    wanted: dict[str, int] = {}
+    for node in program.nodes:
+        if not isinstance(node, Pointwise | Reduction):
+            continue
+        count = _count(node.ranges) * (_count(node.reduce_ranges) if isinstance(node, Reduction) else 1)
+        read = [load.buffer for load in loads(node.body)]
+        found = {reduced[name][0] for name in read if name in reduced and reduced[name][1] == count} | {
+            rows[name][0] for name in read if name in rows and rows[name][1] == count
+        }
+        number = next(iter(found)) if len(found) == 1 else 0
+        if isinstance(node, Pointwise):
+            rows |= {node.name: (number, count)} if number else {}
+        elif _count(node.ranges) > 1:
+            reduced |= {b.name: (_count(node.ranges), count) for b in node.buffers}
+        elif ENOUGH <= number <= MOST_ROWS and SHORTEST <= count // number <= HELD:
+            wanted[node.name] = number
+    return wanted
+
+
+def _of(node: Reduction, wanted: int = 0) -> Iterator[Node]:
+    """`wanted`: as many partial results."""
     whole, ints = node, all(isinstance(s, int) for s in (*node.ranges, *node.reduce_ranges))
     if not ints or node.kind in ("argmax", "argmin"):
         yield whole
-    elif (wanted := pieces(node := _refined(node))) < 2:
+    elif (cut := _side_by_side(node := _refined(node))) is not None and node.kind != "welford":
+        yield from halves(node, cut)
+    elif (wanted := wanted or pieces(node)) < 2 and cut is None:
         yield from _in_one_walk(whole) if node.kind == "welford" else (whole,)
     elif node.kind == "welford":
         yield from _variance(node)
@@ -139,8 +169,13 @@ def pieces(node: Reduction) -> int:
         return 1
     if not across(node):
         return 1 if rows >= ENOUGH else min(-(-WANTED // rows), length // SHORTEST)
-    blocks = -(-rows // ACROSS)
+    blocks = -(-rows * _width(node) // ACROSS)
     return 1 if blocks >= ENOUGH else min(-(-WANTED_ACROSS // blocks), MOST_ACROSS, length // SHORTEST_ACROSS)
+
+
+def _width(node: Reduction) -> int:
+    """Bytes of the widest elements that are read."""
+    return max((load.dtype.itemsize for load in loads(node.body)), default=4)
 
 
 def _count(sizes: Sequence[Size]) -> int:
@@ -168,8 +203,25 @@ def _contiguous(index: Expr, symbol: Sym) -> bool:
     return coefficient(index, symbol) is ONE or any(isinstance(t.b, IntConst) and t.b.value >= PIECE for t in pieces)
 
 
-def _cut(node: Reduction, wanted: int) -> Cut | None:
-    order = _outermost_first(node)
+def _side_by_side(node: Reduction) -> Cut | None:
+    """Where what lies side by side is cut into short rows (group norm of channels-last memory): partial results of each element of these rows, so that programs read whole pieces of memory."""
+    if _count(node.ranges) * _count(node.reduce_ranges) < SMALL or not (indices := [load.index for load in loads(node.body)]):
+        return None
+    width = _width(node)
+    index, order = max(indices, key=weight), _outermost_first(node)
+    symbol, size = reduce_symbols(node.reduce_ranges)[order[-1]], int(node.reduce_ranges[order[-1]])  # type: ignore[arg-type]
+    if not isinstance(symbol, Sym) or coefficient(index, symbol) is not ONE or not 1 < size * width < LINE:
+        return None
+    if not any(isinstance(s, Sym) and coefficient(index, s) == IntConst(size) for s in index_symbols(node.ranges)):
+        return None
+    rest, across = _count(node.reduce_ranges) // size, _count(node.ranges) * size
+    pieces = min(-(-WANTED_ACROSS * ACROSS // (across * width)), MOST_ACROSS // size, rest // SHORTEST_ACROSS)
+    cut = _cut(node, size * pieces, [order[-1], *order[:-1]]) if pieces > 0 and across >= LINE else None
+    return None if cut is None or cut.inside is not None or cut.parts[0] != size or cut.rest == () else replace(cut, beside=True)
+
+
+def _cut(node: Reduction, wanted: int, order: Sequence[int] = ()) -> Cut | None:
+    order = order or _outermost_first(node)
     sizes = [int(node.reduce_ranges[d]) for d in order]  # type: ignore[arg-type]
     symbols, rank = [reduce_symbols(node.reduce_ranges)[d] for d in order], len(node.ranges)
     parts: list[int] = []
@@ -282,6 +334,8 @@ def _variance(node: Reduction, whole: bool = False) -> Iterator[Node]:
 
 def _equal(node: Reduction) -> Cut | None:
     """The cut of a variance into parts of one size, which must be enough."""
+    if (cut := _side_by_side(node)) is not None:
+        return cut
     wanted = pieces(node)
     cut = _cut(node, wanted)  # of this kind never into unequal ones
     return cut if cut is not None and 2 * prod(cut.parts) >= wanted else None

@@ -133,37 +133,51 @@ row("smooth_l1_loss_backward.default")(_gradient(_smooth_l1_gradient))
 # ---- negative log likelihood ---------------------------------------------------------------------------------------------
 
 
-@row("nll_loss_forward.default")
-def _nll_loss(b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> Any:
-    """(loss, total weight): a look-up per row, where `ignore_index` counts nothing."""
-    if x.ndim != 2 or weight is not None or target.dtype is not torch.int64 or not x.shape[0] or category(x.dtype) != FLOAT:
-        return LIBRARY
-    dtype = compute_type(x.dtype)
+def _classes(x: Value, target: Value, ignore_index: int, weight: Value | None) -> tuple[Value, Value, Value | None] | None:
+    """Of scores (n, classes) or (n, classes, height, width): whether each target counts, the target or class 0, and its weight; None for what is the library's."""
+    fits = x.ndim in (2, 4) and target.shape == (x.shape[0], *x.shape[2:]) and target.dtype is torch.int64
+    if not fits or not x.numel() or category(x.dtype) != FLOAT or (weight is not None and weight.dtype is not x.dtype):
+        return None
     counted = target.ne(ignore_index)
     safe = counted.where(target, 0)
-    picked = b.emit("gather", x, 1, safe.reshape((x.shape[0], 1))).reshape((x.shape[0],)).to(dtype)
-    elements = counted.where(-picked, 0.0)
+    if weight is None:
+        return counted, safe, None
+    picked = x.b.emit("index_select", weight, 0, safe.reshape((safe.numel(),))).reshape(target.shape)
+    return counted, safe, picked.to(compute_type(x.dtype))
+
+
+@row("nll_loss_forward.default", "nll_loss2d_forward.default")
+def _nll_loss(b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> Any:
+    """(loss, total weight): a look-up per row, where `ignore_index` counts nothing."""
+    if (found := _classes(x, target, ignore_index, weight)) is None:
+        return LIBRARY
+    (counted, safe, scale), dtype = found, compute_type(x.dtype)
+    one = (x.shape[0], 1, *x.shape[2:])
+    picked = b.emit("gather", x, 1, safe.reshape(one)).reshape(target.shape).to(dtype)
+    elements = counted.where(-picked if scale is None else -picked * scale, 0.0)
     if reduction == 0:
         return elements.to(x.dtype), b.full((), 0, x.dtype, x.device)
-    total = counted.to(dtype).reduce("sum", (0,))
-    loss = elements.reduce("sum", (0,))
+    over = range(target.ndim)
+    total = (counted.to(dtype) if scale is None else counted.where(scale, 0.0)).reduce("sum", over)
+    loss = elements.reduce("sum", over)
     if reduction == 1:
         loss = loss / total
     return loss.to(x.dtype), total.to(x.dtype)
 
 
-@row("nll_loss_backward.default")
+@row("nll_loss_backward.default", "nll_loss2d_backward.default")
 def _nll_loss_backward(
     b: Builder, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int, total_weight: Value
 ) -> Any:
     """-grad (over the total weight) at each row's target, zero elsewhere."""
-    if x.ndim != 2 or weight is not None or target.dtype is not torch.int64 or category(x.dtype) != FLOAT or not x.numel():
+    if (found := _classes(x, target, ignore_index, weight)) is None:
         return LIBRARY
-    dtype = compute_type(x.dtype)
+    (counted, _, scale), dtype = found, compute_type(x.dtype)
     value = -grad.to(dtype)
     if reduction == 1:
         value = value / total_weight.to(dtype)
-    per_row = value if reduction == 0 else value.broadcast((x.shape[0],))
-    per_row = target.ne(ignore_index).where(per_row, 0.0)
-    hit = b.iota(x.shape[1], torch.int64, x.device).along(x.shape, (1,)).eq(target.along(x.shape, (0,)))
-    return hit.where(per_row.along(x.shape, (0,)), 0.0).to(x.dtype)
+    per_row = value if reduction == 0 else value.broadcast(target.shape)
+    per_row = counted.where(per_row if scale is None else per_row * scale, 0.0)
+    rest = (0, *range(2, x.ndim))
+    hit = b.iota(x.shape[1], torch.int64, x.device).along(x.shape, (1,)).eq(target.along(x.shape, rest))
+    return hit.where(per_row.along(x.shape, rest), 0.0).to(x.dtype)

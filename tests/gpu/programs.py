@@ -127,6 +127,81 @@ def group_norm() -> Any:
 
 
 @program(1e-4, train=True)
+def group_norm_of_channels_last() -> Any:
+    return nn.Sequential(nn.GroupNorm(8, 64), nn.SiLU()).to(DEVICE), (
+        randn(2, 64, 65, 67).to(memory_format=torch.channels_last).requires_grad_(),
+    )
+
+
+@program(1e-5, train=True)
+def interpolated() -> Any:
+    """Exact places and others, both layouts."""
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> Any:
+        wide = [F.interpolate(t, scale_factor=2, mode="bilinear") for t in (x, y)]
+        return (
+            *wide,
+            F.interpolate(x, size=(7, 90), mode="bicubic", align_corners=True),
+            F.interpolate(y, scale_factor=1.7, mode="bilinear"),
+        )
+
+    return run, (randn(2, 5, 31, 40, grad=True), randn(2, 16, 33, 20).to(memory_format=torch.channels_last).requires_grad_())
+
+
+@program(1e-5)
+def statistics_of_columns() -> Any:
+    """Variances of long columns in one walk, far from zero; softmax of what a block holds across memory."""
+    return lambda x, y: (x.var(0), x.std(0, unbiased=False), y.softmax(1), y.var(1), x.argmax(0), x.sum(0)), (
+        randn(8200, 300) + 40,
+        randn(8, 200, 2100),
+    )
+
+
+@program(2e-2)
+def products_with_one_vector() -> Any:
+    """In inference: a matrix of one row, scaled integers, a vector."""
+    whole = torch.randint(-90, 90, (2048, 1024), dtype=torch.int8, device=DEVICE)
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        return (
+            F.silu(F.linear(F.rms_norm(x, (1024,)), w, b)),
+            F.linear(x, whole.to(torch.bfloat16) * 0.01),
+            w @ x[0],
+            w.float() @ x[0].float(),
+        )
+
+    return run, (randn(1, 1024, dtype=torch.bfloat16), randn(2048, 1024, dtype=torch.bfloat16), randn(2048, dtype=torch.bfloat16))
+
+
+@program(1e-4, train=True)
+def divergence_of_rows() -> Any:
+    """The sum of everything is made where the rows are."""
+    return lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean"), (
+        randn(300, 700, grad=True),
+        randn(300, 700, grad=True),
+    )
+
+
+@program(1e-4, train=True)
+def cross_entropy_of_images() -> Any:
+    target, weight = torch.randint(0, 21, (3, 40, 50)).to(DEVICE), randn(21).abs()
+    return lambda x: (F.cross_entropy(x, target, weight=weight, ignore_index=4), F.cross_entropy(x, target, reduction="none")), (
+        randn(3, 21, 40, 50, grad=True),
+    )
+
+
+@program(2e-2, train=True)
+def gates_of_halves() -> Any:
+    """Functions such as exp are computed again, rather than kept."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.chunk(2, -1)
+        return F.silu(a) * b + F.gelu(b) * a
+
+    return run, (randn(130, 2000, dtype=torch.bfloat16, grad=True),)
+
+
+@program(1e-4, train=True)
 def convolution_and_batch_norm() -> Any:
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3, stride=2), nn.BatchNorm2d(8)

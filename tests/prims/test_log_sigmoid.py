@@ -58,3 +58,21 @@ def test_loss_of_logits_at_the_edges() -> None:
     compare(lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"), x, y, dtype=torch.float32)
     with pytest.raises(ValueError, match="must be the same as input size"):
         magneto.optimize("inductor")(F.binary_cross_entropy_with_logits)(x, y[:3])
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 5, 3, 4), (2, 5, 7), (5,)])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_cross_entropy_of_images_and_weights(shape: tuple[int, ...], reduction: str) -> None:
+    torch.manual_seed(0)
+    target = torch.tensor(3) if len(shape) == 1 else torch.randint(5, (shape[0], *shape[2:]))
+    given: Any
+    for given in ({}, {"weight": torch.rand(5) + 0.5}, {"ignore_index": 2}, {"weight": torch.rand(5), "ignore_index": 2}):
+
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            found = F.cross_entropy(x, target, reduction=reduction, **given)  # noqa: B023
+            return found if found.ndim else found * torch.ones(2)
+
+        compare(loss, torch.randn(shape), dtype=torch.float32)
+    target.fill_(7)
+    with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+        magneto.optimize("inductor")(loss)(torch.randn(shape))

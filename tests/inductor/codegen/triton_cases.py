@@ -246,6 +246,50 @@ for _length, _dtype in ((4099, torch.bfloat16),):
         exponentials(g, x if dtype is torch.float32 else g.convert_element_type(x, torch.float32), (8, length), 1)
 
 
+@case("long rows across memory", 3e-5)
+def _across(g: Graph) -> None:
+    """A variance in one walk, whose last turn is not full; a softmax of rows that a block holds, and one of rows that it does not."""
+    x, y, z = g.input(torch.randn(1030, 20) * 3 + 50), g.input(torch.randn(2, 200, 20)), g.input(torch.randn(1, 600, 20))
+    v = g.var(x, (0,), 1.0)
+    found = [g.item(v, 0), g.item(v, 1)]
+    for rows in (y, z):
+        shape = tuple(rows.meta["val"].shape)
+        wide = lambda v, shape=shape: g.broadcast_in_dim(v, shape, (0, 2))  # noqa: E731
+        e = g.exp(g.sub(rows, wide(g.amax(rows, (1,)))))
+        found.append(g.div(e, wide(g.sum(e, (1,)))))
+    g.output(*found)
+
+
+@case("channels side by side, their groups in parts", 3e-5)
+def _groups(g: Graph) -> None:
+    x = g.reshape(g.transpose(g.input(torch.randn(2, 256, 32) * 2 + 7), (0, 2, 1)), (2, 8, 4, 256))
+    v = g.var(x, (2, 3), 0.0)
+    g.output(g.item(v, 0), g.item(v, 1), g.sum(x, (2, 3)), g.amax(x, (2, 3)))
+
+
+@case("a sum of everything that rows make, in parts", 3e-5)
+def _rows_read(g: Graph) -> None:
+    x = g.input(torch.randn(150, 130))
+    wide = lambda v: g.broadcast_in_dim(v, (150, 130), (0,))  # noqa: E731
+    e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
+    p = g.div(e, wide(g.sum(e, (1,))))
+    g.output(p, g.sum(g.mul(p, x), (0, 1)))
+
+
+@case("products with one vector", 4e-2)
+def _vectors(g: Graph) -> None:
+    """As a matrix of one row, with a bias; of integers with scales."""
+    w, x = g.input(torch.randn(530, 512).bfloat16()), g.input(torch.randn(1, 512).bfloat16())
+    scaled = g.mul(g.convert_element_type(g.input(torch.randint(-9, 9, (530, 512), dtype=torch.int8)), torch.bfloat16), 0.125)
+    mm, addmm, mv = (getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "mv"))
+    bias = g.input(torch.randn(530).bfloat16())
+    g.output(
+        g.call(addmm, bias, g.abs(g.mul(x, 0.5)), g.transpose(w, (1, 0))),
+        g.call(mm, x, g.transpose(scaled, (1, 0))),
+        g.call(mv, w, g.reshape(x, (512,))),
+    )
+
+
 @case("long rows of integers", 0)
 def _looped_search(g: Graph) -> None:
     x = g.input(torch.randint(-50, 50, (1, 20000)))

@@ -18,6 +18,7 @@ from magneto.graph import (
     rules_factory,
     rules_fft,
     rules_index,
+    rules_linalg,
     rules_matmul,
     rules_norm,
     rules_pointwise,
@@ -34,7 +35,7 @@ Rule = Callable[..., Any]
 
 _FAMILIES = (
     *(rules_pointwise, rules_view, rules_factory, rules_reduce, rules_matmul, rules_conv, rules_pool, rules_norm),
-    *(rules_attention, rules_index, rules_random, rules_recurrent, rules_fft),
+    *(rules_attention, rules_index, rules_random, rules_recurrent, rules_fft, rules_linalg),
 )
 
 META_RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

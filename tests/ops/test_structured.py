@@ -256,6 +256,31 @@ def test_products(name: str, dtype: torch.dtype) -> None:
     check(fn, cases)
 
 
+FACTORISATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "svd": lambda x: [torch.linalg.svd(x, full_matrices=False), torch.linalg.svd(x), torch.linalg.svdvals(x)],
+    "qr": lambda x: [torch.linalg.qr(x), torch.linalg.qr(x, "complete"), torch.linalg.qr(x, "r")],
+    "pinv": lambda x: [torch.linalg.pinv(x), torch.linalg.pinv(x, rtol=1e-3)],
+    "lu_factor": torch.linalg.lu_factor_ex,
+}
+OF_SQUARE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "eigh": lambda x: [torch.linalg.eigh(x), torch.linalg.eigvalsh(x)],
+    "eig": lambda x: [torch.linalg.eig(x), torch.linalg.eigvals(x)],
+    "inverse": torch.linalg.inv_ex,
+    "cholesky": lambda x: [torch.linalg.cholesky_ex(x), torch.linalg.cholesky_ex(x, upper=True)],
+    "determinant": lambda x: [torch.linalg.det(x), torch.linalg.slogdet(x)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
+def test_factorisations(dtype: torch.dtype) -> None:
+    shapes = [(5, 4), (4, 5), (2, 3, 4, 3), (1, 4), (0, 3), (3, 0), (0, 3, 2)]
+    for fn in FACTORISATIONS.values():
+        check(fn, [(torch.randn(shape, dtype=dtype),) for shape in shapes])
+    square = [torch.randn(shape, dtype=dtype) for shape in [(4, 4), (2, 3, 4, 4), (1, 1), (0, 0), (0, 3, 3)]]
+    for fn in OF_SQUARE.values():
+        check(fn, [(x @ x.mH + torch.eye(x.shape[-1]),) for x in square] + [((square[0] @ square[0].mH).mT,)])
+
+
 def images(dtype: torch.dtype = torch.float32, channels: int = 4) -> list[torch.Tensor]:
     base = values((2, channels, 8, 9), dtype, 51, special=False)
     return [base, permuted(base, (0, 2, 3, 1)), base[:1], spaced(base), base[:, :, :1, :1]]

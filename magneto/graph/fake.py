@@ -7,6 +7,7 @@ results and error messages are PyTorch's.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import torch
 
 from magneto.base.dataclass import dataclass
+from magneto.base.heard import taken
 from magneto.graph.fake_tensor import Counts, FakeMode, make_fake, meta_of, root_of
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta
-from magneto.graph.unknown import FAILED, LARGE_PROBES, N_PROBES, Sizes, SizeUnknown, merge, probe, too_large
+from magneto.graph.unknown import EXAMPLE, FAILED, LARGE_PROBES, N_PROBES, Sizes, SizeUnknown, merge, probe, too_large
 from magneto.graph.ways import BY_ID
 
 Path = tuple[Any, ...]
@@ -136,7 +138,7 @@ def fake_probes(
         raise SizeUnknown("beside a number or size of many millions")
     counts = Counts(sizes, keys)
     found: list[Any] = [FAILED] * N_PROBES
-    for index in reversed(range(N_PROBES)):
+    for index in (EXAMPLE, *(i for i in reversed(range(N_PROBES)) if i != EXAMPLE)):
         if index == LARGE_PROBES - 1:
             merge([result if result is FAILED else result.value for result in found])  # a split into millions of pieces is not tried
         try:
@@ -145,7 +147,8 @@ def fake_probes(
             continue
         counts.begin(index)
         try:
-            found[index] = fake_call(fn, given, named, grad_enabled=grad_enabled, counts=counts)
+            with contextlib.nullcontext() if index == EXAMPLE else taken([]):  # what torch warns of made-up sizes is not the program's
+                found[index] = fake_call(fn, given, named, grad_enabled=grad_enabled, counts=counts)
         except (DataDependent, UnsupportedFake):
             raise
         except Exception as error:

@@ -113,3 +113,16 @@ def test_kernels_that_are_asked_for_types_do_not_warn(dtype: torch.dtype) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(x)
+
+
+def test_sizes_that_are_tried_are_not_the_programs() -> None:
+    for options in ({"dynamic": True}, {}):
+        compiled = magneto.compile(lambda x: F.mse_loss(x, x[:1]) + x.sum(), **options)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for n in (3, 4, 5, 6, 7):
+                compiled(torch.ones(n))
+        texts = {str(w.message).split(". This")[0] for w in found}
+        assert texts and texts <= {
+            f"Using a target size (torch.Size([1])) that is different to the input size (torch.Size([{n}]))" for n in range(3, 8)
+        }

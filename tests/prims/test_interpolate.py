@@ -94,3 +94,18 @@ def test_places_beyond_32_bits(corners: bool) -> None:
     found, expected, exact = magneto.compile(fn)(x), fn(x), fn(x.double())
     error, eagers = ((t.double() - exact).abs().max().item() for t in (found, expected))
     assert error <= 2 * eagers + 1e-6
+
+
+def test_channels_side_by_side_stay_so() -> None:
+    """What stands between the two dimensions lies as the image does: vectors run along channels, and no index is divided by them."""
+    x = torch.randn(2, 16, 20, 20).to(memory_format=torch.channels_last)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=2, mode="bilinear")
+
+    compiled = magneto.compile(fn)
+    assert torch.allclose(compiled(x), fn(x), 1e-5, 1e-6)
+    kernels = "\n".join(magneto.inspect(compiled).kernels)
+    assert kernels.count("index_select mul add") == 2
+    assert "% 16" not in kernels
+    assert "/ 16)" not in kernels

@@ -12,6 +12,7 @@ from math import prod
 from magneto.base.dataclass import dataclass, replace
 from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
+from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.schedule.crossed import KINDS
 from magneto.inductor.schedule.domain import fresh_symbol
 from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member
@@ -74,8 +75,11 @@ def repeated(kernel: FusedKernel, linear: Mapping[Sym, int]) -> tuple[FusedKerne
     row, short = kernel.rows[-2:]
     indices = [index.free for m in kernel.members for index in _indices(m.body)]
     forms = [kernel] if any(short.sym in free and row.sym not in free for free in indices) else []
-    if linear.get(row.sym) == short.size <= MOST and any(
-        not free.isdisjoint((row.sym, short.sym)) and not free.issuperset(d.sym for d in kernel.rows[-3:-2]) for free in indices
+    gathers = any(isinstance(s, Indirect) and row.sym in symbols_of(s.value) for free in indices for s in free)
+    if (
+        not gathers
+        and linear.get(row.sym) == short.size <= MOST
+        and any(not free.isdisjoint((row.sym, short.sym)) and not free.issuperset(d.sym for d in kernel.rows[-3:-2]) for free in indices)
     ):
         forms.append(_together(kernel, row, short)[0])
     best: tuple[int, FusedKernel, int] | None = None

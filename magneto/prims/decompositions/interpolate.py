@@ -101,6 +101,12 @@ def _pays(x: Value, dims: int) -> bool:
     return dims != 2 or x.dtype in (torch.float32, torch.float64)
 
 
+def _channels_last(x: Value) -> bool:
+    """On a CPU: what stands between two dimensions lies as `x` does, channels side by side."""
+    strides = x.meta.strides
+    return x.device.type == "cpu" and x.ndim > 2 and x.shape[1] > 1 and strides[1] == 1 and strides[-1] == x.shape[1]
+
+
 def _at_once(x: Value) -> bool:
     """On a GPU: one loop over all dimensions. What is read again comes from the cache, while the sums of one dimension would go through memory."""
     return x.device.type == "cuda"
@@ -122,9 +128,11 @@ def _interpolated(dims: int, taps: Callable[[_Dimension], list[Tap]]) -> tuple[A
         found = [taps(one) for one in along]
         if _at_once(x):
             return _weighted(result, lead, found[0], found[1:]).to(x.dtype)
+        order = (0, *range(2, x.ndim), 1) if _channels_last(x) else tuple(range(x.ndim))
+        result = result.transpose(order)
         for d, these in enumerate(found):
-            result = _weighted(result, lead + d, these)
-        return result.to(x.dtype)
+            result = _weighted(result, order.index(lead + d), these)
+        return result.transpose([order.index(d) for d in range(x.ndim)]).to(x.dtype)
 
     def with_size(b: Builder, x: Value, size: Sequence[int], corners: bool, *factors: float | None) -> Any:
         return made(b, x, size, corners, [*factors, *[None] * (dims - len(factors))])

@@ -48,6 +48,9 @@ class Compiler:
             # These move comparisons (of a clamp, of the bounds of what was concatenated) behind branches, and the loop is not vectorised any more.
             flags += ["-fno-tree-pre", "-fno-thread-jumps"]
             flags.append("-fno-code-hoisting")  # 4 % of gcc's instructions for a handful of ours
+            flags.append(
+                "-fno-tree-loop-distribute-patterns"
+            )  # a loop made a copy by two narrow vectors, read as one wide vector, waits for memory
         if self.kind == "gcc" and platform.machine() == "x86_64":
             flags.append("-mprefer-vector-width=512")
         flags.extend(config.compiler_flags.split())

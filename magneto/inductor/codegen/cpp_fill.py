@@ -34,6 +34,7 @@ PIECE = 256  # elements of a piece that is written past the caches: computing on
 AHEAD = 4096  # bytes between what is computed and what is fetched
 LANES = 64
 LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
+BYTES_FROM = 1024  # elements: from here on bytes have four vectors of accumulators too
 FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
 STREAM_RUN = 512  # bytes that are written one after the other at least
@@ -294,7 +295,8 @@ class Fill:
         if self.across or not all(fold.vectorised or (isinstance(fold, ArgFold) and fold.ordered) for fold in self.folds):
             return 0
         if size >= LANES_FROM or self.writer.nest.any:
-            return LANES
+            narrow = simd and size >= BYTES_FROM and all(fold.type in ("i8", "u8") for fold in self.folds)
+            return LANES << 2 if narrow and not self.writer.nest.any else LANES
         if size >= 2 * FEW_LANES and searches:
             return FEW_LANES
         if simd and size >= 2 * FEW_LANES and any(fold.lanes_function for fold in self.folds):

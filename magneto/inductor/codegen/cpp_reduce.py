@@ -105,8 +105,8 @@ class Fold:
     @property
     def lanes_function(self) -> str:
         """The preamble's function that joins an array of lanes; empty: the compiler's own reduction does."""
-        name = {"sum": "sum", "max": "maximum", "min": "minimum"}.get(self.member.kind, "") if self.is_float else ""
-        return name and f"mg_lanes_{name}_{'f64' if self.type == 'f64' else 'f32'}"
+        name = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum"}.get(self.member.kind, "")
+        return f"mg_lanes_{name}_{self.type}" if name and self.type in ("f32", "f64", "i32", "i64") else ""
 
     def clause(self) -> str:
         operator = self.row.float_operator if self.is_float and self.row.float_operator else self.row.operator

@@ -420,8 +420,19 @@ def test_lanes_of_extrema_run_through_whole_rows(dtype: torch.dtype, shape: tupl
     x, last = g.input(base), (len(shape) - 1,)
     g.output(g.amax(x, last), g.amin(x, last))
     text = kernel_texts(g)
-    assert "g += 64" in text and "i64 b =" not in text
+    assert f"g += {256 if dtype is torch.uint8 else 64}" in text and "i64 b =" not in text
     check_compiled(g, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64])
+def test_lanes_of_short_rows(dtype: torch.dtype) -> None:
+    """Products, and folds of integers, in vectors that are joined in steps."""
+    g = Graph()
+    x = g.input(torch.randint(1, 4, (40, 100)).to(dtype) * (1 - 2 * torch.randint(0, 2, (40, 100))).to(dtype))
+    g.output(g.prod(x, (1,)), g.amax(x, (1,)), g.amin(x, (1,)), g.sum(x, (1,)))
+    text = kernel_texts(g)
+    assert all(f"mg_lanes_{name}_" in text for name in ("prod", "maximum", "minimum", "sum"))
+    check_compiled(g, 1e-6)
 
 
 def test_truth_becomes_a_number_by_choice() -> None:

@@ -125,8 +125,8 @@ TURNS = ("sin", "cos", "tan")
 
 OPS: dict[str, Emit] = {
     "neg": _neg, "abs": _abs, "sign": _sign,
-    **{name: _own(name) for name in ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "asin", "acos", *TURNS)},
-    **{name: _through_double(name) for name in ("atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma")}, "sqrt": _builtin("sqrt"),
+    **{name: _own(name) for name in ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "asin", "acos", "atan", *TURNS)},
+    **{name: _through_double(name) for name in ("sinh", "cosh", "asinh", "acosh", "atanh", "lgamma")}, "sqrt": _builtin("sqrt"),
     "rsqrt": lambda a, t: f"{_one(t)} / {_builtin('sqrt')(a, t)}", "reciprocal": lambda a, t: f"{_one(t)} / {a[0]}",
     "floor": _builtin("floor"), "ceil": _builtin("ceil"), "trunc": _builtin("trunc"), "round": _builtin("rint"),
     "isnan": lambda a, t: f"({a[0]} != {a[0]})" if is_float(t) else "0",

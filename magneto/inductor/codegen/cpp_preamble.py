@@ -1,6 +1,6 @@
 """What stands before the kernels of a translation unit: types, prototypes, and the meaning of operations that C lacks. No headers.
 
-Transcendental functions on float: exponentials, logarithms, powers, tanh, erf, asin and acos are written out (errors about 1 unit in the last
+Transcendental functions on float: exponentials, logarithms, powers, tanh, erf, asin, acos and atan are written out (errors about 1 unit in the last
 place, 1.4 in expm1, close to eager's; gcc vectorises them in place), and so are sin, cos and tan for loops that have looked at their arguments (cpp_turns).
 The others are computed in double by glibc's vector functions and rounded once, which is within 0.51 units: the float versions of libmvec err by up to 4 units,
 eager by 1 at most. Without libmvec the same text calls the scalar functions.
@@ -359,6 +359,14 @@ MG_INLINE f32 mg_acos_f32(f32 x) {
     f32 l = __builtin_fmaf(-s, s, z) / (s + 1e-30f), r = (a < 0.5f ? x : s) * z * p;
     f32 small = 0x1.921fb6p+0f - (x - (-0x1.777a5cp-25f - r)), large = 2.0f * s + __builtin_fmaf(2.0f, r, l);
     return a < 0.5f ? small : x > 0.0f ? large : 0x1.921fb6p+1f - (2.0f * s - (-0x1.777a5cp-24f - __builtin_fmaf(2.0f, r, l)));
+}
+MG_INLINE f32 mg_atan_f32(f32 x) { /* beyond 1, pi / 2 less that of z = 1 / a, with what z lacks */
+    f32 a = __builtin_fabsf(x), b = a > 0x1p+100f ? 0x1p+100f : a, i = 1.0f / b, z = b > 1.0f ? i : b, s = z * z, p = -0x1.d62fd2p-10f;
+    p = __builtin_fmaf(p, s, 0x1.65a64cp-7f); p = __builtin_fmaf(p, s, -0x1.fed150p-6f); p = __builtin_fmaf(p, s, 0x1.dac9dcp-5f);
+    p = __builtin_fmaf(p, s, -0x1.58348ep-4f); p = __builtin_fmaf(p, s, 0x1.c099fep-4f); p = __builtin_fmaf(p, s, -0x1.2421b6p-3f);
+    p = __builtin_fmaf(p, s, 0x1.9991fep-3f); p = __builtin_fmaf(p, s, -0x1.55553ep-2f);
+    f32 h = 0x1.921fb6p+0f - z, l = (0x1.921fb6p+0f - h) - z - 0x1.777a5cp-25f, e = __builtin_fmaf(-b, z, 1.0f) * z * __builtin_fmaf(s, -0.5f, 1.0f);
+    f32 small = __builtin_fmaf(z * s, p, z), large = h - (__builtin_fmaf(z * s, p, e) - l); return __builtin_copysignf(b > 1.0f ? large : small, x);
 }
 /* Anywhere: in double. Up to 2^17 (cpp_turns.NEAR): pi / 2 in three parts, of which the first leaves an exact rest r + l; errors of 1.15 units. -0, NaN as they are. */
 #define MG_ANGLE(f) MG_INLINE f32 mg_##f##_f32(f32 x) { return (f32)f((f64)x); }

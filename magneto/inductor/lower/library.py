@@ -28,7 +28,7 @@ OUT_OPS: dict[Any, Any] = {
     aten.baddbmm.default: aten.baddbmm.out, aten.mv.default: aten.mv.out, aten.addmv.default: aten.addmv.out,
     aten.dot.default: aten.dot.out, aten.cat.default: aten.cat.out, aten.index_select.default: aten.index_select.out,
     aten.gather.default: aten.gather.out, aten.cumsum.default: aten.cumsum.out, aten.topk.default: aten.topk.values,
-    aten.avg_pool2d.default: aten.avg_pool2d.out,
+    aten.avg_pool2d.default: aten.avg_pool2d.out, aten.lgamma.default: aten.lgamma.out,
 }  # fmt: skip
 """Operations whose out= overload computes straight into a tensor of the right size and any strides (no hidden copy)."""
 

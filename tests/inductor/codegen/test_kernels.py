@@ -449,3 +449,18 @@ def test_truth_becomes_a_number_by_choice() -> None:
     assert "? 1.0f : 0.0f" in text
     truths = set(re.findall(r"_Bool (\w+) =", text))
     assert truths and not any(f"(f32)({name})" in text for name in truths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_lgamma_is_the_librarys(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.tensor(SPECIAL, dtype=dtype), torch.linspace(-20, 40, 500, dtype=dtype)])
+    call = magneto.compile(lambda x: torch.lgamma(x + 1) * 2, fullgraph=True)
+    torch.testing.assert_close(call(x), torch.lgamma(x + 1) * 2, rtol=0, atol=0, equal_nan=True)
+    assert not any("lgamma(" in kernel for kernel in magneto.inspect(call).kernels)
+
+
+def test_atan_beyond_one_has_what_its_quotient_lacks() -> None:
+    """Near 1 a rounded quotient alone errs by another half of a unit."""
+    x = torch.cat([torch.linspace(0.9, 1.6, 20_001), -torch.logspace(-44, 38, 5001)])
+    found, exact = magneto.compile(torch.atan)(x), x.double().atan()
+    assert ((found.double() - exact).abs() / exact.abs()).max() < 1.02 * 2.0**-23

@@ -1,11 +1,10 @@
 """Operations whose gradient PyTorch computes after a look at the data: while it is traced there is none, and it would take another formula, with other bits.
 
-`prod`, and `cumprod` before torch 2.13: the gradient depends on how many zeros there are. In a traced graph it is one library call, of PyTorch's own backward.
+`prod` and `cumprod`: the gradient depends on how many zeros there are. In a traced graph it is one library call, of PyTorch's own backward.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from types import NoneType
 from typing import Any
@@ -27,6 +26,8 @@ def _product(name: str, x: torch.Tensor, dim: int | None, keepdim: bool, dtype: 
 
 
 def _gradient(gradient: torch.Tensor, name: str, x: torch.Tensor, result: torch.Tensor, *options: Any) -> torch.Tensor:
+    if name == "cumprod":
+        return torch.ops.aten.cumprod_backward.default(gradient.to(x.dtype), x, options[0], result)
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         return torch.autograd.grad(_product(name, leaf, *options), leaf, gradient)[0]
@@ -74,7 +75,6 @@ _OPTIONS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
     "cumprod": lambda dim, *, dtype=None: (dim, False, dtype),
 }
 _prod, _cumprod = map(_looking, _OPTIONS)
-_OLDER = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 13)
 
 
 def _from_its_own_place(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,7 +94,7 @@ def _from_its_own_place(call: Callable[..., Any]) -> Callable[..., Any]:
 
 LOOKING: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.prod, "prod", torch.ops.aten.prod.default, torch.ops.aten.prod.dim_int), _prod),
-    **(dict.fromkeys((torch.cumprod, "cumprod", torch.ops.aten.cumprod.default), _cumprod) if _OLDER else {}),
+    **dict.fromkeys((torch.cumprod, "cumprod", torch.ops.aten.cumprod.default), _cumprod),
     **{call: _from_its_own_place(call) for call in (torch.as_strided, torch.as_strided_, torch.ops.aten.as_strided.default)},
     "as_strided": _from_its_own_place(torch.Tensor.as_strided),
     "as_strided_": _from_its_own_place(torch.Tensor.as_strided_),

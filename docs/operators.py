@@ -58,6 +58,7 @@ EXCEPT: tuple[tuple[str, str], ...] = (
     (r"(nan_to_num|nansum)", "integers"),
     (r"_?(adaptive_)?(avg|max)_pool[23]d\w*", "on the CPU where averages are adaptive; integers, indices that somebody wants, windows of more than 16 elements, other layouts"),
     (r"upsample_nearest\w*", "factors that are no whole numbers"),
+    (r"(reflection|replication)_pad\w*", "on the CPU types of less than 32 bits in rows"),
     (r"_?(unsafe_)?index_put\w*", "writes that do not add whole rows of float32 or float64"),
     (r"(prod|trace)", "half precision, whose kernels compute in half precision"),
     (r"as_strided", "inputs, whose storage only the library knows"),

@@ -2,6 +2,7 @@
 
 `max_pool1d` without a gradient has a kernel of its own, which answers contiguously; under a mode it is `max_pool2d_with_indices` of one row more.
 `one_hot` on the CPU looks at the classes to raise: that is an operation without a result, which stays (`opinfo.stays`); the rest is arithmetic.
+A circular pad is written in parts into empty memory: ours is a concatenation, whose gradient is a sum of slices.
 `ctc_loss` keeps for its gradient what is as wide as the longest target, a number in a tensor: ours is as wide as the targets' memory.
 `channel_shuffle` on a GPU is views and a copy where one is needed: otherwise its result lies in its argument's memory.
 `embedding_bag` of bags of one size on a GPU is a lookup and a sum: loops, which compute sums and gradients in one walk each (its own kernels reach 40% of what memory gives).
@@ -118,6 +119,28 @@ def _is_batch(*given: Any) -> bool:
     return whole and shaped and 0 not in x.shape
 
 
+def _pad(*args: Any, **kwargs: Any) -> Any:
+    """A circular pad is a concatenation per dimension, of parts of the same memory: the lowering makes it a lookup."""
+    given: dict[str, Any] = {**dict(zip(("input", "pad", "mode"), args, strict=False)), **kwargs}
+    found: list[Any] = [given.get(name) for name in ("input", "pad")]
+    x, pad = found
+    if given.get("mode") != "circular" or len(args) > 3 or not _is_wrapped_once(x, pad):
+        return torch.nn.functional.pad(*args, **kwargs)
+    for k in range(0, len(pad), 2):
+        dim, (before, after) = x.ndim - 1 - k // 2, pad[k : k + 2]
+        parts = [x.narrow(dim, x.shape[dim] - before, before)] * bool(before) + [x] + [x.narrow(dim, 0, after)] * bool(after)
+        x = torch.cat(parts, dim) if len(parts) > 1 else x
+    return x.contiguous()
+
+
+def _is_wrapped_once(x: Any, pad: Any) -> bool:
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not isinstance(pad, (list, tuple)) or not pad:
+        return False
+    if len(pad) % 2 or x.ndim != len(pad) // 2 + 2 or not all(type(p) is int for p in pad) or not any(pad) or 0 in x.shape:
+        return False
+    return all(0 <= p <= x.shape[-1 - k // 2] for k, p in enumerate(pad))
+
+
 BAGS_ON = "cuda"  # where bags are taken apart
 
 
@@ -183,6 +206,7 @@ WAYS: dict[Callable[..., Any], Callable[..., Any]] = {
     for call in (torch.max_pool1d, torch.nn.functional.max_pool1d, torch.ops.aten.max_pool1d.default)
 }
 WAYS.update(dict.fromkeys((torch.nn.functional.one_hot, torch.ops.aten.one_hot.default), _one_hot))
+WAYS.update(dict.fromkeys((torch.nn.functional.pad, torch._C._nn.pad), _pad))
 WAYS[torch.nn.functional.embedding_bag] = _embedding_bag
 WAYS[torch.nn.functional.ctc_loss] = ctc_loss
 WAYS.update(dict.fromkeys((torch.channel_shuffle, torch.nn.functional.channel_shuffle), _channel_shuffle))

@@ -13,10 +13,10 @@ import torch
 from torch import fx
 
 from magneto.graph.meta import TensorMeta
-from magneto.prims.decompositions import factories, indexing, rearranging, views
+from magneto.prims.decompositions import factories, indexing, padding, rearranging, views
 
-_INEXACT = frozenset("aten.trace.default aten.arange.default aten.arange.start aten.arange.start_step".split())
-_MOVES = frozenset(name for family in (views, rearranging, indexing, factories) for name in family.ROWS) - _INEXACT
+_INEXACT = frozenset("aten.trace.default aten.arange.default aten.arange.start aten.arange.start_step".split()) | padding.SUMS
+_MOVES = frozenset(name for family in (views, rearranging, indexing, factories, padding) for name in family.ROWS) - _INEXACT
 _ARITHMETIC = frozenset(
     "add sub rsub mul div true_divide neg abs floor ceil trunc round sign sgn positive square maximum minimum max.other min.other clamp clamp_min clamp_max relu hardtanh threshold_backward "
     "eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not isnan isinf isfinite where masked_fill".split()

@@ -504,6 +504,12 @@ def _extreme(op: str, cls: type[Nary], xs: tuple[IntLike, ...]) -> Expr:
     else:
         lo = max((x for x in los if x is not None), default=None)
         hi = None if None in his else pick(x for x in his if x is not None)
+    if len(kept) == 2 and isinstance(total := add(*kept), Const):  # half of it lies between them
+        half = total.value // 2
+        if op == "min":
+            hi = half if hi is None else min(hi, half)
+        else:
+            lo = total.value - half if lo is None else max(lo, total.value - half)
     return cls.make(tuple(sorted(kept, key=lambda k: k.key)), (lo, hi))
 
 

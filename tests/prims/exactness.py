@@ -323,7 +323,7 @@ def comparable(row: Operator) -> bool:
 def special_for(row: Operator, kind: Kind, grad: bool = False) -> Kind:
     if grad and row.packet in ("softshrink", "hardshrink"):  # of nan eager's vector loop says 0 and its tail passes the gradient
         return replace(kind, special=False)
-    sums_cancel = row.packet in ("mean", "nanmean") and kind.dtype is torch.int64
+    sums_cancel = row.packet in ("mean", "nanmean", "sum") and kind.dtype is torch.int64
     if re.fullmatch(FINITE, row.packet):  # matrices of equal rows are singular, or not, by the last bit
         return replace(kind, special=False, layout="stepped" if kind.layout == "expanded" else kind.layout)
     overflows = row.packet == "lcm"  # eager's kernel divides the smallest integer by -1, which the processor answers with SIGFPE

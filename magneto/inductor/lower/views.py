@@ -157,6 +157,8 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
         return None
     if len(pieces) == 2 and (rotated := _rotation(val, pieces[0], pieces[1], dim)) is not None:
         return rotated
+    if 2 <= len(pieces) <= 3 and (wrapped := _wrapped(low, val, pieces, dim)) is not None:
+        return wrapped
     starts: list[Size] = [0]
     for p in pieces:
         starts.append(starts[-1] + p.shape[dim])
@@ -204,6 +206,35 @@ def _rotation(val: Any, first: Box, second: Box, dim: int) -> Box | None:
     if len(ahead) != len(here := first.index_map(index)) or any(a is not b for a, b in zip(here, ahead, strict=True)):
         return None
     return View(second.base, lambda i: of_second(moved(i, mod(add(i[dim], k), n))), tuple(val.shape), tuple(val.strides))
+
+
+def _wrapped(low: Lowering, val: Any, pieces: Sequence[Box], dim: int) -> Box | None:
+    """x between a part of its end and one of its beginning (a circular pad), or beside one of them, reads x a whole x away where a place is beyond an end. (A CPU has vectors of
+    numbers of 32 bits and more that lie at computed places.)"""
+    sizes = [p.shape[dim] for p in pieces]
+    if not all(isinstance(s, int) for s in sizes) or len({id(p.base if isinstance(p, View) else p) for p in pieces}) > 1:
+        return None
+    if not low.on_gpu and val.dtype.itemsize < 4 and val.strides[dim] == 1:
+        return None
+    size = max(sizes)  # type: ignore[type-var]
+    place = sizes.index(size)
+    if sizes.count(size) > 1 or place > 1 or len(pieces) - place > 2:
+        return None
+    whole, index = pieces[place], index_symbols(val.shape)
+
+    def at(index: Index, position: Expr) -> Index:
+        return (*index[:dim], position, *index[dim + 1 :])
+
+    for k, piece in enumerate(pieces):
+        there = whole.root_index(at(index, add(index[dim], size - sizes[k] if k < place else 0)))
+        if any(a is not b for a, b in zip(piece.root_index(index), there, strict=True)):
+            return None
+
+    def wrapped(index: Index) -> Index:
+        i = index[dim] - (sizes[0] if place else 0)
+        return at(index, add(i, mul(compare("lt", i, 0), size), mul(compare("ge", i, size), mul(size, -1))))
+
+    return View(whole, wrapped, tuple(val.shape), tuple(val.strides))
 
 
 SHORT_RUN = 32

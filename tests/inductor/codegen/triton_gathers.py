@@ -152,3 +152,15 @@ def _halves_by_offsets(g: Graph) -> Iterator[Any]:
     index, offsets = g.input(torch.randint(0, 50, (9,)).int()), g.input(torch.tensor([0, 2, 3, 5]).int())
     yield by_offsets(g, g.input(torch.randn(50, 64).bfloat16()), index, offsets)
     yield by_offsets(g, g.input(torch.randn(50, 64).half()), index, offsets, g.input(torch.randn(9).half()))
+
+
+@case("mirrored and wrapped places, and what comes back from them", 2e-6)
+def _edges(g: Graph) -> Iterator[Any]:
+    x, grad = g.input(torch.randn(3, 7, 40)), g.input(torch.randn(3, 46))
+    place = g.abs(g.sub(g.iota(47, torch.int64, torch.device("cpu")), 3))
+    yield g.mul(g.index_select(x, 2, g.sub(39, g.abs(g.sub(39, place)))), 2.0)
+    ends = g.slice(x, (0, 0, 37), (3, 7, 40), (1, 1, 1)), x, g.slice(x, (0, 0, 0), (3, 7, 5), (1, 1, 1))
+    rows = g.cat(list(ends), 2)
+    yield g.add(g.cat([rows, g.slice(rows, (0, 0, 0), (3, 2, 48), (1, 1, 1))], 1), 1.0)
+    mirrored = g.flip(g.slice(grad, (0, 0), (3, 3), (1, 1)), (1,))
+    yield g.add(g.slice(grad, (0, 3), (3, 43), (1, 1)), g.pad(mirrored, (0, 1), (0, 36), 0.0))

@@ -1,7 +1,8 @@
 """Functions that take another way under a dispatch mode than in eager: with the result of eager's way, and its layout.
 
 `max_pool1d` without a gradient has a kernel of its own, which answers contiguously; under a mode it is `max_pool2d_with_indices` of one row more.
-`one_hot` on the CPU looks at the classes to raise: that is an operation without a result, which stays (`opinfo.stays`); the rest is arithmetic.
+`one_hot` on the CPU looks at the classes to raise: that is an operation without a result, which stays (`opinfo.stays`); the rest is arithmetic. On a GPU it is an operation of ours:
+eager's is a scatter into zeros.
 A circular pad is written in parts into empty memory: ours is a concatenation, whose gradient is a sum of slices.
 `ctc_loss` keeps for its gradient what is as wide as the longest target, a number in a tensor: ours is as wide as the targets' memory.
 `channel_shuffle` on a GPU is views and a copy where one is needed: otherwise its result lies in its argument's memory.
@@ -34,6 +35,10 @@ def _check_classes(classes: torch.Tensor, count: int) -> None:
 _LIBRARY.impl("check_classes", _check_classes, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("check_classes", lambda classes, count: None, "Meta")  # type: ignore[no-untyped-call]
 
+_LIBRARY.define("one_hot(Tensor classes, int count) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("one_hot", lambda classes, count: torch.nn.functional.one_hot(classes, count), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("one_hot", lambda classes, count: classes.new_empty((*classes.shape, count)), "Meta")  # type: ignore[no-untyped-call]
+
 
 def _one_hot(*args: Any, **kwargs: Any) -> Any:
     count = args[1] if len(args) == 2 else kwargs.get("num_classes", -1)
@@ -43,10 +48,12 @@ def _one_hot(*args: Any, **kwargs: Any) -> Any:
         or type(count) is not int
         or count == -1
         or x.dtype is not torch.int64
-        or x.device.type != "cpu"
+        or x.device.type not in ("cpu", "cuda")
         or torch._C._functorch.is_functorch_wrapped_tensor(x)
     ):
         return torch.nn.functional.one_hot(*args, **kwargs)
+    if x.device.type == "cuda":
+        return torch.ops.magneto.one_hot(x, count) if count > 1 and x.numel() else torch.nn.functional.one_hot(x, count)
     if x.numel() == 0:
         if count <= 0:
             raise RuntimeError("Can not infer total number of classes from empty tensor.")

@@ -103,3 +103,9 @@ def test_eagers_errors(name: str, backend: str, read: bool) -> None:
         return hot + 1 if read else y * 3
 
     same(fn, magneto.optimize(backend)(fn), CLASSES, torch.ones(3))
+
+
+def test_the_operation_of_gpus_is_eagers_where_it_is_called() -> None:
+    for x in (CLASSES, CLASSES.t(), CLASSES + 1, CLASSES[:0]):
+        same(lambda x: F.one_hot(x, 4), lambda x: torch.ops.magneto.one_hot(x, 4), x)
+    assert torch.ops.magneto.one_hot(CLASSES.to("meta"), 4).shape == (2, 3, 4)

@@ -90,7 +90,8 @@ def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_ma
             low.realise(root)  # a table made with logarithms (relative positions): once, not for each row and in each walk
     if not any(index.reads for index in indices):
         return View(x, index_map, tuple(val.shape), tuple(val.strides))
-    if FEW * point_count(val.shape) > point_count(x.root.shape):
+    made_of_indices = isinstance(x.root, Computed) and not x.reads and not x.root.heavy
+    if FEW * point_count(val.shape) > point_count(x.root.shape) and not made_of_indices:
         low.realise(x.root)  # looked up elements are read, not computed anew
     (ops, heavy, origins), reads = cost_of(x), x.reads
     for index in indices:

@@ -114,6 +114,8 @@ def convert(v: Value, dtype: torch.dtype) -> Value:
         return v
     if isinstance(v, Const) and _convertible(v, dtype):
         return Const(v.value, dtype)
+    if isinstance(v, Op) and v.name == "convert_element_type" and v.args[0].dtype is torch.bool:
+        return convert(v.args[0], dtype)  # 0 or 1 in any type
     if isinstance(v, IndexValue) and v.dtype is torch.int64 and dtype is torch.int32 and _fits(v.expr):
         return IndexValue(v.expr, dtype)
     if isinstance(v, IndexValue) and v.dtype is torch.int64 and dtype.is_floating_point and _fits(v.expr):

@@ -29,6 +29,15 @@ def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Any:
     return b.emit("index_select", x, wrap_dim(dim, x.ndim), index.reshape((index.numel(),)))
 
 
+def _one_hot(b: Builder, classes: Value, count: int) -> Value:
+    """Rows of the unit matrix, of which nothing is in memory: lookups check the classes."""
+    steps, shape = b.iota(count, torch.int64, classes.device), (count, count)
+    return b.emit("index_select", steps.along(shape, (0,)).eq(steps.along(shape, (1,))), 0, classes).to(torch.int64)
+
+
+ROWS["magneto.one_hot.default"] = _one_hot
+
+
 @row("gather.default")
 def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
     if not x.ndim or index.ndim != x.ndim or index.dtype is not torch.int64:

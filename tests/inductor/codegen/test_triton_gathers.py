@@ -323,3 +323,18 @@ def test_pairs_of_small_integers_do_not_reach_ptxas(tmp_path: Path, monkeypatch:
         assert triton_compile.PAIRS.search(first), "LLVM makes no pairs of this kernel any more"
         compiled.clear()
     assert before == (triton.knobs.runtime.add_stages_inspection_hook, os.environ.get("DISABLE_LLVM_OPT"))
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_classes_are_compared_and_checked_in_the_loop(summed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`one_hot` reads classes and nothing else."""
+    r = Recorder(torch.randint(0, 30, (50, 3)))
+    hot = r(torch.ops.magneto.one_hot.default, r.nodes[0], 30)
+    r.output(r(aten.sum.dim_IntList, hot, [0]) if summed else hot)
+    for node in r.graph.nodes:
+        if node.op != "output":
+            node.meta["val"] = node.meta["val"].with_(device=torch.device("cuda", 0))
+    g = Graph()
+    g.fx = decompose(r.graph)
+    plan, (kernel,) = planned(g, monkeypatch)
+    assert not calls(plan) and len(kernel.pointers) == 2 and "device_assert" in kernel.body

@@ -164,3 +164,11 @@ def _edges(g: Graph) -> Iterator[Any]:
     yield g.add(g.cat([rows, g.slice(rows, (0, 0, 0), (3, 2, 48), (1, 1, 1))], 1), 1.0)
     mirrored = g.flip(g.slice(grad, (0, 0), (3, 3), (1, 1)), (1,))
     yield g.add(g.slice(grad, (0, 3), (3, 43), (1, 1)), g.pad(mirrored, (0, 1), (0, 36), 0.0))
+
+
+@case("rows of a unit matrix", 0)
+def _unit(g: Graph) -> Iterator[Any]:
+    classes, steps = g.input(torch.randint(0, 9, (40,))), g.iota(9, torch.int64, torch.device("cpu"))
+    rows = g.index_select(g.eq(*(g.broadcast_in_dim(steps, (9, 9), (d,)) for d in (0, 1))), 0, classes)
+    yield g.convert_element_type(rows, torch.int64)
+    yield g.sum(g.convert_element_type(g.convert_element_type(rows, torch.int64), torch.float32), (0,))

@@ -92,6 +92,8 @@ def test_many_copies_of_an_edge_stay_the_librarys() -> None:
 
 
 WRONG = {
+    "of truth values": lambda x: F.pad((x > 0)[..., None].to(memory_format=torch.channels_last), (0, 0, 1, 1), mode="reflect"),
+    "of unsigned numbers": lambda x: F.pad(x.to(torch.uint16), (1, 1), mode="replicate"),
     "wider than the input": lambda x: F.pad(x, (6, 0), mode="reflect"),
     "wrapped twice": lambda x: F.pad(x, (6, 0), mode="circular"),
     "nothing left": lambda x: F.pad(x, (-3, -3), mode="circular"),

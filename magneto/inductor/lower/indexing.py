@@ -89,6 +89,8 @@ def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_ma
         if isinstance(root, Computed) and root.heavy and not root.reads and reused and not low.on_gpu:
             low.realise(root)  # a table made with logarithms (relative positions): once, not for each row and in each walk
     if not any(index.reads for index in indices):
+        if isinstance(x.root, Computed) and x.root.heavy and x.reads and 2 * point_count(x.shape) <= point_count(val.shape):
+            low.realise(x.root)  # its work would be repeated in each window
         return View(x, index_map, tuple(val.shape), tuple(val.strides))
     made_of_indices = isinstance(x.root, Computed) and not x.reads and not x.root.heavy
     if FEW * point_count(val.shape) > point_count(x.root.shape) and not made_of_indices:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from magneto.graph.promotion import COMPLEX, category, compute_type
+from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.rows import LIBRARY
+from magneto.prims.decompositions.rows import FLOATS, INTEGERS, LIBRARY
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -53,7 +53,7 @@ def _pairs(pad: Sequence[int]) -> list[Pair]:
 def _padded(places: Callable[[Value, int, Pair], Value]) -> Any:
     def forward(b: Builder, x: Value, pad: Sequence[int]) -> Any:
         pairs = _pairs(pad)
-        if not x.numel() or category(x.dtype) == COMPLEX or not pays(x):
+        if not x.numel() or not pays(x):
             return LIBRARY
         for dim, pair in enumerate(pairs, x.ndim - len(pairs)):
             size, (before, after) = x.shape[dim], pair
@@ -69,7 +69,7 @@ def _returned(images: Callable[[int, int, int], list[Image]]) -> Any:
     def backward(b: Builder, grad: Value, x: Value, pad: Sequence[int]) -> Any:
         pairs = _pairs(pad)
         lead = x.ndim - len(pairs)
-        if not x.numel() or not x.dtype.is_floating_point or min(pad) < 0 or not pays(x):
+        if not x.numel() or x.dtype not in FLOATS or min(pad) < 0 or not pays(x):
             return LIBRARY
         along = [
             [(before, before + size, False, 0)] + [image for image in images(size, before, after) if image[0] < image[1]]
@@ -101,7 +101,9 @@ def _part(b: Builder, grad: Value, shape: Sequence[int], image: Sequence[Image],
 
 def pays(x: Value) -> bool:
     """On a CPU: vectors of numbers of less than 32 bits lie side by side."""
-    return x.device.type == "cuda" or x.dtype.itemsize >= 4 or x.meta.strides[-1] != 1
+    if x.device.type == "cuda":
+        return x.dtype in FLOATS
+    return x.dtype in FLOATS | INTEGERS and (x.dtype.itemsize >= 4 or x.meta.strides[-1] != 1)
 
 
 for _dims in (1, 2, 3):

@@ -24,6 +24,9 @@ class _Library:
 
 
 LIBRARY: Final = _Library()
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+"""What the library's kernels know: types beyond them raise."""
 
 
 def meta_operand(value: Any) -> Any:

@@ -555,6 +555,15 @@ for _small in FLOATS_OF_A_BYTE:
         g.output(*found, *plain, to(turned, torch.float32))
 
 
+@case("windows side by side, and their sums")
+def _windows(g: Graph) -> None:
+    r, found = Recorder(torch.randn(2, 3, 9, 8)), []
+    for way in (([3, 3], [1, 1], [1, 1], [1, 1]), ([3, 2], [1, 1], [1, 0], [2, 3]), ([2, 2], [3, 2], [2, 1], [1, 1])):
+        columns = r(torch.ops.aten.im2col.default, r.nodes[0], *way)
+        found += [columns, r(torch.ops.aten.col2im.default, columns, [9, 8], *way)]
+    g.fx, g.inputs, g.expected = decompose(r.output(*found)), r.inputs, tuple(r.values[n] for n in found)
+
+
 CASES.update(GATHERS)
 CASES.update(DRAWS)
 CASES.update(CONVOLUTIONS)

@@ -21,7 +21,7 @@ from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel, Member
+from magneto.inductor.schedule.kernel import SCAN, SCATTER, Dim, FusedKernel, Member
 from magneto.symbolic import ZERO, Add, Expr, Sym, add, mul
 
 PARALLEL = 16384  # elements: below, starting threads costs more than it gains
@@ -324,7 +324,7 @@ def stride_along(index: Expr, symbol: Sym) -> int | None:
 
 
 def _ordered(kernel: FusedKernel) -> FusedKernel:
-    """Dimensions of rows and of cols sorted by their stride in the memory that is walked most, largest first."""
+    """Dimensions of rows and of cols sorted by their stride in the memory that is walked most, largest first; cols not where they are walked in order."""
     main = _main_index(kernel)
     linear, other = _terms(main)
     if other:
@@ -333,7 +333,8 @@ def _ordered(kernel: FusedKernel) -> FusedKernel:
     def sort(dims: Sequence[Dim]) -> tuple[Dim, ...]:
         return tuple(sorted(dims, key=lambda d: -linear.get(d.sym, 1 << 62)))
 
-    return replace(kernel, rows=sort(kernel.rows), cols=sort(kernel.cols))
+    cols = kernel.cols if any(m.kind == SCAN for m in kernel.members) else sort(kernel.cols)
+    return replace(kernel, rows=sort(kernel.rows), cols=cols)
 
 
 def _main_index(kernel: FusedKernel) -> Expr:
@@ -343,6 +344,7 @@ def _main_index(kernel: FusedKernel) -> Expr:
         return max(stores, key=lambda m: len(m.store.free)).store
     best = [v.expr for m in kernel.members if m.kind == SCATTER for v in m.body.children()[:1] if isinstance(v, IndexValue)]
     best += [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
+    best += [m.store for m in kernel.members if m.kind == SCAN]
     return max(best, key=weight, default=ZERO)
 
 

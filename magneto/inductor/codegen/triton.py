@@ -21,7 +21,9 @@ from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Va
 from magneto.inductor.loops.span import Span, span_of, symbols_of, within_span
 from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import COLUMN, SCAN, SCATTER, Dim, FusedKernel, Member, member_loads
+
+SCAN_STAGES = 3  # turns that are under way at a time where each waits for the sums of the one before
 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
@@ -68,6 +70,7 @@ class Writer:
         if self.blocks.axes and (last := self.blocks.axes[-1]).block >= 4:
             self.emitter.along, self.emitter.block = last.walk, last.block
             self.emitter.walked = last.block if self._starts(last) else last.size
+        self.emitter.carrying = self.blocks.looped
         if self.blocks.stages:
             self._walk_rows()
         elif self.blocks.looped:
@@ -244,7 +247,10 @@ class Writer:
         """The head of the loop over `r`, and the last lines of its body."""
         size = self.blocks.axes[-1].size
         if span is None:
-            return [f"for offset in range(0, {size}, RBLOCK):"], []
+            scans = any(m.kind == SCAN for m in self.kernel.members)
+            return [
+                f"for offset in {f'tl.range(0, {size}, RBLOCK, num_stages={SCAN_STAGES})' if scans else f'range(0, {size}, RBLOCK)'}:"
+            ], []
         first, end = (self.emitter.emit(value).text for value in span)
         kind = ".to(tl.int64)" if self.wide else ".to(tl.int32)"
         lines = [

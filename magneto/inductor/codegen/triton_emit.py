@@ -16,7 +16,7 @@ from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_nest import spread_out
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, ROUGH, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
+from magneto.inductor.loops.ir import SCANS, Const, IndexValue, Indirect, Load, Masked, Op, Value
 from magneto.inductor.loops.philox import limit_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
 from magneto.symbolic import Const as IntConst
@@ -64,6 +64,7 @@ class Emitter:
         self.scopes: list[Scope] = [Scope()]
         self.along: Expr | None = None  # what walks the last axis, where a block holds whole groups of four of it
         self.block = self.walked = 0  # elements of a block there; of what such blocks begin at a multiple of
+        self.carrying = False  # rows are walked in a loop: sums in order go on in its next turn
         self.grouped: set[int] = set()  # groups of so many elements are counted there
         self.used: set[Sym] = set()
         self.count = 0
@@ -112,6 +113,8 @@ class Emitter:
                 return answer
             if answer is not None:
                 return self.emit(answer, under)
+        if isinstance(value, Op) and value.name in SCANS:
+            under = None  # of what follows as well
         key = (value, under)
         known = self.found(key) or (self.found((value, None)) if under is not None else None)  # what is known everywhere is known here
         if known is not None:
@@ -130,6 +133,8 @@ class Emitter:
     def _op(self, value: Op, under: Name | None, rough: bool = False) -> tuple[str, frozenset[str]]:
         if value.name == "uniform":
             return self._uniform(value, under)
+        if value.name in SCANS:
+            return self._scan(value)
         if value.name == "lt" and (drawn := self._drawn(value.args[0])) is not None:
             limit = value.args[1]
             if isinstance(limit, Const) and isinstance(limit.value, float) and 0 < (words := limit_of(limit.value)) < 1 << 32:
@@ -160,6 +165,19 @@ class Emitter:
         if value.name == "div" and (inverse := _inverse(value.args[1])) is not None:
             return f"{texts[0]} * {inverse!r}", axes
         return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves, rough or self.rough), axes
+
+    def _scan(self, value: Op) -> tuple[str, frozenset[str]]:
+        """What lies behind a row's end is added up last, so that it needs no mask. In a loop the last element goes on to the next turn."""
+        every, kind, last = frozenset(self.axes), compute_type(value.dtype), len(self.axes) - 1
+        sums = value.name == "scan_sum"
+        text = f"tl.{'cumsum' if sums else 'cumprod'}({self.spread(self.emit(value.args[0]), every, kind)}, {last})"
+        if not self.carrying:
+            return text, every
+        carry = self.fresh("a")
+        self.line(f"{carry} = tl.full({self.shape(every - {'r'})}, {0 if sums else 1}, {kind})", every - {"r"})
+        found = self.name(f"{text} {'+' if sums else '*'} {carry}", every)
+        self.line(f"{carry} = tl.sum(tl.where(tl.arange(0, RBLOCK)[None, :] == RBLOCK - 1, {found.text}, 0), {last})[:, None]", every)
+        return found.text, every
 
     def _short(self, value: Op) -> tuple[str, Value] | None:
         """Gelu, or its heart 1 + erf(x), which needs no accuracy far below 1."""

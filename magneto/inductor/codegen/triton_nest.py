@@ -18,7 +18,7 @@ from magneto.inductor.codegen.cpp_nest import contiguous_row, cut_dims, normal_f
 from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
+from magneto.inductor.schedule.kernel import COLUMN, SCAN, Dim, FusedKernel, member_loads
 from magneto.symbolic import Const, Expr, Sym, add, coefficient, mul
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
@@ -26,6 +26,8 @@ PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
 LOOPED_ACROSS = 32  # rows of 64 elements of 4 bytes that a block of 8 warps walks at a time
 LONG_ACROSS = 2048  # rows that each block walks: there are more of such blocks
 HELD_ACROSS = 8192  # elements of such a block where there are few
+SCANNED = 32  # columns of elements of 4 bytes that a block adds up, each in order: what one line of memory holds
+HELD_OF_SCAN = 4096  # elements in a turn of its loop
 IN_REGISTERS = 96  # elements of all operands that a thread holds of such a block
 VECTOR = 16  # bytes
 HELD = 2 * VECTOR  # bytes of each operand that a thread of a pointwise kernel holds
@@ -114,9 +116,10 @@ def power_above(n: int) -> int:
 
 def blocks_of(kernel: FusedKernel) -> Blocks:
     """The blocks of a kernel."""
-    if not any(m.is_reduction for m in kernel.members):
+    scans = any(m.kind == SCAN for m in kernel.members)
+    if not scans and not any(m.is_reduction for m in kernel.members):
         return _pointwise(normal_form(kernel))
-    if (spans := [found[1] for m in kernel.members if (found := span_of(m.body)) is not None]) and len(kernel.cols) == 1:
+    if not scans and (spans := [found[1] for m in kernel.members if (found := span_of(m.body)) is not None]) and len(kernel.cols) == 1:
         return _spans(kernel, symbols_of(*(value for span in spans for value in span)))
     kernel = normal_form(cut_dims(kernel, SHORTEST))
     return _walked_rows(kernel) if any(m.kind == COLUMN for m in kernel.members) else _reduction(kernel)
@@ -213,6 +216,8 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         if side.size < NARROW_ROW or prod(d.size for d in outer) > MOST_BLOCKS:
             outer = ()
         along = (side,) if outer else kernel.rows
+        if any(m.kind == SCAN for m in kernel.members):
+            return _scanned_across(kernel, along, outer)
         outside, rows = prod(d.size for d in outer), prod(d.size for d in along)
         across = min(power_above(length), PERSISTENT_ACROSS)
         looks_up = bool(outer) and any(isinstance(s, Indirect) for _, index in walked(kernel) for s in index.free)
@@ -247,6 +252,19 @@ def _reduction(kernel: FusedKernel) -> Blocks:
             wide *= 2
         return Blocks(kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, _warps(kernel, wide * whole))
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, 16)
+
+
+def _scanned_across(kernel: FusedKernel, along: tuple[Dim, ...], outer: tuple[Dim, ...]) -> Blocks:
+    """A line of memory in each turn of a loop down the columns, more where these are short."""
+    rows, whole = prod(d.size for d in along), power_above(prod(d.size for d in kernel.cols))
+    wide = min(power_above(rows), SCANNED * 4 // widest(kernel))
+    while wide * whole < 1024 and wide < rows:
+        wide *= 2
+    down = min(whole, HELD_OF_SCAN // wide)
+    while down > 8 and wide * down * len(walked(kernel)) > 32 * 8 * IN_REGISTERS:
+        down //= 2
+    x, r = Axis("x", along, wide), Axis("r", kernel.cols, down)
+    return Blocks(kernel, (x, r), r.blocks > 1, 4 if wide * down <= 2048 else 8, outer)
 
 
 def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:

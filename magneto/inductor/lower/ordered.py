@@ -7,22 +7,28 @@ On a GPU additions come in no order (schedule/scatter.py): the library does them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
 from magneto.base.flags import config
-from magneto.inductor.loops.ir import Const, IndexValue, Op, Ordered, Size, Value, index_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Ordered, Reduction, Size, Value, index_symbols, reduce_symbols
 from magneto.inductor.lower.box import Box, Index, Stored, cost_of
-from magneto.inductor.lower.context import Lowering, is_dense, merge_origins, point_count
+from magneto.inductor.lower.context import Lowering, dense_strides, is_dense, merge_origins, point_count
 from magneto.inductor.lower.indexing import places_of, position_of, spread_index
 from magneto.inductor.lower.values import convert
+from magneto.symbolic import ZERO, compare
 
 aten = torch.ops.aten
 
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 ADDED = (torch.float32, torch.float64, torch.int32, torch.int64)
 WIDE = 8  # elements of the vector, at least
+HELD, HELD_ACROSS = 16384, 512  # elements of a row that one block of a GPU adds up in order; where memory is contiguous across it
+NARROW, COLUMNS = 4, 32  # neighbours, from which on memory is walked across; of such a block
+ENOUGH, WANTED = 132, 264  # blocks with which a large GPU is busy; where rows are cut
+LEAST, LEAST_ACROSS = 1024, 64  # elements of a part of a row
 CROWD = 1 << 13  # additions to one element, from which on a GPU's library, which sorts them, takes less time
 
 
@@ -65,13 +71,61 @@ def _worthwhile(low: Lowering, val: Any, ranges: Any, strides: Any, serial: tupl
 
 
 def lower_cumsum(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    if low.on_gpu or not x.shape or not _fits(low, val, SUMMED):
+    if low.on_gpu:
+        return _scan(low, "scan_sum", val, x, dim)
+    if not x.shape or not _fits(low, val, SUMMED):
         return None
     shape, serial = tuple(val.shape), (dim % len(x.shape),)
     if shape[serial[0]] == 1 or not _wide(shape, val.strides, serial):
         return None
     body = convert(x.load(index_symbols(shape)), val.dtype)
     return _emit(low, "cumsum", val, shape, serial, body, (x,))
+
+
+def lower_cumprod(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    return _scan(low, "scan_prod", val, x, dim) if low.on_gpu else None
+
+
+def _scan(low: Lowering, kind: str, val: Any, x: Box, dim: int) -> Any:
+    """On a GPU. Where there are few rows for the device, they are cut: the parts are added up, their sums are added up in order, and each part begins with the sum of those before it."""
+    if not x.shape or not _fits(low, val, SUMMED) or torch.are_deterministic_algorithms_enabled():
+        return None
+    shape, d = tuple(val.shape), dim % len(x.shape)
+    length, inner = shape[d], prod(shape[d + 1 :])
+    blocks = prod(shape[:d]) * (inner if inner < NARROW else -(-inner // COLUMNS))
+    if length == 1:
+        return None
+    if blocks >= ENOUGH or length <= (HELD if inner < NARROW else HELD_ACROSS):
+        return _emit(low, kind, val, shape, (d,), convert(x.load(index_symbols(shape)), val.dtype), (x,))
+    sizes = [n for n in range(LEAST if inner < NARROW else LEAST_ACROSS, min(HELD, length // 2) + 1) if length % n == 0]
+    if not sizes or blocks * inner == 1:
+        return None
+    part = next((n for n in reversed(sizes) if blocks * length // n >= WANTED), sizes[0])
+    return _in_parts(low, kind, val, x, d, part)
+
+
+def _in_parts(low: Lowering, kind: str, val: Any, x: Box, d: int, part: int) -> Stored:
+    shape = tuple(val.shape)
+    acc = torch.float32 if val.dtype.itemsize == 2 else val.dtype
+    sums = (*shape[:d], shape[d] // part, *shape[d + 1 :])
+    ranges = (*sums[: d + 1], part, *shape[d + 1 :])
+
+    def read(at: Index) -> Value:
+        return convert(x.load((*at[:d], at[d] * part + at[d + 1], *at[d + 2 :])), val.dtype)
+
+    at, within = index_symbols(sums), reduce_symbols((part,))
+    first = low.new_buffer(sums, dense_strides(sums), acc, val.device)
+    body = convert(read((*at[: d + 1], *within, *at[d + 1 :])), acc)
+    low.nodes.append(
+        Reduction("sum" if kind == "scan_sum" else "prod", (first,), (part,), body, acc, merge_origins(cost_of(x)[2], low.origins))
+    )
+    before = low.new_buffer(sums, dense_strides(sums), acc, val.device)
+    low.nodes.append(Ordered(kind, before, sums, (d,), Stored(first).load(at), origins=low.origins))
+    at = index_symbols(ranges)
+    neutral = Const(0 if kind == "scan_sum" else 1, acc)
+    place = (*at[:d], at[d] - 1, *at[d + 2 :])
+    init = Masked(IndexValue(compare("lt", ZERO, at[d]), torch.bool), Stored(before).load(place), neutral)
+    return _emit(low, kind, val, ranges, (d + 1,), read(at), (x,), (*at[:d], at[d] * part + at[d + 1], *at[d + 2 :]), init)
 
 
 def lower_embedding_backward(low: Lowering, val: Any, grad: Box, index: Box, rows: int, padding: int, by_frequency: bool) -> Any:
@@ -145,6 +199,7 @@ def _moved(at: Index, dim: int, to: Any) -> Index:
 
 OP_ROWS: dict[Any, Callable[..., Any]] = {
     aten.cumsum.default: lower_cumsum,
+    aten.cumprod.default: lower_cumprod,
     aten.embedding_dense_backward.default: lower_embedding_backward,
     aten.scatter_add.default: lower_scatter_add,
     aten.scatter_reduce.two: lower_scatter_reduce,

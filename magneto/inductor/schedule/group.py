@@ -11,8 +11,23 @@ from math import prod
 import torch
 
 from magneto.base.dataclass import dataclass, field, replace
-from magneto.inductor.loops.ir import Buffer, Const, Load, Op, Origin, Pointwise, Reduction, Size, Value, index_symbols, reduce_symbols
-from magneto.inductor.schedule.kernel import POINT, Dim, Member, member_loads
+from magneto.inductor.loops.ir import (
+    SCANS,
+    Buffer,
+    Const,
+    IndexValue,
+    Load,
+    Op,
+    Ordered,
+    Origin,
+    Pointwise,
+    Reduction,
+    Size,
+    Value,
+    index_symbols,
+    reduce_symbols,
+)
+from magneto.inductor.schedule.kernel import POINT, SCAN, Dim, Member, member_loads
 from magneto.symbolic import Expr, Sym, add, mul
 
 
@@ -72,9 +87,9 @@ def dims_of(symbols: tuple[Expr, ...], sizes: tuple[int, ...]) -> tuple[Dim, ...
     return tuple(Dim(s, n) for s, n in zip(symbols, sizes, strict=True) if isinstance(s, Sym) and n != 1)
 
 
-def group_of(node: Pointwise | Reduction, position: int) -> Group:
+def group_of(node: Pointwise | Reduction | Ordered, position: int) -> Group:
     """The group of one node."""
-    group = _group(node, position)
+    group = _scan(node, position) if isinstance(node, Ordered) else _group(node, position)
     group.members = [replace(m, position=position) for m in group.members]
     group.writes = {m.name: m for m in group.members}
     return group
@@ -97,12 +112,29 @@ def _group(node: Pointwise | Reduction, position: int) -> Group:
     cols = dims_of(reduce_syms, sizes)
     if node.kind == "welford":
         return Group(rows, cols, _welford(node, count), [position], node.origins)
-    flat = _flat_index(reduce_syms, sizes) if node.kind in ("argmax", "argmin") else None
+    flat = flat_index(reduce_syms, sizes) if node.kind in ("argmax", "argmin") else None
     member = Member(node.kind, node.buffer, _converted(node.body, node.acc_dtype), node.store_index, True, node.acc_dtype, flat)
     return Group(rows, cols, [member], [position], node.origins)
 
 
-def _flat_index(symbols: tuple[Expr, ...], sizes: tuple[int, ...]) -> Expr:
+def _scan(node: Ordered, position: int) -> Group:
+    """Cumulative sums or products, of halves in float32."""
+    symbols, ranges = index_symbols(node.ranges), static_sizes(node.ranges)
+    (along,) = node.serial
+    rows = dims_of((*symbols[:along], *symbols[along + 1 :]), (*ranges[:along], *ranges[along + 1 :]))
+    cols = dims_of(symbols[along : along + 1], ranges[along : along + 1])
+    dtype = node.buffer.dtype
+    acc = torch.float32 if dtype.itemsize == 2 else dtype
+    value: Value = Op(node.kind, (_converted(node.body, acc),), acc)
+    value = value if node.init is None else Op(SCANS[node.kind], (value, node.init), acc)
+    store = node.place.expr if isinstance(node.place, IndexValue) else node.buffer.offset(symbols)
+    return Group(
+        rows, cols, [Member(SCAN, node.buffer, _converted(value, dtype), store, True, acc, symbols[along])], [position], node.origins
+    )
+
+
+def flat_index(symbols: tuple[Expr, ...], sizes: tuple[int, ...]) -> Expr:
+    """The index that walks them in row-major order."""
     terms, step = [], 1
     for symbol, size in zip(reversed(symbols), reversed(sizes), strict=True):
         terms.append(mul(symbol, step))

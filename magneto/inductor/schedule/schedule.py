@@ -16,7 +16,7 @@ from magneto.base.dataclass import dataclass, field
 from magneto.base.flags import config
 from magneto.base.logs import LOOPS, log, logging
 from magneto.base.varying import chosen
-from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Program, ViewOf, reads
+from magneto.inductor.loops.ir import SCANS, Buffer, LibraryCall, Node, Ordered, Program, ViewOf, reads
 from magneto.inductor.schedule.dependence import predecessors
 from magneto.inductor.schedule.fuse import No, Yes, may_fuse
 from magneto.inductor.schedule.group import Group, group_of, static_sizes
@@ -73,7 +73,7 @@ class _Fusion:
             self.members[position], self.bits[position], self.above[position] = [position], 1 << position, 0
             for unit in {self.home[p] for p in self.before[position]}:
                 self.above[position] |= self.above[unit] | self.bits[unit]
-            if isinstance(node, LibraryCall | Ordered):
+            if isinstance(node, LibraryCall) or (isinstance(node, Ordered) and node.kind not in SCANS):
                 self.units[position] = node
                 continue
             group = group_of(node, position)

@@ -24,6 +24,7 @@ from tests.aot_autograd.test_partition import relu_behind_a_norm
 from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.codegen.triton_gathers import GATHERS
+from tests.inductor.codegen.triton_scans import SCANS
 from tests.inductor.lower.prim_graphs import Graph
 from tests.prims.test_decompose import Recorder
 
@@ -566,6 +567,7 @@ def _windows(g: Graph) -> None:
 
 CASES.update(GATHERS)
 CASES.update(DRAWS)
+CASES.update(SCANS)
 CASES.update(CONVOLUTIONS)
 
 PRODUCTS: dict[str, Any] = dict(TILES)
@@ -709,6 +711,7 @@ def sizes_for(name: str) -> Iterator[None]:
     """What decides by sizes decides so for small ones, where a case's name says it: rows are walked by few programs, however few and short they
     are; rows are too long for one block; long rows are cut into few parts; blocks take several rows."""
     from magneto.inductor.codegen import triton_nest
+    from magneto.inductor.lower import ordered
     from magneto.inductor.schedule import columns, split
 
     few = (
@@ -724,6 +727,8 @@ def sizes_for(name: str) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, limit, number))
         if "too long" in name:
             stack.enter_context(mock.patch.object(triton_nest, "PERSISTENT", 1024))
+        for limit in ("HELD", "HELD_ACROSS", "LEAST", "LEAST_ACROSS") if "in pieces" in name else ():
+            stack.enter_context(mock.patch.object(ordered, limit, 480 if limit == "HELD" else 60))
         if "few long rows" in name:
             stack.enter_context(mock.patch.object(split, "WANTED", 48))
         if "side by side" in name:

@@ -13,7 +13,7 @@ from math import prod
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.cpp_emit import indent, plain_loads
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
-from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, widest
+from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, under_way, widest
 from magneto.inductor.codegen.triton_ops import TELLING
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
@@ -22,8 +22,6 @@ from magneto.inductor.loops.span import Span, span_of, symbols_of, within_span
 from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCAN, SCATTER, Dim, FusedKernel, Member, member_loads
-
-SCAN_STAGES = 3  # turns that are under way at a time where each waits for the sums of the one before
 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
@@ -67,10 +65,10 @@ class Writer:
     def statements(self) -> list[str]:
         """The body of the function."""
         self._name_all()
-        if self.blocks.axes and (last := self.blocks.axes[-1]).block >= 4:
+        self.emitter.carrying, self.emitter.run = self.blocks.looped, self.blocks.run
+        if self.blocks.axes and (last := self.blocks.axes[-1]).block >= 4 and self.blocks.run == 1:
             self.emitter.along, self.emitter.block = last.walk, last.block
             self.emitter.walked = last.block if self._starts(last) else last.size
-        self.emitter.carrying = self.blocks.looped
         if self.blocks.stages:
             self._walk_rows()
         elif self.blocks.looped:
@@ -126,6 +124,10 @@ class Writer:
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
             start, group = f"{start}{size} + ", f"{start}({size} // {{0}})"
         lines = [f"{name} = {start}tl.arange(0, {size}){position}"]
+        if (run := self.blocks.run) > 1 and name == "r":  # neighbours within a thread, which holds elements as far apart as a block has threads beside it
+            lines = [
+                f"r = {start}tl.arange(0, {size}){position} % ({size} // {run}) * {run} + tl.arange(0, {size}){position} // ({size} // {run})"
+            ]
         for n in sorted(self.emitter.grouped) if axis is self.blocks.axes[-1] else ():
             lines += [f"{name}from{n} = {group.format(n)}", f"{name}of{n} = tl.arange(0, {size} // {n}){position}"]
         if axis.masked:
@@ -247,10 +249,10 @@ class Writer:
         """The head of the loop over `r`, and the last lines of its body."""
         size = self.blocks.axes[-1].size
         if span is None:
-            scans = any(m.kind == SCAN for m in self.kernel.members)
-            return [
-                f"for offset in {f'tl.range(0, {size}, RBLOCK, num_stages={SCAN_STAGES})' if scans else f'range(0, {size}, RBLOCK)'}:"
-            ], []
+            if any(m.kind == SCAN for m in self.kernel.members):
+                stages = under_way(self.kernel, prod(a.block for a in self.blocks.axes))
+                return [f"for offset in tl.range(0, {size}, RBLOCK, num_stages={stages}):"], []
+            return [f"for offset in range(0, {size}, RBLOCK):"], []
         first, end = (self.emitter.emit(value).text for value in span)
         kind = ".to(tl.int64)" if self.wide else ".to(tl.int32)"
         lines = [

@@ -65,6 +65,7 @@ class Emitter:
         self.along: Expr | None = None  # what walks the last axis, where a block holds whole groups of four of it
         self.block = self.walked = 0  # elements of a block there; of what such blocks begin at a multiple of
         self.carrying = False  # rows are walked in a loop: sums in order go on in its next turn
+        self.run = 1  # elements of the last axis that a thread adds up in order
         self.grouped: set[int] = set()  # groups of so many elements are counted there
         self.used: set[Sym] = set()
         self.count = 0
@@ -168,16 +169,28 @@ class Emitter:
 
     def _scan(self, value: Op) -> tuple[str, frozenset[str]]:
         """What lies behind a row's end is added up last, so that it needs no mask. In a loop the last element goes on to the next turn."""
-        every, kind, last = frozenset(self.axes), compute_type(value.dtype), len(self.axes) - 1
-        sums = value.name == "scan_sum"
-        text = f"tl.{'cumsum' if sums else 'cumprod'}({self.spread(self.emit(value.args[0]), every, kind)}, {last})"
-        if not self.carrying:
-            return text, every
-        carry = self.fresh("a")
-        self.line(f"{carry} = tl.full({self.shape(every - {'r'})}, {0 if sums else 1}, {kind})", every - {"r"})
-        found = self.name(f"{text} {'+' if sums else '*'} {carry}", every)
-        self.line(f"{carry} = tl.sum(tl.where(tl.arange(0, RBLOCK)[None, :] == RBLOCK - 1, {found.text}, 0), {last})[:, None]", every)
-        return found.text, every
+        every, kind, sums = frozenset(self.axes), compute_type(value.dtype), value.name == "scan_sum"
+        scan, join, neutral = ("tl.cumsum", "+", 0) if sums else ("tl.cumprod", "*", 1)
+        text, carry = self.spread(self.emit(value.args[0]), every, kind), self.fresh("a") if self.carrying else ""
+        if carry:
+            self.line(f"{carry} = tl.full({self.shape(every - {'r'})}, {neutral}, {kind})", every - {"r"})
+        if self.run == 1:
+            found = last = self.name(f"{scan}({text}, 1)" + (f" {join} {carry}" if carry else ""), every).text
+        else:
+            runs = self.name(f"tl.reshape({text}, [XBLOCK, {self.run}, RBLOCK // {self.run}])", every).text
+            whole = f"tl.sum({runs}, 1)" if sums else f"tl.reduce({runs}, 1, lib.product)"
+            first, last = f"tl.full([XBLOCK, RBLOCK // {self.run}], {neutral}, {kind})", self.fresh()
+            before = f"lib.{'sum' if sums else 'product'}_before"
+            self.line(f"{last}, {last}b = tl.associative_scan(({whole}, {first}), 1, {before})", every)
+            start = f"({last}b {join} {carry})" if carry else f"{last}b"
+            found = f"tl.reshape({scan}({runs}, 1) {join} {start}[:, None, :], [XBLOCK, RBLOCK])"
+            found = self.name(found, every).text
+            if carry:
+                self.line(f"{last} = {last} {join} {carry}", every)
+        if carry:
+            size = "RBLOCK" if self.run == 1 else f"RBLOCK // {self.run}"
+            self.line(f"{carry} = tl.sum(tl.where(tl.arange(0, {size})[None, :] == {size} - 1, {last}, 0), 1)[:, None]", every)
+        return found, every
 
     def _short(self, value: Op) -> tuple[str, Value] | None:
         """Gelu, or its heart 1 + erf(x), which needs no accuracy far below 1."""

@@ -237,6 +237,17 @@ def product(a, b):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def sum_before(a, b, c, d):  # type: ignore[no-untyped-def]
+    """Of (sum, sum of all but the last) of what follows each other, those of both."""
+    return a + c, a + d
+
+
+@triton.jit
+def product_before(a, b, c, d):  # type: ignore[no-untyped-def]
+    return a * c, a * d
+
+
+@triton.jit
 def arg_max(a, i, b, j):  # type: ignore[no-untyped-def]
     """Of two (value, index) the larger value, NaN the largest; the smaller index of equal ones."""
     first = ((a > b) | ((a != a) & (b == b))) | (((a == b) | ((a != a) & (b != b))) & (i < j))

@@ -27,14 +27,14 @@ LOOPED_ACROSS = 32  # rows of 64 elements of 4 bytes that a block of 8 warps wal
 LONG_ACROSS = 2048  # rows that each block walks: there are more of such blocks
 HELD_ACROSS = 8192  # elements of such a block where there are few
 SCANNED = 32  # columns of elements of 4 bytes that a block adds up, each in order: what one line of memory holds
-HELD_OF_SCAN = 4096  # elements in a turn of its loop
+HELD_OF_SCAN = 8192  # such elements in a turn of its loop
 IN_REGISTERS = 96  # elements of all operands that a thread holds of such a block
 VECTOR = 16  # bytes
 HELD = 2 * VECTOR  # bytes of each operand that a thread of a pointwise kernel holds
 HELD_OF_ROW = 2 * VECTOR  # bytes of a row that a thread holds
 HELD_HALVES = (
     4 * VECTOR
-)  # the same of elements of 16 bits, of which one operand is read, or which arithmetic bounds since numbers are drawn
+)  # the same of elements of 16 bits, of which one operand is read, or which arithmetic bounds since numbers are drawn; of what is added up in order
 READ_ONLY = 8 * VECTOR  # the same of a row of which nothing is written
 AHEAD = 1 << 16  # bytes that a program which walks rows reads ahead
 TILE = 32
@@ -85,6 +85,7 @@ class Axis:
 class Blocks:
     """`axes` in the order of the blocks' dimensions. `looped`: the last one is walked in a loop. `outer`: dimensions of which a block has one index, a scalar.
     `stages`: the rows are walked in a loop, of which so many turns are under way at a time; each program has one index of `outer`, and sums up columns (columns.py).
+    `run`: neighbours along the last axis that a thread holds, although memory is contiguous along another: so many it adds up in order by itself.
     `tall`: the grid counts the first axis (or `outer`) fastest, of which there are more blocks than the others may have."""
 
     kernel: FusedKernel
@@ -94,6 +95,7 @@ class Blocks:
     outer: tuple[Dim, ...] = ()
     tall: bool = False
     stages: int = 0
+    run: int = 1
 
     @property
     def shared_out(self) -> tuple[Axis, ...]:
@@ -204,7 +206,8 @@ def _warps(kernel: FusedKernel, elements: int) -> int:
     alone = len(found) == 1 and not any(name in kernel.stored for name, _ in found)
     width = widest(kernel)
     draws = any(isinstance(v, Op) and v.name == "uniform" for v in walk_values(*(m.body for m in kernel.members)))
-    held = READ_ONLY if alone else HELD_HALVES if width == 2 and (len(found) == 2 or draws) else HELD_OF_ROW
+    scans = any(m.kind == SCAN for m in kernel.members)
+    held = READ_ONLY if alone else HELD_HALVES if scans or (width == 2 and (len(found) == 2 or draws)) else HELD_OF_ROW
     return max(1, min(16, elements * width // (32 * held)))
 
 
@@ -251,20 +254,24 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         while wide * whole < least and wide < rows and -(-rows // (2 * wide)) >= WANTED:
             wide *= 2
         return Blocks(kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, _warps(kernel, wide * whole))
-    return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, 16)
+    warps = 8 if any(m.kind == SCAN for m in kernel.members) else 16
+    return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, warps)
 
 
 def _scanned_across(kernel: FusedKernel, along: tuple[Dim, ...], outer: tuple[Dim, ...]) -> Blocks:
     """A line of memory in each turn of a loop down the columns, more where these are short."""
     rows, whole = prod(d.size for d in along), power_above(prod(d.size for d in kernel.cols))
+    width = max((width for _, _, width in _memory(kernel)), default=4)
     wide = min(power_above(rows), SCANNED * 4 // widest(kernel))
     while wide * whole < 1024 and wide < rows:
         wide *= 2
-    down = min(whole, HELD_OF_SCAN // wide)
+    down = min(whole, HELD_OF_SCAN * 4 // max(width, 4) // wide)
     while down > 8 and wide * down * len(walked(kernel)) > 32 * 8 * IN_REGISTERS:
         down //= 2
-    x, r = Axis("x", along, wide), Axis("r", kernel.cols, down)
-    return Blocks(kernel, (x, r), r.blocks > 1, 4 if wide * down <= 2048 else 8, outer)
+    x, r, warps = Axis("x", along, wide), Axis("r", kernel.cols, down), 4 if wide * down <= 2048 else 8
+    counted = any(m.kind == "m2" for m in kernel.members)  # by the elements that each place of a block has met
+    held = wide * down * width // (32 * warps * VECTOR)
+    return Blocks(kernel, (x, r), r.blocks > 1, warps, outer, run=held if 1 < held < down and not counted else 1)
 
 
 def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:
@@ -279,12 +286,17 @@ def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:
     return Blocks(kernel, (x, r), True, warps, outer, tall=True)
 
 
+def under_way(kernel: FusedKernel, elements: int) -> int:
+    """Turns of a loop over so many elements that are under way at a time: what they read lies in shared memory."""
+    turn = elements * sum({(name, index): width for name, index, width in _memory(kernel) if name not in kernel.stored}.values())
+    return max(1, min(4, 1 + AHEAD // max(turn, 1)))
+
+
 def _walked_rows(kernel: FusedKernel) -> Blocks:
     kept = {s for m in kernel.members if m.kind == COLUMN for s in m.store.free}
     outer, inner = (tuple(d for d in kernel.rows if (d.sym in kept) is is_outer) for is_outer in (True, False))
     rows, whole = prod(d.size for d in inner), power_above(prod(d.size for d in kernel.cols))
     wide = next(w for w in (4, 2, 1) if (w * whole <= 2048 or w == 1) and rows % w == 0)
-    turn = wide * whole * sum({(name, index): width for name, index, width in _memory(kernel) if name not in kernel.stored}.values())
-    stages = max(1, min(4, 1 + AHEAD // max(turn, 1)))
+    stages = under_way(kernel, wide * whole)
     x, r = Axis("x", inner, wide), Axis("r", kernel.cols, whole)
     return Blocks(kernel, (x, r), False, max(4, min(16, wide * whole // 512)), outer, stages=stages)

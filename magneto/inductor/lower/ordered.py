@@ -95,13 +95,13 @@ def _scan(low: Lowering, kind: str, val: Any, x: Box, dim: int) -> Any:
     blocks = prod(shape[:d]) * (inner if inner < NARROW else -(-inner // COLUMNS))
     if length == 1:
         return None
-    if blocks >= ENOUGH or length <= (HELD if inner < NARROW else HELD_ACROSS):
-        return _emit(low, kind, val, shape, (d,), convert(x.load(index_symbols(shape)), val.dtype), (x,))
-    sizes = [n for n in range(LEAST if inner < NARROW else LEAST_ACROSS, min(HELD, length // 2) + 1) if length % n == 0]
-    if not sizes or blocks * inner == 1:
-        return None
-    part = next((n for n in reversed(sizes) if blocks * length // n >= WANTED), sizes[0])
-    return _in_parts(low, kind, val, x, d, part)
+    few = blocks < ENOUGH and length > (HELD if inner < NARROW else HELD_ACROSS)
+    if few and prod(shape) == length:
+        return None  # the library's own kernel for one row
+    sizes = [n for n in range(LEAST if inner < NARROW else LEAST_ACROSS, min(HELD, length // 2) + 1) if length % n == 0] if few else []
+    if sizes:
+        return _in_parts(low, kind, val, x, d, next((n for n in reversed(sizes) if blocks * length // n >= WANTED), sizes[0]))
+    return _emit(low, kind, val, shape, (d,), convert(x.load(index_symbols(shape)), val.dtype), (x,))
 
 
 def _in_parts(low: Lowering, kind: str, val: Any, x: Box, d: int, part: int) -> Stored:

@@ -96,7 +96,7 @@ def _too_long(g: Graph) -> Iterator[Any]:
 
 @case("sums in order, in pieces")
 def _pieces(g: Graph) -> Iterator[Any]:
-    """Few rows are cut, and begin with what is before them; a prime number of elements is not."""
+    """Few rows are cut, and begin with what is before them; a prime number of elements is not; one row is the library's."""
     x = g.input(torch.randn(2, 2400))
     yield g.mul(along(g, x, 1), 2.0)
     yield along(g, g.input(torch.randn(1000, 3)), 0)
@@ -104,6 +104,7 @@ def _pieces(g: Graph) -> Iterator[Any]:
     yield along(g, g.convert_element_type(g.gt(x, 0.0), torch.int64), 1)
     yield g.call(aten.cumprod.default, g.add(g.mul(x, 0.001), 1.0), 1)
     yield along(g, g.input(torch.randn(2, 1009)), 1)
+    yield along(g, g.input(torch.randn(600)), 0)
 
 
 @case("sums in order of turned pieces")

@@ -105,10 +105,11 @@ def state_of(unit: Unit) -> frozenset[int]:
 
 
 def choose_layout(unit: Unit) -> Unit:
-    """In inference transformer layers come apart. Products with one matrix become one product, and take an activation along. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
+    """In inference transformer layers come apart, and attention that is written out becomes one call. Products with one matrix become one product, and take an activation along. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
     becomes part of it."""
     if unit.compiled is not None or unit.training or config.numerics == "eager":
         return unit
+    from magneto.inductor.attention import fuse_attention
     from magneto.inductor.convolve import available, fold
     from magneto.inductor.convolve_cudnn import fold_cudnn
     from magneto.inductor.layout import lay_out
@@ -116,7 +117,7 @@ def choose_layout(unit: Unit) -> Unit:
     from magneto.inductor.post_ops import fuse_activations
     from magneto.inductor.transformer import take_apart
 
-    graph, state = fuse_activations(flatten(take_apart(unit.traced.graph))), state_of(unit)
+    graph, state = fuse_activations(flatten(fuse_attention(take_apart(unit.traced.graph)))), state_of(unit)
     if config.channels_last:
         laid_out = lay_out(graph, state if available() else frozenset())
         graph = fold_cudnn(fold(laid_out, state, unit.doubted is not None, laid_out is not graph))

@@ -58,6 +58,13 @@ def _flash_cpu(
     return out, TensorMeta(sums, ordered_strides(sums, (1, 2, 0)), compute_type(query.dtype), query.device)
 
 
+def _attention(query: TensorMeta, key: TensorMeta, value: TensorMeta, *rest: Any) -> TensorMeta:
+    return _flash_cpu(query, key, value)[0]
+
+
+RULES["magneto.attention.default"] = _attention
+
+
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward.default")
 def _flash_cpu_backward(
     grad: TensorMeta, query: TensorMeta, key: TensorMeta, value: TensorMeta, *rest: Any, **options: Any

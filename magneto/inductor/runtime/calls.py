@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magneto.graph.attention import ATTENTION, attention
 from magneto.graph.rules_attention import seeded
 from magneto.graph.rules_recurrent import call_of, keeping_workspace
 from magneto.prims import PRIMS, Prim
@@ -40,6 +41,7 @@ FAST: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: getattr(
         torch, "_scaled_dot_product_flash_attention_for_cpu", aten._scaled_dot_product_flash_attention_for_cpu.default
     ),
+    ATTENTION: attention,
 }
 
 

@@ -19,6 +19,7 @@ import torch
 from magneto.base.dataclass import dataclass
 from magneto.base.flags import config
 from magneto.base.varying import chosen
+from magneto.graph.attention import ATTENTION
 from magneto.inductor.convolve import POINTWISE, POINTWISE_ADD, TRANSPOSED
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Program, ViewOf
 from magneto.inductor.lower.context import is_dense, same_layout
@@ -33,7 +34,7 @@ OWN_RESULTS = frozenset({
     aten.convolution.default, aten.convolution_backward.default, aten.max_pool2d_with_indices_backward.default, aten.embedding_dense_backward.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     *(op for op in (POINTWISE, POINTWISE_ADD, TRANSPOSED) if op is not None),
-    aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default,
+    aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default, ATTENTION,
 })  # fmt: skip
 """Operations whose results nobody else holds, and that share no memory. (Others may return an argument where there is nothing to do, whatever their schema says.)"""
 

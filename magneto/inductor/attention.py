@@ -71,9 +71,12 @@ def _attend(add: Adding, node: fx.Node, scores: Scores, known: Known, masks: dic
     if masked is None:
         return None
     bias, causal = masked
-    query, one = _shaped(add, queries, (*lead, rows, inner))
-    key, two = _shaped(add, _ways(scores.second, known, True), (*lead, columns, inner))
-    value, _ = _shaped(add, _ways(values, None), (*lead, columns, inner))
+    sides = queries, _ways(scores.second, known, True), _ways(values, None)
+    if bias is None or bias.meta["val"].shape[:2] == (1, 1):
+        lead = _grouped(sides, lead, ((rows, inner), (columns, inner), (columns, inner)))
+    query, one = _shaped(add, sides[0], (*lead, rows, inner))
+    key, two = _shaped(add, sides[1], (*lead, columns, inner))
+    value, _ = _shaped(add, sides[2], (*lead, columns, inner))
     scale = scores.scale * one * two
     call = _on_cpu if meta.device.type == "cpu" else _on_device
     made = call(add, query, key, value, bias, causal, scale) if scale > 0 else None
@@ -149,10 +152,24 @@ def _lead(scores: Scores, queries: list[Way], matrix: tuple[int, int]) -> tuple[
     return (1, 1, *shape[:-2])[-2:] if len(shape) < 5 else (shape[0], prod(shape[1:-2]))  # type: ignore[return-value]
 
 
+def _grouped(sides: tuple[list[Way], ...], lead: tuple[int, int], matrices: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """Groups of heads, and the heads of one, where these have keys and values in common that need no copy then."""
+    for way in sides[1]:
+        meta = way.node.meta["val"]
+        if meta.ndim == 5 and meta.strides[2] == 0 and (meta.shape[0], meta.shape[1] * meta.shape[2]) == lead:
+            groups = meta.shape[0] * meta.shape[1], meta.shape[2]
+            return groups if all(_dense(ways, (*groups, *matrix)) for ways, matrix in zip(sides, matrices, strict=True)) else lead
+    return lead
+
+
+def _dense(ways: list[Way], shape: tuple[int, ...]) -> Way | None:
+    """What is furthest from the product and can be seen in this shape, the last dimension dense."""
+    return next((way for way in reversed(ways) if (way.strides(shape) or (0,))[-1] == 1), None)
+
+
 def _shaped(add: Adding, ways: list[Way], shape: tuple[int, ...]) -> tuple[fx.Node, float]:
-    """Queries, keys or values in this shape, the last dimension dense, and the factor that is left out: what is furthest from the product and can be seen so."""
-    dense = [way for way in reversed(ways) if (way.strides(shape) or (0,))[-1] == 1]
-    way = dense[0] if dense else ways[0]
+    """Queries, keys or values in this shape, the last dimension dense, and the factor that is left out."""
+    way = _dense(ways, shape) or ways[0]
     node, seen = way.node, _turned(shape) if way.turned else shape
     if way.strides(shape) is None:
         node = add(aten.clone.default, node, memory_format=torch.contiguous_format)

@@ -131,6 +131,12 @@ def test_forms(form: Callable[..., T], dtype: torch.dtype) -> None:
     check(form, *operands(dtype))
 
 
+def test_groups_of_heads() -> None:
+    """Keys and values that several heads have in common are not repeated."""
+    graph = attention.fuse_attention(graph_of(repeated_heads, *operands()))
+    assert not any(node.target is torch.ops.aten.clone.default for node in graph.nodes)
+
+
 def filled(q: T, k: T, v: T, kept: T) -> T:
     return (q @ k.mT * 0.25).masked_fill(~kept, -INF).softmax(-1) @ v
 

@@ -58,11 +58,7 @@ def _flash_cpu(
     return out, TensorMeta(sums, ordered_strides(sums, (1, 2, 0)), compute_type(query.dtype), query.device)
 
 
-def _attention(query: TensorMeta, key: TensorMeta, value: TensorMeta, *rest: Any) -> TensorMeta:
-    return _flash_cpu(query, key, value)[0]
-
-
-RULES["magneto.attention.default"] = _attention
+RULES["magneto.attention.default"] = lambda query, key, value, *rest: _flash_cpu(query, key, value)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward.default")

@@ -9,6 +9,7 @@ Products and copies of queries, keys and values that only bring them into the sh
 
 from __future__ import annotations
 
+import operator
 from math import inf, nan, prod
 from typing import Any
 
@@ -253,7 +254,7 @@ def _fitted(add: Adding, bias: fx.Node, shape: tuple[int, ...], meta: TensorMeta
 
 
 def _on_cpu(add: Adding, *args: Any) -> fx.Node:
-    return add(ATTENTION, *args)
+    return add(operator.getitem, add(ATTENTION, *args), 0)
 
 
 def _on_device(

@@ -125,16 +125,21 @@ def choose_layout(unit: Unit) -> Unit:
 
 
 def choose_joint_layout(unit: Unit) -> Unit:
-    """On a GPU convolutional networks are trained channels-last too."""
+    """Attention that is written out becomes calls. On a GPU convolutional networks are trained channels-last too."""
+    from magneto.inductor.attention_joint import fuse_joint_attention
     from magneto.inductor.recall import foreign_device
 
     joint = unit.joint
     assert joint is not None
-    if not config.channels_last or not joint.tangents or foreign_device(joint.graph) != "cuda" or not decomposable(joint):
+    if not joint.tangents or not decomposable(joint):
         return unit
-    from magneto.inductor.layout import lay_out
+    if config.numerics != "eager":
+        joint = lay_out_joint(joint, fuse_joint_attention)
+    if config.channels_last and foreign_device(joint.graph) == "cuda":
+        from magneto.inductor.layout import lay_out
 
-    return replace(unit, joint=lay_out_joint(joint, lay_out))
+        joint = lay_out_joint(joint, lay_out)
+    return replace(unit, joint=joint)
 
 
 def decompose_joint_graph(unit: Unit) -> Unit:

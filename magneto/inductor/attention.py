@@ -10,8 +10,9 @@ Products and copies of queries, keys and values that only bring them into the sh
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from math import inf, nan, prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +33,22 @@ from magneto.inductor.scores import Known, Scores, Term, order_of, same_order, s
 aten = torch.ops.aten
 HIDES = {torch.float16: -6e4}  # what is added to a score to hide it, at most
 HIDES_ELSE = -1e8
+LOW = -100.0  # at least that is added to a score that is surely seen
 LARGE, MANY = 1 << 17, 1 << 22  # scores of a head and of all, from which on the kernel is faster in any case
 FUSED = ("_flash_attention", "_efficient_attention", "_cudnn_attention")
-Mask = tuple[fx.Node | None, bool]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What is added to scores. `causal`: instead, a query sees the keys up to its own place. `sees`: every query is known to see a key."""
+
+    bias: fx.Node | None = None
+    causal: bool = False
+    sees: bool = True
+
+
+Masks = dict[Any, Mask | None]
 
 
 def fuse_attention(graph: fx.Graph) -> fx.Graph:
@@ -42,7 +56,7 @@ def fuse_attention(graph: fx.Graph) -> fx.Graph:
     if not any(node.target is aten._softmax.default for node in graph.nodes):
         return graph
     made = copied(graph)
-    known, masks, done = Known(), dict[Any, Mask | None](), False
+    known, masks, done = Known(), Masks(), False
     for node in list(made.nodes):
         scores = scores_behind(node, known)
         if scores is None:
@@ -58,43 +72,67 @@ def fuse_attention(graph: fx.Graph) -> fx.Graph:
     return made if done else graph
 
 
-def _attend(add: Adding, node: fx.Node, scores: Scores, known: Known, masks: dict[Any, Mask | None]) -> fx.Node | None:
-    """What stands for `node`, which multiplies values. `masks`: those that have been made."""
+def _attend(add: Adding, node: fx.Node, scores: Scores, known: Known, masks: Masks) -> fx.Node | None:
+    """What stands for `node`, which multiplies values."""
+    given = operands(add, node, scores, known, masks, False) if _pays(node.meta["val"], scores) else None
+    if given is None:
+        return None
+    made = _on_cpu(add, given) if node.meta["val"].device.type == "cpu" else _on_device(add, given)
+    return None if made is None else shown(add, made, node.meta["val"].shape)
+
+
+def shown(add: Adding, made: fx.Node, shape: tuple[int, ...]) -> fx.Node:
+    """In the shape of a batched product, and laid out as one."""
+    if not made.meta["val"].is_contiguous():
+        made = add(aten.clone.default, made, memory_format=torch.contiguous_format)
+    return add(aten.view.default, made, list(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What kernels of attention take."""
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    mask: Mask
+    scale: float
+
+    @property
+    def tensors(self) -> list[fx.Node]:
+        return [self.query, self.key, self.value, *([] if self.mask.bias is None else [self.mask.bias])]
+
+
+def operands(add: Adding, node: fx.Node, scores: Scores, known: Known, masks: Masks, alike: bool) -> Operands | None:
+    """Of the attention whose weights `node` multiplies by values. `masks`: those that have been made. `alike`: queries and keys are those of the product, no factor is taken from them, and each head has its own."""
     meta, values = node.meta["val"], node.args[1]
     assert isinstance(values, fx.Node)
     (rows, inner), columns = scores.first.meta["val"].shape[-2:], scores.second.meta["val"].shape[-1]
-    queries = _ways(scores.first, known)
-    lead = _lead(scores, queries, (rows, inner))
-    if prod(lead) * rows * columns != prod(scores.shape) or not _pays(meta, prod(lead), rows, columns):
+    factors = None if alike else known
+    sides = _ways(scores.first, factors), _ways(scores.second, factors, True), _ways(values, None)
+    lead = _lead(scores, sides[0], (rows, inner))
+    if prod(lead) * rows * columns != prod(scores.shape):
         return None
     kind = scores.terms, scores.shape, meta.dtype
-    masked = masks[kind] = masks[kind] if kind in masks else _bias(add, scores, known, meta)
-    if masked is None:
+    mask = masks[kind] = masks[kind] if kind in masks else _mask(add, scores, known, meta)
+    if mask is None:
         return None
-    bias, causal = masked
-    sides = queries, _ways(scores.second, known, True), _ways(values, None)
-    if bias is None or bias.meta["val"].shape[:2] == (1, 1):
+    if not alike and (mask.bias is None or mask.bias.meta["val"].shape[:2] == (1, 1)):
         lead = _grouped(sides, lead, ((rows, inner), (columns, inner), (columns, inner)))
     query, one = _shaped(add, sides[0], (*lead, rows, inner))
     key, two = _shaped(add, sides[1], (*lead, columns, inner))
     value, _ = _shaped(add, sides[2], (*lead, columns, inner))
     scale = scores.scale * one * two
-    call = _on_cpu if meta.device.type == "cpu" else _on_device
-    made = call(add, query, key, value, bias, causal, scale) if scale > 0 else None
-    if made is None:
-        return None
-    if not made.meta["val"].is_contiguous():
-        made = add(aten.clone.default, made, memory_format=torch.contiguous_format)
-    return add(aten.view.default, made, list(meta.shape))
+    return Operands(query, key, value, mask, scale) if 0 < scale < inf else None
 
 
-def _pays(meta: TensorMeta, count: int, rows: int, columns: int) -> bool:
+def _pays(meta: TensorMeta, scores: Scores) -> bool:
     """Measured on a CPU with one thread: scores that stay in a cache are better off as products of a library, but for bfloat16, and float16 has no fast kernel.
     Where sizes vary the kernel serves more of them at once: there is no softmax of rows whose length is in the text."""
     if meta.device.type != "cpu" or any_size() or sizes_vary():
         return True
-    scores, half = rows * columns, meta.dtype is torch.float16
-    if scores >= LARGE << half or count * scores >= MANY << 2 * half:
+    rows, columns, half = meta.shape[-2], scores.shape[-1], meta.dtype is torch.float16
+    if rows * columns >= LARGE << half or prod(scores.shape) >= MANY << 2 * half:
         return True
     return meta.dtype is torch.bfloat16 and columns >= 32 and (meta.shape[-1] <= 64 or rows < 16)
 
@@ -181,8 +219,8 @@ def _shaped(add: Adding, ways: list[Way], shape: tuple[int, ...]) -> tuple[fx.No
     return (node if dense_now else add(aten.clone.default, node, memory_format=torch.contiguous_format)), way.factor
 
 
-def _bias(add: Adding, scores: Scores, known: Known, meta: TensorMeta) -> Mask | None:
-    """What is added to the scores, and whether they are causal; None where no kernel computes that."""
+def _mask(add: Adding, scores: Scores, known: Known, meta: TensorMeta) -> Mask | None:
+    """None where no kernel computes that."""
     limit, half = HIDES.get(meta.dtype, HIDES_ELSE), meta.dtype is torch.float16
     fills = [t.fill for t in scores.terms if t.fill is not None]
     finite = any(fill != -inf for fill in fills)
@@ -191,15 +229,19 @@ def _bias(add: Adding, scores: Scores, known: Known, meta: TensorMeta) -> Mask |
     # Half of the least number swallows every score, so that those of a row without keys are all the same; float16 has none that does.
     bias = _sum(add, scores.terms, torch.finfo(torch.bfloat16).min / 2 if finite and not half else -inf, meta)
     if bias is None:
-        return None, False
+        return Mask()
     value = known(bias)
     seen = None if value is None else _seen(value, scores.shape, limit)
     if seen is not None:
-        return None, seen
-    sees = value is not None and bool((value > -inf).any(-1).all())
+        return Mask(causal=seen)
+    sees = value is not None and bool((value.amax(-1) > LOW).all())
     if finite and half and not sees:
         return None
-    return _fitted(add, bias, scores.shape, meta, len(fills) == len(scores.terms), sees or finite)
+    fitted = _fitted(add, bias, scores.shape, meta, len(fills) == len(scores.terms))
+    if fitted is not None and not sees and not finite and meta.device.type != "cpu":
+        hidden = add(aten.all.dim, add(aten.eq.Scalar, fitted, -inf), -1, True)
+        fitted = add(aten.where.ScalarSelf, hidden, nan, fitted)
+    return None if fitted is None else Mask(fitted, sees=sees)
 
 
 def _sum(add: Adding, terms: tuple[Term, ...], low: float, meta: TensorMeta) -> fx.Node | None:
@@ -226,8 +268,8 @@ def _seen(value: torch.Tensor, shape: tuple[int, ...], limit: float) -> bool | N
     return True if bool(((square == 0) & behind | (square <= limit) & ~behind).all()) else None
 
 
-def _fitted(add: Adding, bias: fx.Node, shape: tuple[int, ...], meta: TensorMeta, exact: bool, sees: bool) -> tuple[fx.Node, bool] | None:
-    """The bias in four dimensions and of a type that the kernel takes. `sees`: every row has a key."""
+def _fitted(add: Adding, bias: fx.Node, shape: tuple[int, ...], meta: TensorMeta, exact: bool) -> fx.Node | None:
+    """The bias in four dimensions and of a type that the kernel takes. `exact`: it has no numbers but those that hide, and 0."""
     given = bias.meta["val"]
     if given.ndim < 1 or given.shape[-1] != shape[-1] or given.device != meta.device:
         return None
@@ -246,35 +288,41 @@ def _fitted(add: Adding, bias: fx.Node, shape: tuple[int, ...], meta: TensorMeta
         bias = add(aten.clone.default, bias, memory_format=torch.contiguous_format)
     if given.shape != four:
         bias = add(aten.view.default, bias, list(four))
-    if not sees and meta.device.type != "cpu":
-        hidden = add(aten.all.dim, add(aten.eq.Scalar, bias, -inf), -1, True)
-        bias = add(aten.where.ScalarSelf, hidden, nan, bias)
     dense = bias.meta["val"].strides[-1] == 1
-    return (bias if dense else add(aten.clone.default, bias, memory_format=torch.contiguous_format)), False
+    return bias if dense else add(aten.clone.default, bias, memory_format=torch.contiguous_format)
 
 
-def _on_cpu(add: Adding, *args: Any) -> fx.Node:
-    return add(operator.getitem, add(ATTENTION, *args), 0)
+def _on_cpu(add: Adding, given: Operands) -> fx.Node:
+    call = add(ATTENTION, given.query, given.key, given.value, given.mask.bias, given.mask.causal, given.scale)
+    return add(operator.getitem, call, 0)
 
 
-def _on_device(
-    add: Adding, query: fx.Node, key: fx.Node, value: fx.Node, bias: fx.Node | None, causal: bool, scale: float
-) -> fx.Node | None:
+def _on_device(add: Adding, given: Operands) -> fx.Node | None:
     """The call that `scaled_dot_product_attention` makes for such tensors; None where it computes weights."""
-    sources = [query, key, value, *([] if bias is None else [bias])]
-    plain = fx.Graph()
-    given = [plain.placeholder(f"x{k}") for k in range(len(sources))]
-    options = {"attn_mask": given[3]} if bias is not None else {}
-    plain.output(plain.call_function(F.scaled_dot_product_attention, tuple(given[:3]), {**options, "is_causal": causal, "scale": scale}))
-    kinds = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
-    tensors = [hollow(n.meta["val"]) for n in sources]
-    found = without_autocast(lambda: trace(fx.GraphModule({}, plain), tensors).graph, kinds)()
-    if not any(str(n.target).endswith(f"{kind}.default") for n in found.nodes for kind in FUSED):
+    found = traced(lambda plain, tensors: trace(plain, tensors).graph, given)
+    if not is_fused(found):
         return None
-    env: dict[fx.Node, fx.Node] = dict(zip(found.find_nodes(op="placeholder"), sources, strict=True))
+    env = dict(zip(found.find_nodes(op="placeholder"), given.tensors, strict=True))
     for node in found.nodes:
         if node.op == "call_function":
             env[node] = append_copy(add.graph, node, env.__getitem__)
             env[node].meta.update(add.meta)
-    (result,) = found.output_node().args[0]  # type: ignore[misc]
+    (result,) = found.output_node().args[0]  # type: ignore[misc, str-unpack]
     return env[result]  # type: ignore[index]
+
+
+def traced(trace: Callable[[fx.GraphModule, list[torch.Tensor]], T], given: Operands) -> T:
+    """What `trace` makes of `scaled_dot_product_attention` of such tensors."""
+    plain = fx.Graph()
+    places = [plain.placeholder(f"x{k}") for k in range(len(given.tensors))]
+    options: dict[str, Any] = {"is_causal": given.mask.causal, "scale": given.scale}
+    if given.mask.bias is not None:
+        options["attn_mask"] = places[3]
+    plain.output(plain.call_function(F.scaled_dot_product_attention, tuple(places[:3]), options))
+    kinds = tuple(kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+    tensors = [hollow(node.meta["val"]) for node in given.tensors]
+    return without_autocast(lambda: trace(fx.GraphModule({}, plain), tensors), kinds)()  # type: ignore[no-any-return]
+
+
+def is_fused(graph: fx.Graph) -> bool:
+    return any(kind in str(node.target) for node in graph.nodes for kind in FUSED)

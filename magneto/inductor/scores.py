@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from math import nan
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -56,9 +56,10 @@ class Scores:
 
 
 class Known:
-    """Values of nodes that depend on no input."""
+    """Values of nodes that depend on no input. `apart`: nodes that do not count as readers of scores and weights."""
 
     def __init__(self) -> None:
+        self.apart: frozenset[fx.Node] = frozenset()
         self.values: dict[fx.Node, torch.Tensor | None] = {}
 
     def __call__(self, node: Any) -> torch.Tensor | None:
@@ -74,6 +75,10 @@ class Known:
             return None
         args, options = fx.node.map_arg((node.args, dict(node.kwargs)), self)
         return node.target(*args, **({**options, "device": "cpu"} if options.get("device") is not None else options))  # type: ignore[no-any-return, operator]
+
+    def alone(self, node: Any) -> TypeGuard[fx.Node]:
+        """Has this node one reader?"""
+        return isinstance(node, fx.Node) and sum(user not in self.apart for user in node.users) == 1
 
     def number(self, value: Any) -> float | None:
         if isinstance(value, fx.Node):
@@ -96,9 +101,9 @@ def scores_behind(node: fx.Node, known: Known) -> Scores | None:
     meta, at = node.meta["val"], node.args[0]
     if meta.dtype not in TYPES or 0 in meta.shape or not meta.is_contiguous():
         return None
-    while _only_brings(at):
+    while known.alone(at) and only_brings(at):
         at = at.args[0]  # type: ignore[union-attr]
-    if not isinstance(at, fx.Node) or at.target is not aten._softmax.default or len(at.users) != 1:
+    if not known.alone(at) or at.target is not aten._softmax.default:  # type: ignore[union-attr]
         return None
     shape, values = at.meta["val"].shape, node.args[1]
     scores = _scores(at.args[0], known) if at.args[1] in (-1, len(shape) - 1) else None
@@ -113,9 +118,9 @@ def scores_behind(node: fx.Node, known: Known) -> Scores | None:
     return scores if alike and fits and metas[0].numel else None
 
 
-def _only_brings(node: Any) -> bool:
-    """Is this the same numbers in the same order, in another shape, layout or type, that one reader has?"""
-    return isinstance(node, fx.Node) and len(node.users) == 1 and (same_order(node) or _converts(node))
+def only_brings(node: Any) -> TypeGuard[fx.Node]:
+    """Is this the same numbers in the same order, in another shape, layout or type?"""
+    return isinstance(node, fx.Node) and (same_order(node) or _converts(node))
 
 
 def _converts(node: fx.Node) -> bool:
@@ -145,7 +150,7 @@ def same_order(node: fx.Node) -> bool:
 
 def _scores(node: Any, known: Known) -> Scores | None:
     """What `node` is as scores of which nobody else knows."""
-    if not isinstance(node, fx.Node) or len(node.users) != 1:
+    if not known.alone(node):
         return None
     meta, args = node.meta["val"], node.args
     if node.target in PRODUCTS:
@@ -154,7 +159,7 @@ def _scores(node: Any, known: Known) -> Scores | None:
         beta, alpha = (float(node.kwargs.get(name, 1)) for name in ("beta", "alpha"))  # type: ignore[arg-type]
         product = Scores(args[1], args[2], 1.0, meta.shape).times(alpha)  # type: ignore[arg-type]
         return product.plus(Term(args[0], beta)) if product is not None and beta else product  # type: ignore[arg-type]
-    if _only_brings(node):
+    if only_brings(node):
         inner = _scores(args[0], known)
         return None if inner is None or (inner.terms and inner.shape != meta.shape) else replace(inner, shape=meta.shape)
     for x, make in _steps(node, known):

@@ -33,6 +33,9 @@ from magneto.inductor.scores import Known, Scores, Term, order_of, same_order, s
 aten = torch.ops.aten
 HIDES = {torch.float16: -6e4}  # what is added to a score to hide it, at most
 HIDES_ELSE = -1e8
+SWALLOWS = (
+    torch.finfo(torch.bfloat16).min / 2
+)  # every score, so that those of a row without keys are all the same; float16 has no such number
 LOW = -100.0  # at least that is added to a score that is surely seen
 LARGE, MANY = 1 << 17, 1 << 22  # scores of a head and of all, from which on the kernel is faster in any case
 FUSED = ("_flash_attention", "_efficient_attention", "_cudnn_attention")
@@ -226,8 +229,7 @@ def _mask(add: Adding, scores: Scores, known: Known, meta: TensorMeta) -> Mask |
     finite = any(fill != -inf for fill in fills)
     if finite and (len(scores.terms) > 1 or not fills[0] <= limit):
         return None
-    # Half of the least number swallows every score, so that those of a row without keys are all the same; float16 has none that does.
-    bias = _sum(add, scores.terms, torch.finfo(torch.bfloat16).min / 2 if finite and not half else -inf, meta)
+    bias = _sum(add, scores.terms, SWALLOWS if finite and not half else -inf, meta)
     if bias is None:
         return Mask()
     value = known(bias)
@@ -239,8 +241,12 @@ def _mask(add: Adding, scores: Scores, known: Known, meta: TensorMeta) -> Mask |
         return None
     fitted = _fitted(add, bias, scores.shape, meta, len(fills) == len(scores.terms))
     if fitted is not None and not sees and not finite and meta.device.type != "cpu":
-        hidden = add(aten.all.dim, add(aten.eq.Scalar, fitted, -inf), -1, True)
-        fitted = add(aten.where.ScalarSelf, hidden, nan, fitted)
+        hides = add(aten.eq.Scalar, fitted, -inf)
+        if (
+            len(fills) < len(scores.terms) and fitted.meta["val"].dtype is not torch.float16
+        ):  # kernels of GPUs count in powers of two: nearly the least number overflows there
+            fitted = add(aten.where.self, hides, fitted, add(aten.clamp_min.default, fitted, SWALLOWS))
+        fitted = add(aten.where.ScalarSelf, add(aten.all.dim, hides, -1, True), nan, fitted)
     return None if fitted is None else Mask(fitted, sees=sees)
 
 

@@ -124,7 +124,9 @@ class Writer:
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
             start, group = f"{start}{size} + ", f"{start}({size} // {{0}})"
         lines = [f"{name} = {start}tl.arange(0, {size}){position}"]
-        if (run := self.blocks.run) > 1 and name == "r":  # neighbours within a thread, which holds elements as far apart as a block has threads beside it
+        if (
+            run := self.blocks.run
+        ) > 1 and name == "r":  # neighbours within a thread, which holds elements as far apart as a block has threads beside it
             lines = [
                 f"r = {start}tl.arange(0, {size}){position} % ({size} // {run}) * {run} + tl.arange(0, {size}){position} // ({size} // {run})"
             ]

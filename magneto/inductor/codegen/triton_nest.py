@@ -147,9 +147,14 @@ def _pointwise(kernel: FusedKernel) -> Blocks:
 
 
 def _by_rows(kernel: FusedKernel, dims: tuple[Dim, ...], width: int, block: int) -> Blocks | None:
-    """Blocks that lie along rows, so that rows and columns need no division; None: dividing costs nothing, or blocks fit such rows badly."""
+    """Blocks that lie along rows, so that rows and columns need no division; None: dividing costs nothing, blocks fit such rows badly, or elements do not lie evenly there."""
     row, along = dims[-1].size, block
-    if row & (row - 1) == 0 or row * width % VECTOR or not all(_evenly(index, dims[-1].sym) for _, index, _ in _memory(kernel)):
+    bent = any(isinstance(part, Max | Min) for _, index, _ in _memory(kernel) for part in walk(index))
+    if (
+        (row & (row - 1) == 0 and not bent)
+        or row * width % VECTOR
+        or not all(_evenly(index, dims[-1].sym) for _, index, _ in _memory(kernel))
+    ):
         return None
     while -(-row // along) * along * 15 > row * 16:
         along //= 2
@@ -253,7 +258,10 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         wide, least = 1, 1024 if walked(kernel) else SHARED
         while wide * whole < least and wide < rows and -(-rows // (2 * wide)) >= WANTED:
             wide *= 2
-        return Blocks(kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, _warps(kernel, wide * whole))
+        warps = _warps(kernel, wide * whole)
+        return Blocks(
+            kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, warps if least < SHARED else min(4, warps)
+        )
     warps = 8 if any(m.kind == SCAN for m in kernel.members) else 16
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, warps)
 

@@ -58,6 +58,7 @@ EXCEPT: tuple[tuple[str, str], ...] = (
     (r"(nan_to_num|nansum)", "integers"),
     (r"_?(adaptive_)?(avg|max)_pool[23]d\w*", "on the CPU where averages are adaptive; integers, indices that somebody wants, windows of more than 16 elements, other layouts"),
     (r"upsample_nearest\w*", "factors that are no whole numbers"),
+    (r"grid_sampler_2d", "on the CPU; cubic, and mirrored beyond the edges"),
     (r"im2col", "complex numbers, integers"),
     (r"col2im", "sums of more than 30 windows, or of fewer in half precision; steps of windows with gaps"),
     (r"(reflection|replication)_pad\w*", "complex numbers, integers on a GPU, on the CPU types of less than 32 bits in rows"),

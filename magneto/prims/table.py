@@ -139,7 +139,7 @@ _add("pad", "shape", "x, lo, hi, value", "same", shapes.pad_meta, torch_meaning.
 _add("iota", "index", "n, dtype, device", "argument", shapes.iota_meta, torch_meaning.iota, np_meaning.iota)
 _add("full", "index", "shape, value, dtype, device", "argument", shapes.full_meta, torch_meaning.full, np_meaning.full)
 _add("index_select", "index", "x, dim, index", "same", shapes.index_select_meta, torch_meaning.index_select, np_meaning.index_select)
-_add("gather", "index", "x, dim, index", "same", shapes.gather_meta, torch.gather, np_meaning.gather)
+_add("gather", "index", "x, dim, index", "same", shapes.gather_meta, torch_meaning.gather, np_meaning.gather)
 for _name, _rule in (("window_max", "same"), ("window_argmax", "int8")):
     _meta = shapes.window_meta(torch.int8 if _rule == "int8" else None)
     _signature = "x, size, step, pad, dilation, count"

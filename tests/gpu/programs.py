@@ -220,6 +220,20 @@ def pools_and_enlargement() -> Any:
     return run, (randn(4, 8, 33, 41, grad=True), randn(16, 8, 3, 3, grad=True), randn(16, grad=True))
 
 
+@program(1e-4, train=True)
+def edges_and_windows() -> Any:
+    """Pads that mirror, repeat and wrap, windows side by side and their sums, places between elements, classes: loops, and so are their gradients (but one)."""
+
+    def run(x: torch.Tensor, grid: torch.Tensor, classes: torch.Tensor) -> Any:
+        padded = [F.pad(x.tanh(), (1, 2, 2, 1), mode=mode).relu() for mode in ("reflect", "replicate", "circular")]
+        sums = F.fold(F.unfold(x, 3, padding=1, stride=2) * 2, x.shape[2:], 3, padding=1, stride=2)
+        ways = [("bilinear", "zeros", False), ("nearest", "border", False), ("bilinear", "border", True)]
+        return *padded, sums, *(F.grid_sample(x, grid, *way) * 2 for way in ways), F.one_hot(classes, 9).float().sum(0)
+
+    x, grid = randn(4, 8, 17, 20), torch.rand(4, 9, 30, 2, device=DEVICE) * 2.4 - 1.2
+    return run, (x.to(memory_format=torch.channels_last).requires_grad_(), grid, torch.randint(0, 9, (500,), device=DEVICE))
+
+
 @program(1e-5, train=True)
 def maxima_of_windows() -> Any:
     """Of equal numbers the first counts; padded, dilated, with indices that are seen, in both layouts."""

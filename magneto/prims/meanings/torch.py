@@ -138,6 +138,10 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return picked.reshape(x.shape[:dim] + index.shape + x.shape[dim + 1 :])
 
 
+def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return torch.gather(x, dim, index.long())
+
+
 def _windows(x: Tensor, size: Sequence[int], step: Sequence[int], pad_: Any, dilation: Any, count: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Of each window over the last dimensions the maximum, and which element it is: of equal ones the first, of several nan the last. What lies outside of x never is."""
     n, each = len(size), [*zip(size, step, pad_, dilation, count, strict=True)]

@@ -565,6 +565,14 @@ def _windows(g: Graph) -> None:
     g.fx, g.inputs, g.expected = decompose(r.output(*found)), r.inputs, tuple(r.values[n] for n in found)
 
 
+@case("places between elements", 1e-5)
+def _sampled(g: Graph) -> None:
+    r = Recorder(torch.randn(2, 3, 9, 8), torch.rand(2, 5, 7, 2) * 2.4 - 1.2)
+    found = [r(torch.ops.aten.grid_sampler_2d.default, *r.nodes, 0, padding, corners) for padding, corners in ((0, False), (1, True))]
+    with mock.patch.object(pooling, "on_gpu", lambda x: True):
+        g.fx, g.inputs, g.expected = decompose(r.output(*found)), r.inputs, tuple(r.values[n] for n in found)
+
+
 CASES.update(GATHERS)
 CASES.update(DRAWS)
 CASES.update(SCANS)

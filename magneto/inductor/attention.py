@@ -267,11 +267,10 @@ def _seen(value: torch.Tensor, shape: tuple[int, ...], limit: float) -> bool | N
     """Does this constant mask hide what lies ahead (True), or nothing (False)?"""
     if bool((value == 0).all()):
         return False
-    square = value[(0,) * (value.ndim - 2)] if value.ndim >= 2 and value.numel() == prod(shape[-2:]) else None
-    if square is None or square.shape != shape[-2:]:
+    if tuple(value.shape[-2:]) != shape[-2:]:
         return None
-    behind = torch.ones(square.shape, dtype=torch.bool, device="cpu").tril_()
-    return True if bool(((square == 0) & behind | (square <= limit) & ~behind).all()) else None
+    behind = torch.ones(shape[-2:], dtype=torch.bool, device="cpu").tril_()
+    return True if bool(((value == 0) & behind | (value <= limit) & ~behind).all()) else None
 
 
 def _fitted(add: Adding, bias: fx.Node, shape: tuple[int, ...], meta: TensorMeta, exact: bool) -> fx.Node | None:

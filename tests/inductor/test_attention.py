@@ -59,7 +59,7 @@ def divided_in_float32(q: T, k: T, v: T) -> T:
 def one_projection(q: T, k: T, v: T) -> T:
     x = torch.cat([t.transpose(1, 2).flatten(2) for t in (q, k, v)], -1)
     q, k, v = (t.view(2, 20, 4, 16).transpose(1, 2) for t in x.split(64, 2))
-    scores = (q @ k.transpose(-2, -1)).masked_fill(ahead(q, k), -INF) * 0.25
+    scores = (q @ k.transpose(-2, -1)).masked_fill(ahead(q, k).repeat(2, 1, 1, 1), -INF) * 0.25
     return (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 20, 64)
 
 

@@ -56,10 +56,10 @@ Masks = dict[Any, Mask | None]
 
 def fuse_attention(graph: fx.Graph) -> fx.Graph:
     """A graph with attention as one call; `graph` itself where there is none."""
-    if not any(node.target is aten._softmax.default for node in graph.nodes):
+    known = Known()
+    if not any((found := scores_behind(node, known)) is not None and _pays(node.meta["val"], found) for node in graph.nodes):
         return graph
-    made = copied(graph)
-    known, masks, done = Known(), Masks(), False
+    made, known, masks, done = copied(graph), Known(), Masks(), False
     for node in list(made.nodes):
         scores = scores_behind(node, known)
         if scores is None:

@@ -9,7 +9,7 @@ such a query makes NaN of all values' gradients, written out as well.) Otherwise
 
 from __future__ import annotations
 
-from math import inf, isclose
+from math import inf, isclose, prod
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from magneto.graph.attention import ATTENTION
 from magneto.graph.meta import TensorMeta
 from magneto.inductor.attention import Masks, Operands, is_fused, operands, shown, traced
 from magneto.inductor.rewrite import Adding, copied
-from magneto.inductor.scores import Known, Scores, only_brings, order_of, scores_behind
+from magneto.inductor.scores import Known, only_brings, order_of, scores_behind
 
 aten = torch.ops.aten
 LARGE = 1 << 18  # scores of a head, from which on the CPU's kernels are faster with float32 (with other types their backward never is)
@@ -47,12 +47,12 @@ class Flow:
 
 def fuse_joint_attention(graph: fx.Graph) -> fx.Graph:
     """A joint graph with attention as calls; `graph` itself where there is none."""
-    if not any(node.target is aten._softmax_backward_data.default for node in graph.nodes):
+    known = Known()
+    if not any(_pays(node) and _flow(node, known) for node in graph.nodes):
         return graph
-    made = copied(graph)
-    known, masks, done = Known(), Masks(), False
+    made, known, masks, done = copied(graph), Known(), Masks(), False
     for node in list(made.nodes):
-        flow = _flow(node, known) if node.target is aten.bmm.default else None
+        flow = _flow(node, known) if _pays(node) else None
         if flow is not None:
             done = _replace(made, node, flow, known, masks) or done
     if done:
@@ -63,9 +63,7 @@ def fuse_joint_attention(graph: fx.Graph) -> fx.Graph:
 def _replace(made: fx.Graph, node: fx.Node, flow: Flow, known: Known, masks: Masks) -> bool:
     known.apart = flow.readers
     scores = scores_behind(node, known)
-    if scores is None or not _pays(node.meta["val"], scores):
-        return False
-    if not _transposes(flow.key.args[0], scores.first) or not _transposes(flow.query.args[1], scores.second):
+    if scores is None or not _transposes(flow.key.args[0], scores.first) or not _transposes(flow.query.args[1], scores.second):
         return False
     if not isclose(scores.scale, flow.scale):
         return False
@@ -124,11 +122,14 @@ def _laid_out(add: Adding, node: fx.Node, like: TensorMeta) -> fx.Node:
     return add(aten.permute.default, dense, [order.index(d) for d in range(len(order))])
 
 
-def _pays(meta: TensorMeta, scores: Scores) -> bool:
+def _pays(node: fx.Node) -> bool:
+    if node.target is not aten.bmm.default:
+        return False
+    meta = node.meta["val"]
     if meta.device.type != "cpu":
         return not torch.are_deterministic_algorithms_enabled()  # kernels add up gradients of queries as they come
-    large = meta.shape[-2] * scores.shape[-1] >= LARGE
-    return large and meta.dtype is torch.float32 and not any_size() and not sizes_vary()
+    long = prod(node.args[0].meta["val"].shape[1:]) >= LARGE  # type: ignore[union-attr]
+    return long and meta.dtype is torch.float32 and not any_size() and not sizes_vary()
 
 
 # ---- what flows back ---------------------------------------------------------------------------------------------------
@@ -136,6 +137,8 @@ def _pays(meta: TensorMeta, scores: Scores) -> bool:
 
 def _flow(node: fx.Node, known: Known) -> Flow | None:
     """The formulas of autograd for `node`, if it multiplies weights by values."""
+    if node.target is not aten.bmm.default:
+        return None
     weights, values = node.args
     turned = _only(user for user in weights.users if order_of(user) == TURNED)  # type: ignore[union-attr]
     value = None if turned is None else _only(turned.users)

@@ -1,7 +1,7 @@
-"""OrderedKernel -> C text: cumulative sums across memory, and additions at computed places.
+"""OrderedKernel -> C text: cumulative sums, and additions at computed places.
 
 The dimensions that must run in order are loops inside of each iteration of the parallel loop; the innermost loop is a vector of independent elements, cut into portions that are iterations
-of their own. No element is added to by two iterations, so that results do not depend on the number of threads, and no addition is atomic.
+of their own. Along memory a cumulative sum is OpenMP's scan: the sums up to each lane of a vector in steps, and what came before added to all of them. No element is added to by two iterations, so that results do not depend on the number of threads, and no addition is atomic.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ class _Writer:
 
     def _serial(self, symbols: Sequence[Expr], serial: Sequence[int]) -> list[str]:
         """The loops that run in order, and the vector loop inside of them."""
+        if self.vector is None and self.node.place is None:
+            return self._scan(symbols[serial[0]], self.sizes[serial[0]], serial[0])
         lines: list[str] = []
         if self.vector is not None:
             lines.append(f"const i64 lo = row % portions * chunk, hi = mg_min(lo + chunk, {self.sizes[self.vector]});")
@@ -159,6 +161,19 @@ class _Writer:
         emitter.pop()
         pragma = f"#pragma omp simd{' reduction(|:status)' if scope.checks else ''}"
         return [pragma, f"for (i64 i{d} = lo; i{d} < hi; i{d}++) {{", *indent([*scope.lines, *text]), "}"]
+
+    def _scan(self, symbol: Expr, size: int, d: int) -> list[str]:
+        """A row whose sums lie one behind the other."""
+        emitter, dtype = self.emitter, self.node.buffer.dtype
+        scope = emitter.push({symbol: f"i{d}"})  # type: ignore[dict-item]
+        value, place = emitter.emit(self.node.body), self.node.buffer.offset(index_symbols(self.node.ranges))
+        store = f"{self.target}[{emitter.index(place, '', len(emitter.scopes) - 1)}] = {to_memory(f'({compute_type(dtype)})s', dtype)};"
+        emitter.pop()
+        scans = not scope.checks  # all reductions of such a loop would have to be scans
+        middle = ["MG_SO_FAR"] * scans
+        body = ["{", *indent([*scope.lines, f"s = s + {value};"]), "}", *middle, f"{{ {store} }}"]
+        head = [f"{_sum_type(dtype)} s = 0;", *["MG_SCAN"] * scans]
+        return [*head, f"for (i64 i{d} = 0; i{d} < {size}; i{d}++) {{", *indent(body), "}"]
 
     def _step(self, lane: str) -> list[str]:
         """One element."""

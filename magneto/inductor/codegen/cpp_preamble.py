@@ -479,6 +479,13 @@ MG_TILE(u8) MG_TILE(u16) MG_TILE(u32) MG_TILE(u64)
 """
 
 _REDUCTIONS = """\
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 10 /* sums s up to each element, in vectors (cpp_ordered) */
+#define MG_SCAN _Pragma("omp simd reduction(inscan, +:s)")
+#define MG_SO_FAR _Pragma("omp scan inclusive(s)")
+#else
+#define MG_SCAN
+#define MG_SO_FAR
+#endif
 #define MG_HALVE(f, h) _Pragma("omp simd") for (int l = 0; l < h; l++) x[l] = f(x[l], x[l + h]);
 #define MG_LANES(name, T, f) MG_INLINE T name(T *x, int n) { /* lanes joined in log n steps: gcc adds and compares them one after the other */ \\
     if (n > 32) { MG_HALVE(f, 32) } if (n > 16) { MG_HALVE(f, 16) } MG_HALVE(f, 8) MG_HALVE(f, 4) return f(f(x[0], x[2]), f(x[1], x[3])); }

@@ -1,6 +1,7 @@
 """Lowering of what must go in order: cumulative sums, and additions at places that indices say (gradients of lookups). What is added is computed in the same loop.
 
-On the CPU only where a vector of independent elements lies one behind the other in memory; elsewhere the library does it. Sums come in eager's order and type, so that they are eager's.
+On the CPU only where a vector of independent elements lies one behind the other in memory, and cumulative sums along memory; elsewhere the library does it. Sums come in eager's type and
+order, so that they are eager's; those along memory in the order of a vector's lanes.
 On a GPU additions come in no order (schedule/scatter.py): the library does them where the program asks for the same digits in every run.
 """
 
@@ -76,7 +77,7 @@ def lower_cumsum(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtyp
     if not x.shape or not _fits(low, val, SUMMED):
         return None
     shape, serial = tuple(val.shape), (dim % len(x.shape),)
-    if shape[serial[0]] == 1 or not _wide(shape, val.strides, serial):
+    if shape[serial[0]] == 1 or not (val.strides[serial[0]] == 1 or _wide(shape, val.strides, serial)):
         return None
     body = convert(x.load(index_symbols(shape)), val.dtype)
     return _emit(low, "cumsum", val, shape, serial, body, (x,))

@@ -1,4 +1,4 @@
-"""Cumulative sums across memory and additions at computed places: eager's numbers to the bit, with any number of threads."""
+"""Cumulative sums and additions at computed places: eager's numbers to the bit (along memory within its error), with any number of threads."""
 
 from __future__ import annotations
 
@@ -62,6 +62,38 @@ def test_cumulative_sums_of_other_layouts_and_types() -> None:
 
         magneto.reset()
         equal(magneto.optimize("inductor")(fn)(x), fn(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.bool])
+@pytest.mark.parametrize("shape", [(7, 1000), (3, 5, 17), (5000,)])
+def test_cumulative_sums_along_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Scans: as close as eager's, which go one by one; what is not finite is so from the same element on."""
+    x = numbers(shape, torch.float32).to(dtype)
+    if dtype.is_floating_point and len(shape) > 1:
+        x[0, ..., 5], x[1, ..., 3], x[1, ..., -2], x[2, ..., :] = float("nan"), float("inf"), -float("inf"), -0.0
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(-1)
+
+    ours, calls = library_calls(fn, x)
+    eager, exact = fn(x), fn(x.double())
+    assert calls == 0 and (ours.dtype, ours.stride()) == (eager.dtype, eager.stride())
+    if not dtype.is_floating_point:
+        return equal(ours, eager)
+    known = eager.isfinite()
+    equal(ours.double().masked_fill(known, 1.0), eager.double().masked_fill(known, 1.0))
+    error, eagers = ((t.double() - exact)[known].abs().max().item() for t in (ours, eager))
+    assert error <= 2 * eagers + 1e-12
+    assert torch.equal(ours.signbit() & (ours == 0), eager.signbit() & (eager == 0))
+
+
+def test_cumulative_sums_of_what_is_looked_up() -> None:
+    fn = lambda t, i: t[i].exp().cumsum(-1)  # noqa: E731
+    compiled = magneto.compile(fn)
+    t, i = numbers((50,)), indices(50, 6, 33)
+    torch.testing.assert_close(compiled(t, i), fn(t, i))
+    with pytest.raises(IndexError, match="index 99 is out of bounds"):
+        compiled(t, torch.full((6, 33), 99))
 
 
 def indices(limit: int, *shape: int) -> torch.Tensor:

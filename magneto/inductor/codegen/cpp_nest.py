@@ -15,8 +15,9 @@ from math import prod
 
 from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size, chosen
-from magneto.inductor.codegen.cpp_beside import LEAST, beside, repeated
-from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Value, walk_values, weight
+from magneto.inductor.codegen.cpp_beside import LEAST, beside, hoisted, repeated
+from magneto.inductor.codegen.cpp_ops import HEAVY
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value, walk_values, weight
 from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
@@ -175,11 +176,14 @@ def _nest(kernel: FusedKernel) -> Nest:
         turned = _turned_col(kernel, vector_row)
         if turned is None and parallel and (down := _downwards(kernel)) is not None:
             return down
+        made = hoisted(kernel, {d.sym for d in kernel.cols}) if kernel.rows[-1] is vector_row else kernel
+        ahead = _costs_ahead(kernel, made)
+        kernel = made if ahead else kernel
         others = tuple(d for d in kernel.rows if d is not vector_row)
         cols = kernel.cols if turned is None else (*(d for d in kernel.cols if d is not turned), turned)
         wide = BLOCK if turned is None else TILE
         block = _any(f"mg_min({wide}, {vector_row.size})")
-        return Nest(kernel, "outer", others, (*cols, vector_row), min(wide, vector_row.size), parallel, turned is not None, any=block)
+        return Nest(kernel, "outer", others, (*cols, vector_row), min(wide, vector_row.size), parallel, turned is not None, any=block, beside=ahead)
     if parallel and (rows < 8 if not any_size() else rows == 1) and _can_split(kernel):
         first = kernel.cols[0]
         rest = prod(d.size for d in kernel.cols[1:])
@@ -187,6 +191,12 @@ def _nest(kernel: FusedKernel) -> Nest:
         text = f"mg_max(1, mg_min({first.size}, mg_max({CHUNK} / {rest}, ({first.size} + 255) / 256)))"
         return Nest(kernel, "split", kernel.rows, kernel.cols, chunk, True, any=_any(text))
     return Nest(kernel, "inner", kernel.rows, kernel.cols, 0, parallel and rows > 1, any=_any("0"))
+
+
+def _costs_ahead(kernel: FusedKernel, made: FusedKernel) -> bool:
+    """Are there costly operations among the members over rows alone that `made` has ahead of the kernel's own?"""
+    known = {m.name for m in kernel.members}
+    return any(isinstance(v, Op) and v.name in HEAVY for m in made.members if m.name not in known for v in walk_values(m.body))
 
 
 def _any(chunk: str) -> str:

@@ -337,7 +337,7 @@ class Writer:
         start, stop = bounds.get(position, ("0", str(dim.size)))
         if self.nest.tiled and position == len(dims) - 2:
             across = bounds.get(position + 1, ("0", str(dims[position + 1].size)))
-            return self._tile(name, (start, stop), across, [*scope.lines, *inner])
+            return self._tile(name, (start, stop), across, [*scope.lines, *inner], fill.squares)
         if self.nest.tiled and last and position:
             start, stop = "vlo", "vhi"
         if last:
@@ -362,22 +362,35 @@ class Writer:
         whole.lines += stores
         return [*before, *fill.wrap(name, *bounds, dim.size, whole)]
 
-    def _tile(self, name: str, bounds: tuple[str, str], across: tuple[str, str], inner: list[str]) -> list[str]:
-        """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi, `across` its bounds over all squares."""
+    def _tile(self, name: str, bounds: tuple[str, str], across: tuple[str, str], inner: list[str], squares: dict[str, str]) -> list[str]:
+        """Two loops in squares of TILE x TILE; `inner` is the vector loop from vlo to vhi, `across` its bounds over all squares. `squares`: what is written turned."""
         square = [
             f"const i64 vhi = mg_min(vlo + {TILE}, {across[1]});",
             *self._turned(),
+            *(f"{memory_type(self.dtypes[m])} {array}[{TILE * TILE}] __attribute__((aligned(64)));" for m, array in squares.items()),
             f"for (i64 {name} = tlo; {name} < thi; {name}++) {{",
             *indent(inner),
             "}",
+            *(line for member, array in squares.items() for line in self._written_turned(self.members[member], array)),
         ]
-        squares = [
+        tiles = [
             f"const i64 thi = mg_min(tlo + {TILE}, {bounds[1]});",
             f"for (i64 vlo = {across[0]}; vlo < {across[1]}; vlo += {TILE}) {{",
             *indent(square),
             "}",
         ]
-        return [f"for (i64 tlo = {bounds[0]}; tlo < {bounds[1]}; tlo += {TILE}) {{", *indent(squares), "}"]
+        return [f"for (i64 tlo = {bounds[0]}; tlo < {bounds[1]}; tlo += {TILE}) {{", *indent(tiles), "}"]
+
+    def _written_turned(self, member: Member, array: str) -> list[str]:
+        """A square of a result, of which the lines of memory are written whole: those that vector stores jump between often share a place in the first cache."""
+        (other, vector), kind = self.nest.inner[-2:], memory_type(member.buffer.dtype)
+        bits, names = f"u{member.buffer.dtype.itemsize * 8}", {**self.emitter.variables, other.sym: "tlo", vector.sym: "(vlo + l)"}
+        place = to_c(member.store, lambda s: names[s])
+        return [
+            f"{bits} {array}t[{TILE * TILE}] __attribute__((aligned(64)));",
+            f"mg_tile_{bits}({array}t, (const {bits} *){array}, {TILE}, vhi - vlo, thi - tlo, 0);",
+            f"for (i64 l = 0; l < vhi - vlo; l++) __builtin_memcpy({self.pointers[member.name]} + {place}, {array}t + l * {TILE}, (thi - tlo) * sizeof({kind}));",
+        ]
 
     def _turned(self) -> list[str]:
         """Squares read along the dimension in which memory is contiguous, for the loads that jump along the vector loop."""
@@ -449,11 +462,21 @@ class Writer:
 
     def _jumps(self, load: Load) -> bool:
         """Is a load of memory contiguous along the other loop of the squares and not along the vector loop? (A square is the same in all turns of what is written out.)"""
-        other, vector = self.nest.inner[-2:]
         short = self.nest.short
         if load.buffer in self.members or any(isinstance(s, Indirect) or (short is not None and s is short.sym) for s in load.index.free):
             return False
-        return stride_along(load.index, other.sym) == 1 and (stride_along(load.index, vector.sym) or 0) >= 8
+        return self.jumps(load.index)
+
+    def jumps(self, index: Expr) -> bool:
+        """Does memory jump along the vector loop of squares, and lie side by side along the other one?"""
+        other, vector = self.nest.inner[-2:]
+        return stride_along(index, other.sym) == 1 and (stride_along(index, vector.sym) or 0) >= 8
+
+    @property
+    def square(self) -> str:
+        """Where an element of a square stands in its array."""
+        last = len(self.nest.inner) - 1
+        return f"(j{last - 1} - tlo) * {TILE} + j{last} - vlo"
 
     # ---- pointwise ---------------------------------------------------------------------------------------------------------
 
@@ -477,9 +500,7 @@ class Writer:
         if self.nest.tiled:
             jumping = dict.fromkeys(load for m in self.kernel.members for load in plain_loads(m.body) if self._jumps(load))
             self.turned = {load: self.emitter.fresh("w") for load in jumping}
-            last = len(self.nest.inner) - 1
-            place = f"(j{last - 1} - tlo) * {TILE} + j{last} - vlo"
-            self.emitter.local.update({load: from_memory(f"{array}[{place}]", load.dtype) for load, array in self.turned.items()})
+            self.emitter.local.update({load: from_memory(f"{array}[{self.square}]", load.dtype) for load, array in self.turned.items()})
 
     # ---- reductions along the row ------------------------------------------------------------------------------------------
 

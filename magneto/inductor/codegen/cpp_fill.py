@@ -57,6 +57,9 @@ class Fill:
         self.across, self.results, self.blocks = across, results or {}, blocks
         self.streamed: dict[str, str] = {}  # member -> array of the piece
         self.widened: dict[Load, str] = {}  # float16: array of the piece in float32, converted as a whole: gcc vectorises no such thing
+        self.squares: dict[
+            str, str
+        ] = {}  # member whose memory jumps along the vector loop -> array of a square of it, which is turned when it is whole
         self.narrowed: dict[str, str] = {}  # float16 or bfloat16 member -> array of the piece before it is converted
         self.ahead: dict[Load, int] = {}  # fetched meanwhile, and how many elements further on: the processor does not look that far
         self.looked_up: list[Load] = []  # what gathers from rows, the next of which is fetched meanwhile
@@ -97,10 +100,13 @@ class Fill:
             scope.lines.append(fold.step(emitter.emit(fold.member.body), f"{into}[{self.position('')}]", flat))
         if not turn:
             self.streamed = {m.name: emitter.fresh("o") for m in self.stores if not self.across and writer.streams(m)}
+        if self.across and writer.nest.tiled:
+            self.squares = {m.name: emitter.fresh("q") for m in self.stores if writer.jumps(m.store)}
         arrays = {**self.streamed, **self.narrowed}
-        texts = [
-            writer.store(m, f"{arrays[m.name]}[{self._place(m.store, turn)}]" if m.name in arrays else "") for m in self.stores
-        ]  # all loads stand before the first store: an output may take an input's memory
+        places = {m.name: f"{arrays[m.name]}[{self._place(m.store, turn)}]" for m in self.stores if m.name in arrays}
+        places.update({name: f"{array}[{writer.square}]" for name, array in self.squares.items()})
+        texts = [writer.store(m, places.get(m.name, "")) for m in self.stores]
+        # all loads stand before the first store: an output may take an input's memory
         scope.lines.extend(texts)
         if not self.across and writer.nest.mode != "split" and not turn:
             self._look_ahead([*points, *(m.body for m in self.stores), *(f.member.body for f in (*self.folds, *self.downs))])

@@ -183,7 +183,9 @@ def _nest(kernel: FusedKernel) -> Nest:
         cols = kernel.cols if turned is None else (*(d for d in kernel.cols if d is not turned), turned)
         wide = BLOCK if turned is None else TILE
         block = _any(f"mg_min({wide}, {vector_row.size})")
-        return Nest(kernel, "outer", others, (*cols, vector_row), min(wide, vector_row.size), parallel, turned is not None, any=block, beside=ahead)
+        return Nest(
+            kernel, "outer", others, (*cols, vector_row), min(wide, vector_row.size), parallel, turned is not None, any=block, beside=ahead
+        )
     if parallel and (rows < 8 if not any_size() else rows == 1) and _can_split(kernel):
         first = kernel.cols[0]
         rest = prod(d.size for d in kernel.cols[1:])

@@ -156,3 +156,23 @@ def test_places_in_bytes_are_found_in_vectors_of_one_width(dtype: torch.dtype) -
     g.output(*(g.argmax(x, 1) for x in found), *(g.argmin(x, 1) for x in found), g.argmax(found[2], 0))
     assert not re.search(r"\b[ui](8|16) a\d+(s\[|\b)", texts(g))
     check_compiled(g, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(2, 130, 70), (3, 64, 9), (1, 20, 100)])
+def test_squares_of_results_are_turned_behind_sums(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """A layer norm of a transposed tensor: no store jumps along the vector loop, and what rows alone say is computed ahead of it."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.layer_norm(x.transpose(1, 2), (shape[1],)), x * 2
+
+    compiled = magneto.compile(fn, fullgraph=True)
+    for ours, eager, exact in zip(compiled(x), fn(x), fn(x.double()), strict=True):
+        assert ours.stride() == eager.stride()
+        error, eagers = ((t.double() - exact).abs().max().item() for t in (ours, eager))
+        assert error <= 2 * eagers + (1e-12 if dtype is torch.float64 else 1e-6)
+    text = next(t for t in magneto.inspect(compiled).kernels if "sqrt" in t)
+    assert f"mg_tile_u{dtype.itemsize * 8}(q" in text
+    assert text.rindex("sqrt") < text.rindex("mg_tile_u")
+    assert not re.search(r"p\d\[[^]]*\d \* j1[^]]*\] = ", text)

@@ -112,6 +112,7 @@ class UnknownMeta(TensorMeta):
     shape = property(_agreed(lambda meta: meta.shape, "shape"))  # type: ignore[assignment]
     strides = property(_agreed(lambda meta: meta.strides, "strides"))  # type: ignore[assignment]
     storage_offset = property(_agreed(lambda meta: meta.storage_offset, "offset"))  # type: ignore[assignment]
+    lazy = property(_agreed(lambda meta: meta.lazy, "lazy conjugation"))  # type: ignore[assignment]
     numel = property(_agreed(lambda meta: meta.numel, "number of elements"))  # type: ignore[assignment]
     nbytes = property(_agreed(lambda meta: meta.nbytes, "number of elements"))  # type: ignore[assignment]
     is_contiguous = _agreed(TensorMeta.is_contiguous, "layout")  # type: ignore[assignment]

@@ -120,3 +120,14 @@ def test_what_is_not_resolved_cannot_be_seen_as_real() -> None:
         return torch.view_as_real(x.conj())
 
     same(wrong, magneto.optimize("eager")(wrong), C)
+
+
+def test_the_bits_are_known_where_sizes_vary() -> None:
+    def program(x: torch.Tensor) -> object:
+        y = x.mH
+        return y.is_conj(), y.imag.is_neg(), y @ x
+
+    compiled = magneto.optimize("eager", nopython=True, dynamic=True)(program)
+    for n in (2, 3, 4):
+        same(program, compiled, torch.randn(n, n, dtype=torch.complex64))
+    assert magneto.stats()["graphs"] == 1

@@ -429,6 +429,37 @@ def strided() -> Any:
     return lambda x: x.flip(1).cumsum(1) * 2, (randn(40, 60)[:, ::2],)
 
 
+@program(1e-5, train=True, rounded=True)
+def sums_in_order() -> Any:
+    """Along rows and down columns, held whole, in loops and in pieces, with gradients, which go backwards; products too."""
+
+    def run(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, w: torch.Tensor) -> Any:
+        rows = x.exp().cumsum(-1) * 2, (x.sigmoid().cumsum(0) + x).tanh(), x.softmax(-1).cumsum(-1) - x.softmax(-1)
+        long = y.cumsum(1), y.sigmoid().cumsum(0), (y[:3, :65537] * 1e-3).cumsum(1)
+        return *rows, *long, z.cumsum(0), z[:, :3].cumsum(0), z[None, :, :1].cumsum(1), w.cumsum(1), w.cumsum(2), (w * 1e-3 + 1).cumprod(1)
+
+    return run, (randn(300, 1000, grad=True), randn(200, 65540, grad=True), randn(1 << 16, 8, grad=True), randn(9, 700, 70, grad=True))
+
+
+@program(2e-2, rounded=True)
+def sums_in_order_of_halves() -> Any:
+    run = lambda x, y: (x.cumsum(0), x.cumsum(1), (x + 1).float().cumsum(0), y.cumsum(1), y.cumsum(0, dtype=torch.float64))  # noqa: E731
+    return run, (randn(700, 300, dtype=torch.bfloat16), randn(5, 20000, dtype=torch.float16))
+
+
+@program(0)
+def positions() -> Any:
+    """Of tokens that are no padding, of tokens among those of their expert, of few long rows and columns."""
+
+    def run(ids: torch.Tensor, experts: torch.Tensor, x: torch.Tensor) -> Any:
+        mask = ids.ne(1).int()
+        chosen = F.one_hot(experts, 24)
+        places = (chosen.cumsum(0) * chosen - 1).amax(-1)
+        return (mask.cumsum(1).type_as(mask) * mask).long() + 1, places, x.gt(3).cumsum(1), x.t().cumsum(0, dtype=torch.int32), x.cumprod(1)
+
+    return run, tuple(torch.randint(0, n, size).to(DEVICE) for n, size in ((5, (64, 512)), (24, (12000,)), (9, (6, 1 << 16))))
+
+
 @program()
 def written_in_place() -> Any:
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

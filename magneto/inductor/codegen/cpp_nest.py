@@ -22,7 +22,7 @@ from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import SCAN, SCATTER, Dim, FusedKernel, Member
+from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel, Member
 from magneto.symbolic import ZERO, Add, Expr, Sym, add, mul
 
 PARALLEL = 16384  # elements: below, starting threads costs more than it gains
@@ -345,7 +345,7 @@ def _ordered(kernel: FusedKernel) -> FusedKernel:
     def sort(dims: Sequence[Dim]) -> tuple[Dim, ...]:
         return tuple(sorted(dims, key=lambda d: -linear.get(d.sym, 1 << 62)))
 
-    cols = kernel.cols if any(m.kind == SCAN for m in kernel.members) else sort(kernel.cols)
+    cols = kernel.cols if any(m.is_scan for m in kernel.members) else sort(kernel.cols)
     return replace(kernel, rows=sort(kernel.rows), cols=cols)
 
 
@@ -356,7 +356,7 @@ def _main_index(kernel: FusedKernel) -> Expr:
         return max(stores, key=lambda m: len(m.store.free)).store
     best = [v.expr for m in kernel.members if m.kind == SCATTER for v in m.body.children()[:1] if isinstance(v, IndexValue)]
     best += [load.index for m in kernel.members for load in walk_values(m.body) if isinstance(load, Load)]
-    best += [m.store for m in kernel.members if m.kind == SCAN]
+    best += [m.store for m in kernel.members if m.is_scan]
     return max(best, key=weight, default=ZERO)
 
 

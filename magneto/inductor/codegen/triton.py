@@ -21,7 +21,7 @@ from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Va
 from magneto.inductor.loops.span import Span, span_of, symbols_of, within_span
 from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import COLUMN, SCAN, SCATTER, Dim, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
@@ -57,6 +57,7 @@ class Writer:
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory
         self.every = frozenset(a.name for a in blocks.axes)
+        self.back = any(m.kind.endswith("back") for m in self.kernel.members)  # rows are walked from their end
 
     def _resolve(self, load: Load) -> Name | Value | None:
         member = self.members.get(load.buffer)
@@ -66,7 +67,7 @@ class Writer:
         """The body of the function."""
         self._name_all()
         self.emitter.carrying, self.emitter.run = self.blocks.looped, self.blocks.run
-        if self.blocks.axes and (last := self.blocks.axes[-1]).block >= 4 and self.blocks.run == 1:
+        if self.blocks.axes and (last := self.blocks.axes[-1]).block >= 4 and self.blocks.run == 1 and not self.back:
             self.emitter.along, self.emitter.block = last.walk, last.block
             self.emitter.walked = last.block if self._starts(last) else last.size
         if self.blocks.stages:
@@ -123,17 +124,15 @@ class Writer:
             program = [a.name for a in self.blocks.shared_out].index(name) + (self.blocks.tall and bool(self.blocks.outer))
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
             start, group = f"{start}{size} + ", f"{start}({size} // {{0}})"
-        lines = [f"{name} = {start}tl.arange(0, {size}){position}"]
-        if (
-            run := self.blocks.run
-        ) > 1 and name == "r":  # neighbours within a thread, which holds elements as far apart as a block has threads beside it
-            lines = [
-                f"r = {start}tl.arange(0, {size}){position} % ({size} // {run}) * {run} + tl.arange(0, {size}){position} // ({size} // {run})"
-            ]
+        places = f"tl.arange(0, {size}){position}"
+        if (run := self.blocks.run) > 1 and name == "r":  # neighbours within a thread, which holds places that lie apart
+            places = f"{places} % ({size} // {run}) * {run} + {places} // ({size} // {run})"
+        back = self.back and name == "r"
+        lines = [f"{name} = {axis.size - 1} - ({start}{places})" if back else f"{name} = {start}{places}"]
         for n in sorted(self.emitter.grouped) if axis is self.blocks.axes[-1] else ():
             lines += [f"{name}from{n} = {group.format(n)}", f"{name}of{n} = tl.arange(0, {size} // {n}){position}"]
         if axis.masked:
-            lines.append(f"{name}mask = {name} < {axis.size}")
+            lines.append(f"{name}mask = {name} >= 0" if back else f"{name}mask = {name} < {axis.size}")
         return [*lines, *self._parts(name, axis.dims)]
 
     def _outer_lines(self) -> list[str]:
@@ -251,7 +250,7 @@ class Writer:
         """The head of the loop over `r`, and the last lines of its body."""
         size = self.blocks.axes[-1].size
         if span is None:
-            if any(m.kind == SCAN for m in self.kernel.members):
+            if any(m.is_scan for m in self.kernel.members):
                 stages = under_way(self.kernel, prod(a.block for a in self.blocks.axes))
                 return [f"for offset in tl.range(0, {size}, RBLOCK, num_stages={stages}):"], []
             return [f"for offset in range(0, {size}, RBLOCK):"], []

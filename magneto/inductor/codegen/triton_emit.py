@@ -169,7 +169,7 @@ class Emitter:
 
     def _scan(self, value: Op) -> tuple[str, frozenset[str]]:
         """What lies behind a row's end is added up last, so that it needs no mask. In a loop the last element goes on to the next turn."""
-        every, kind, sums = frozenset(self.axes), compute_type(value.dtype), value.name == "scan_sum"
+        every, kind, sums = frozenset(self.axes), compute_type(value.dtype), value.name != "scan_prod"
         scan, join, neutral = ("tl.cumsum", "+", 0) if sums else ("tl.cumprod", "*", 1)
         text, carry = self.spread(self.emit(value.args[0]), every, kind), self.fresh("a") if self.carrying else ""
         if carry:

@@ -18,7 +18,7 @@ from magneto.inductor.codegen.cpp_nest import contiguous_row, cut_dims, normal_f
 from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import COLUMN, SCAN, Dim, FusedKernel, member_loads
+from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
 from magneto.symbolic import Const, Expr, Sym, add, coefficient, mul
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
@@ -118,7 +118,7 @@ def power_above(n: int) -> int:
 
 def blocks_of(kernel: FusedKernel) -> Blocks:
     """The blocks of a kernel."""
-    scans = any(m.kind == SCAN for m in kernel.members)
+    scans = any(m.is_scan for m in kernel.members)
     if not scans and not any(m.is_reduction for m in kernel.members):
         return _pointwise(normal_form(kernel))
     if not scans and (spans := [found[1] for m in kernel.members if (found := span_of(m.body)) is not None]) and len(kernel.cols) == 1:
@@ -149,9 +149,8 @@ def _pointwise(kernel: FusedKernel) -> Blocks:
 def _by_rows(kernel: FusedKernel, dims: tuple[Dim, ...], width: int, block: int) -> Blocks | None:
     """Blocks that lie along rows, so that rows and columns need no division; None: dividing costs nothing, blocks fit such rows badly, or elements do not lie evenly there."""
     row, along = dims[-1].size, block
-    bent = any(isinstance(part, Max | Min) for _, index, _ in _memory(kernel) for part in walk(index))
     if (
-        (row & (row - 1) == 0 and not bent)
+        row & (row - 1) == 0
         or row * width % VECTOR
         or not all(_evenly(index, dims[-1].sym) for _, index, _ in _memory(kernel))
     ):
@@ -211,7 +210,7 @@ def _warps(kernel: FusedKernel, elements: int) -> int:
     alone = len(found) == 1 and not any(name in kernel.stored for name, _ in found)
     width = widest(kernel)
     draws = any(isinstance(v, Op) and v.name == "uniform" for v in walk_values(*(m.body for m in kernel.members)))
-    scans = any(m.kind == SCAN for m in kernel.members)
+    scans = any(m.is_scan for m in kernel.members)
     held = READ_ONLY if alone else HELD_HALVES if scans or (width == 2 and (len(found) == 2 or draws)) else HELD_OF_ROW
     return max(1, min(16, elements * width // (32 * held)))
 
@@ -224,7 +223,7 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         if side.size < NARROW_ROW or prod(d.size for d in outer) > MOST_BLOCKS:
             outer = ()
         along = (side,) if outer else kernel.rows
-        if any(m.kind == SCAN for m in kernel.members):
+        if any(m.is_scan for m in kernel.members):
             return _scanned_across(kernel, along, outer)
         outside, rows = prod(d.size for d in outer), prod(d.size for d in along)
         across = min(power_above(length), PERSISTENT_ACROSS)
@@ -262,7 +261,7 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         return Blocks(
             kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, warps if least < SHARED else min(4, warps)
         )
-    warps = 8 if any(m.kind == SCAN for m in kernel.members) else 16
+    warps = 8 if any(m.is_scan for m in kernel.members) else 16
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, warps)
 
 

@@ -127,6 +127,9 @@ class Lowering:
         self.packed_bytes = 0
         self.only_loops = False  # are all consumers of the FX node being lowered loops?
         self.wanted: set[Any] = set()  # of an operation with several results: the positions of those that somebody reads
+        self.flips: set[tuple[int, ...]] = (
+            set()
+        )  # along which dimensions all consumers of an operation turn its result, each of them; () for one that does not
         self.uses = 0  # of the FX node being lowered: consumers, counted through views
         self.names: set[str] = set()
         self.sizes: dict[str, Size] = {}  # of buffers, in bytes

@@ -215,6 +215,7 @@ class _GraphLowering:
         if not node.users or _has_unsupported(val, args):
             return None
         self.low.wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
+        self.low.flips = {tuple(user.args[1]) if prim_name(user.target) == "flip" else () for user in node.users}  # type: ignore[arg-type]
         result = OP_ROWS[target](self.low, val, *args, **kwargs)
         if isinstance(result, Box):
             self.low.settle(result, self.consumers.memory[node])

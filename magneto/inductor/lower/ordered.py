@@ -19,6 +19,7 @@ from magneto.inductor.lower.box import Box, Index, Stored, cost_of
 from magneto.inductor.lower.context import Lowering, dense_strides, is_dense, merge_origins, point_count
 from magneto.inductor.lower.indexing import places_of, position_of, spread_index
 from magneto.inductor.lower.values import convert
+from magneto.inductor.lower.views import lower_flip
 from magneto.symbolic import ZERO, compare
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ aten = torch.ops.aten
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 ADDED = (torch.float32, torch.float64, torch.int32, torch.int64)
 WIDE = 8  # elements of the vector, at least
-HELD, HELD_ACROSS = 16384, 512  # elements of a row that one block of a GPU adds up in order; where memory is contiguous across it
+HELD, HELD_ACROSS = 16384, 1024  # elements of a row that one block of a GPU adds up in order; where memory is contiguous across it
 NARROW, COLUMNS = 4, 32  # neighbours, from which on memory is walked across; of such a block
 ENOUGH, WANTED = 132, 264  # blocks with which a large GPU is busy; where rows are cut
 LEAST, LEAST_ACROSS = 1024, 64  # elements of a part of a row
@@ -88,21 +89,25 @@ def lower_cumprod(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dty
 
 
 def _scan(low: Lowering, kind: str, val: Any, x: Box, dim: int) -> Any:
-    """On a GPU. Where there are few rows for the device, they are cut: the parts are added up, their sums are added up in order, and each part begins with the sum of those before it."""
+    """On a GPU. Where there are few rows for the device, they are cut: the parts are added up, their sums are added up in order, and each part begins with the sum of those before it.
+    Sums of what is turned, which are turned again (gradients of sums in order), go backwards instead."""
     if not x.shape or not _fits(low, val, SUMMED) or torch.are_deterministic_algorithms_enabled():
         return None
     shape, d = tuple(val.shape), dim % len(x.shape)
     length, inner = shape[d], prod(shape[d + 1 :])
     blocks = prod(shape[:d]) * (inner if inner < NARROW else -(-inner // COLUMNS))
-    if length == 1:
-        return None
     few = blocks < ENOUGH and length > (HELD if inner < NARROW else HELD_ACROSS)
-    if few and prod(shape) == length:
-        return None  # the library's own kernel for one row
+    if length == 1 or (few and prod(shape) == length):
+        return None  # the library has a kernel for one row
     sizes = [n for n in range(LEAST if inner < NARROW else LEAST_ACROSS, min(HELD, length // 2) + 1) if length % n == 0] if few else []
+    if turned := kind == "scan_sum" and low.flips == {(d,)}:
+        kind, x = "scan_sum_back", lower_flip(low, val, x, (d,))
     if sizes:
-        return _in_parts(low, kind, val, x, d, next((n for n in reversed(sizes) if blocks * length // n >= WANTED), sizes[0]))
-    return _emit(low, kind, val, shape, (d,), convert(x.load(index_symbols(shape)), val.dtype), (x,))
+        part = next((n for n in reversed(sizes) if blocks * length // n >= WANTED), sizes[0])
+        made = _in_parts(low, kind, val, x, d, part)
+    else:
+        made = _emit(low, kind, val, shape, (d,), convert(x.load(index_symbols(shape)), val.dtype), (x,))
+    return lower_flip(low, val, made, (d,)) if turned else made
 
 
 def _in_parts(low: Lowering, kind: str, val: Any, x: Box, d: int, part: int) -> Stored:
@@ -114,18 +119,17 @@ def _in_parts(low: Lowering, kind: str, val: Any, x: Box, d: int, part: int) -> 
     def read(at: Index) -> Value:
         return convert(x.load((*at[:d], at[d] * part + at[d + 1], *at[d + 2 :])), val.dtype)
 
-    at, within = index_symbols(sums), reduce_symbols((part,))
-    first = low.new_buffer(sums, dense_strides(sums), acc, val.device)
-    body = convert(read((*at[: d + 1], *within, *at[d + 1 :])), acc)
-    low.nodes.append(
-        Reduction("sum" if kind == "scan_sum" else "prod", (first,), (part,), body, acc, merge_origins(cost_of(x)[2], low.origins))
-    )
-    before = low.new_buffer(sums, dense_strides(sums), acc, val.device)
+    at = index_symbols(sums)
+    body = convert(read((*at[: d + 1], *reduce_symbols((part,)), *at[d + 1 :])), acc)
+    first, before = (low.new_buffer(sums, dense_strides(sums), acc, val.device) for _ in range(2))
+    over = "prod" if kind == "scan_prod" else "sum"
+    low.nodes.append(Reduction(over, (first,), (part,), body, acc, merge_origins(cost_of(x)[2], low.origins)))
     low.nodes.append(Ordered(kind, before, sums, (d,), Stored(first).load(at), origins=low.origins))
     at = index_symbols(ranges)
-    neutral = Const(0 if kind == "scan_sum" else 1, acc)
-    place = (*at[:d], at[d] - 1, *at[d + 2 :])
-    init = Masked(IndexValue(compare("lt", ZERO, at[d]), torch.bool), Stored(before).load(place), neutral)
+    back = kind.endswith("back")
+    inside = compare("lt", at[d], sums[d] - 1) if back else compare("lt", ZERO, at[d])
+    start = Stored(before).load((*at[:d], at[d] + (1 if back else -1), *at[d + 2 :]))
+    init = Masked(IndexValue(inside, torch.bool), start, Const(int(over == "prod"), acc))
     return _emit(low, kind, val, ranges, (d + 1,), read(at), (x,), (*at[:d], at[d] * part + at[d + 1], *at[d + 2 :]), init)
 
 

@@ -16,7 +16,7 @@ from magneto.inductor.loops.ir import Buffer, Load, Value
 from magneto.inductor.schedule.crossed import ACCUMULATORS, crossing, held, meet
 from magneto.inductor.schedule.domain import Alignment, Form, align, fresh_symbol, replaced, row_major, strided_terms
 from magneto.inductor.schedule.group import Group, flat_index
-from magneto.inductor.schedule.kernel import SCAN, Dim, Member, member_loads
+from magneto.inductor.schedule.kernel import Dim, Member, member_loads
 from magneto.symbolic import Expr, Sym, substitute
 
 ROW_CACHE = 512 << 10  # bytes: a row that is walked again after a reduction must stay in a processor's own cache
@@ -223,9 +223,10 @@ def _unsound(fused: Group) -> No | None:
             return No(f"{name} is known behind the loop only")
         if any(load.index is not member.store for load in found):
             return No(f"{name} is read at other places than it is written")
-    if any(m.kind == SCAN for m in fused.members):
+    if any(m.is_scan for m in fused.members):
         walk = flat_index(tuple(d.sym for d in fused.cols), tuple(d.size for d in fused.cols))
-        if any(m.kind == SCAN and m.flat is not walk for m in fused.members):
+        backwards = {m.kind.endswith("back") for m in fused.members if m.is_scan}
+        if len(backwards) > 1 or any(m.is_scan and m.flat is not walk for m in fused.members):
             return No("what is added up in order is walked in another one")
     full = {m.name: m.full and not m.is_reduction for m in fused.members}
     for member in fused.members:

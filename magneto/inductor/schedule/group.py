@@ -27,7 +27,7 @@ from magneto.inductor.loops.ir import (
     index_symbols,
     reduce_symbols,
 )
-from magneto.inductor.schedule.kernel import POINT, SCAN, Dim, Member, member_loads
+from magneto.inductor.schedule.kernel import POINT, Dim, Member, member_loads
 from magneto.symbolic import Expr, Sym, add, mul
 
 
@@ -129,7 +129,7 @@ def _scan(node: Ordered, position: int) -> Group:
     value = value if node.init is None else Op(SCANS[node.kind], (value, node.init), acc)
     store = node.place.expr if isinstance(node.place, IndexValue) else node.buffer.offset(symbols)
     return Group(
-        rows, cols, [Member(SCAN, node.buffer, _converted(value, dtype), store, True, acc, symbols[along])], [position], node.origins
+        rows, cols, [Member(node.kind, node.buffer, _converted(value, dtype), store, True, acc, symbols[along])], [position], node.origins
     )
 
 

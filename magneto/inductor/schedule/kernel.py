@@ -19,12 +19,25 @@ from typing import TypeAlias
 import torch
 
 from magneto.base.dataclass import dataclass, field
-from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, LibraryCall, Load, Masked, Op, Ordered, Origin, Value, loads, reads
+from magneto.inductor.loops.ir import (
+    SCANS,
+    Buffer,
+    IndexValue,
+    Indirect,
+    LibraryCall,
+    Load,
+    Masked,
+    Op,
+    Ordered,
+    Origin,
+    Value,
+    loads,
+    reads,
+)
 from magneto.symbolic import Expr, Sym, substitute
 
 POINT = "point"
 SCATTER = "scatter"
-SCAN = "scan"
 COLUMN = "column"
 
 
@@ -39,8 +52,8 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class Member:
     """`kind` is POINT, a reduction kind (sum prod max min any all argmax argmin m2), COLUMN: a sum over those of the rows that do not occur in `store` (columns.py), or SCATTER: `body` is an Op "scatter" of
-    a place, what is added there, and perhaps the condition under which it is (scatter.py); the buffer is written already. SCAN, on a GPU: a full member whose body holds an Op "scan_sum" or "scan_prod"
-    of all elements before it in its row (group.py). `store`: element offset in the buffer's memory. `flat`: of argmax and argmin, the index they count; of a scan, the index along the row. `full`: iterates rows x cols. `position`: of its node in the program.
+    a place, what is added there, and perhaps the condition under which it is (scatter.py); the buffer is written already. One of SCANS, on a GPU: a full member whose body holds such an Op,
+    of the elements of its row up to it (group.py). `store`: element offset in the buffer's memory. `flat`: of argmax and argmin, the index they count; of a scan, the index along the row. `full`: iterates rows x cols. `position`: of its node in the program.
     `down`: a reduction over the rows, once per col (schedule/crossed.py)."""
 
     kind: str
@@ -59,7 +72,11 @@ class Member:
 
     @property
     def is_reduction(self) -> bool:
-        return self.kind not in (POINT, SCATTER, SCAN)
+        return self.kind not in (POINT, SCATTER, *SCANS)
+
+    @property
+    def is_scan(self) -> bool:
+        return self.kind in SCANS
 
     def mapped(self, mapping: Mapping[Expr, Expr], memo: dict[Value, Value], full: bool | None = None) -> Member:
         """The member over other symbols."""

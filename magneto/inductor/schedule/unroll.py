@@ -15,7 +15,7 @@ from math import prod
 import torch
 
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value, walk_values
-from magneto.inductor.schedule.kernel import POINT, SCAN, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import POINT, FusedKernel, Member, member_loads
 from magneto.inductor.schedule.schedule import Schedule
 from magneto.symbolic import ONE, ZERO, Const, Expr, Sym, coefficient, substitute
 
@@ -41,7 +41,7 @@ def worthwhile(kernel: FusedKernel) -> bool:
             logical = member.acc_dtype is torch.bool or member.body.dtype is torch.bool
             if member.kind not in FOLDS or member.down or logical != (member.kind in ("any", "all")):
                 return False
-        elif member.kind == SCAN or (member.full and member.name in kernel.stored):
+        elif member.is_scan or (member.full and member.name in kernel.stored):
             return False
     operations = sum(len(walk_values(m.body)) for m in kernel.members if m.full)
     return operations * count <= MOST and _contiguous(kernel)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from magneto.base.flags import config
 from magneto.inductor.codegen.cpp_types import CannotEmit
 from magneto.inductor.codegen.triton import triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
@@ -38,6 +39,7 @@ from magneto.inductor.schedule.table import gather
 from tests.inductor.codegen.hopper import for_hopper
 from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, heads, sizes_for
 from tests.inductor.codegen.triton_draws import dropout
+from tests.inductor.codegen.triton_scans import SCANS
 from tests.inductor.lower.prim_graphs import Graph
 
 ROOT = Path(__file__).parents[3]
@@ -115,6 +117,63 @@ def test_floats_of_a_byte_compile_for_hopper(small: torch.dtype, tmp_path: Path,
     assert len(found) == len(plan.steps)
     kernel = max(found, key=lambda k: len(k.body))
     assert "*u8" in kernel.pointers and for_hopper(kernel)
+
+
+def scans(build: Callable[[Graph], Any], name: str = "") -> list[Any]:
+    """Kernels, and calls of the library."""
+    torch.manual_seed(0)
+    g = Graph()
+    build(g)
+    with as_on_a_gpu(), sizes_for(name):
+        plan = schedule(split_reductions(lower_graph(g.fx, on_gpu=True)), training=True)
+        return [triton_kernel(step, plan.buffers) if isinstance(step, FusedKernel) else step for step in plan.steps]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", SCANS)
+def test_sums_in_order_compile_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of each kind. Pieces are kernels of ours too, but for the one row of the library."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = scans(SCANS[name][0], name)
+    kinds = {
+        (len(k.grid), "for offset" in k.body, "lib.sum_before" in k.body): k
+        for k in found
+        if isinstance(k, TritonKernel) and "tl.cum" in k.body
+    }
+    assert sum(isinstance(k, LibraryCall) for k in found) == (name == "sums in order, in pieces")
+    for kernel in kinds.values():
+        for_hopper(kernel)
+
+
+def test_sums_in_order_fuse() -> None:
+    """With a softmax in front and a mask behind; their gradient with both flips; down long columns the next turns are read ahead."""
+
+    def top_p(g: Graph) -> None:
+        x = g.input(torch.randn(40, 512))
+        wide = lambda v: g.broadcast_in_dim(v, (40, 512), (0,))  # noqa: E731
+        e = g.exp(g.sub(x, wide(g.amax(x, (1,)))))
+        p = g.div(e, wide(g.sum(e, (1,))))
+        g.output(g.gt(g.sub(g.call(torch.ops.aten.cumsum.default, p, 1), p), 0.9))
+
+    def backward(g: Graph) -> None:
+        x = g.input(torch.randn(600, 48))
+        g.output(g.mul(g.flip(g.call(torch.ops.aten.cumsum.default, g.flip(g.exp(x), (0,)), 0), (0,)), x))
+
+    for build in (top_p, backward):
+        (kernel,) = scans(build)
+        assert kernel.body.count("tl.load(") == kernel.body.count("tl.store(") == kernel.body.count("tl.cumsum(") == 1
+    assert "in tl.range(0, 600, RBLOCK, num_stages=3)" in kernel.body and "r = 599 - (offset + " in kernel.body and kernel.warps == 8
+
+
+@pytest.mark.parametrize("way", ["deterministic", "numerics", "ours"])
+def test_who_asks_for_the_librarys_digits_gets_them(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(g: Graph) -> None:
+        g.output(g.call(torch.ops.aten.cumsum.default, g.input(torch.randn(9, 30)), 1))
+
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: way == "deterministic")
+    with config.patch(numerics="eager" if way == "numerics" else "fast"):
+        (step,) = scans(build)
+    assert isinstance(step, LibraryCall) == (way != "ours")
 
 
 def softmax(g: Graph, shape: tuple[int, int] = (40, 512)) -> None:

@@ -116,3 +116,17 @@ def _turned(g: Graph) -> Iterator[Any]:
     yield along(g, turned, 0)
     yield along(g, g.reshape(g.transpose(x, (1, 0, 2)), (768,)), 0)
     yield g.sum(g.transpose(x, (1, 0, 2)), (0, 1, 2))
+
+
+for _name, _shape in (("", (3, 70)), (" too long for one block", (3, 1500)), (", in pieces", (2, 480))):
+
+    @case(f"sums in order from the end{_name}")
+    def _backwards(g: Graph, shape: tuple[int, int] = _shape) -> Iterator[Any]:
+        """What is turned, added up and turned again, with loops around it; sums that go on from the beginning beside them."""
+        x, y = g.input(torch.randn(shape)), g.input(torch.randn(shape[1], 20))
+        for a, dim in ((x, 1), (y, 0)):
+            yield g.mul(g.flip(along(g, g.flip(g.exp(a), (dim,)), dim), (dim,)), a)
+            yield along(g, g.exp(a), dim)
+            yield g.flip(along(g, a, dim), (dim,))
+            yield g.flip(along(g, a, dim), (1 - dim,))
+            yield g.flip(along(g, a, dim), (0, 1))

@@ -57,7 +57,9 @@ class Writer:
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory
         self.every = frozenset(a.name for a in blocks.axes)
-        self.back = any(m.kind.endswith("back") for m in self.kernel.members)  # rows are walked from their end
+        self.back = any(
+            m.kind.endswith("back") for m in self.kernel.members
+        )  # rows are walked from their end: where a thread holds runs by its index, elsewhere block by block
 
     def _resolve(self, load: Load) -> Name | Value | None:
         member = self.members.get(load.buffer)
@@ -67,6 +69,7 @@ class Writer:
         """The body of the function."""
         self._name_all()
         self.emitter.carrying, self.emitter.run = self.blocks.looped, self.blocks.run
+        self.emitter.reverse = self.back and self.blocks.run == 1
         if self.blocks.axes and (last := self.blocks.axes[-1]).block >= 4 and self.blocks.run == 1 and not self.back:
             self.emitter.along, self.emitter.block = last.walk, last.block
             self.emitter.walked = last.block if self._starts(last) else last.size
@@ -120,6 +123,7 @@ class Writer:
         start, group = "", "tl.full([], 0, tl.int32)"
         if name in self._loops():
             start, group = "offset + ", "offset // {0}"
+            start = f"{(axis.blocks - 1) * axis.block} - offset + " if self.emitter.reverse else start
         elif self._starts(axis):
             program = [a.name for a in self.blocks.shared_out].index(name) + (self.blocks.tall and bool(self.blocks.outer))
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
@@ -127,7 +131,7 @@ class Writer:
         places = f"tl.arange(0, {size}){position}"
         if (run := self.blocks.run) > 1 and name == "r":  # neighbours within a thread, which holds places that lie apart
             places = f"{places} % ({size} // {run}) * {run} + {places} // ({size} // {run})"
-        back = self.back and name == "r"
+        back = self.back and run > 1 and name == "r"
         lines = [f"{name} = {axis.size - 1} - ({start}{places})" if back else f"{name} = {start}{places}"]
         for n in sorted(self.emitter.grouped) if axis is self.blocks.axes[-1] else ():
             lines += [f"{name}from{n} = {group.format(n)}", f"{name}of{n} = tl.arange(0, {size} // {n}){position}"]

@@ -65,6 +65,7 @@ class Emitter:
         self.along: Expr | None = None  # what walks the last axis, where a block holds whole groups of four of it
         self.block = self.walked = 0  # elements of a block there; of what such blocks begin at a multiple of
         self.carrying = False  # rows are walked in a loop: sums in order go on in its next turn
+        self.reverse = False  # sums in order begin at the end of a row
         self.run = 1  # elements of the last axis that a thread adds up in order
         self.grouped: set[int] = set()  # groups of so many elements are counted there
         self.used: set[Sym] = set()
@@ -168,14 +169,18 @@ class Emitter:
         return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves, rough or self.rough), axes
 
     def _scan(self, value: Op) -> tuple[str, frozenset[str]]:
-        """What lies behind a row's end is added up last, so that it needs no mask. In a loop the last element goes on to the next turn."""
+        """What lies behind a row's end is added up last, so that it needs no mask, but where sums begin there. In a loop the last element goes on to the next turn."""
         every, kind, sums = frozenset(self.axes), compute_type(value.dtype), value.name != "scan_prod"
         scan, join, neutral = ("tl.cumsum", "+", 0) if sums else ("tl.cumprod", "*", 1)
         text, carry = self.spread(self.emit(value.args[0]), every, kind), self.fresh("a") if self.carrying else ""
         if carry:
             self.line(f"{carry} = tl.full({self.shape(every - {'r'})}, {neutral}, {kind})", every - {"r"})
+        if self.reverse and "r" in self.masks:
+            text = f"tl.where({self.masks['r']}, {text}, {neutral})"
         if self.run == 1:
-            found = last = self.name(f"{scan}({text}, 1)" + (f" {join} {carry}" if carry else ""), every).text
+            found = last = self.name(
+                f"{scan}({text}, 1{', reverse=True' if self.reverse else ''})" + (f" {join} {carry}" if carry else ""), every
+            ).text
         else:
             runs = self.name(f"tl.reshape({text}, [XBLOCK, {self.run}, RBLOCK // {self.run}])", every).text
             whole = f"tl.sum({runs}, 1)" if sums else f"tl.reduce({runs}, 1, lib.product)"
@@ -189,7 +194,10 @@ class Emitter:
                 self.line(f"{last} = {last} {join} {carry}", every)
         if carry:
             size = "RBLOCK" if self.run == 1 else f"RBLOCK // {self.run}"
-            self.line(f"{carry} = tl.sum(tl.where(tl.arange(0, {size})[None, :] == {size} - 1, {last}, 0), 1)[:, None]", every)
+            self.line(
+                f"{carry} = tl.sum(tl.where(tl.arange(0, {size})[None, :] == {'0' if self.reverse else f'{size} - 1'}, {last}, 0), 1)[:, None]",
+                every,
+            )
         return found, every
 
     def _short(self, value: Op) -> tuple[str, Value] | None:

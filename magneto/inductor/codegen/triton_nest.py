@@ -276,9 +276,8 @@ def _scanned_across(kernel: FusedKernel, along: tuple[Dim, ...], outer: tuple[Di
     while down > 8 and wide * down * len(walked(kernel)) > 32 * 8 * IN_REGISTERS:
         down //= 2
     x, r, warps = Axis("x", along, wide), Axis("r", kernel.cols, down), 4 if wide * down <= 2048 else 8
-    counted = any(m.kind == "m2" for m in kernel.members)  # by the elements that each place of a block has met
     held = wide * down * width // (32 * warps * VECTOR)
-    return Blocks(kernel, (x, r), r.blocks > 1, warps, outer, run=held if 1 < held < down and not counted else 1)
+    return Blocks(kernel, (x, r), r.blocks > 1, warps, outer, run=held if 1 < held < down else 1)
 
 
 def _spans(kernel: FusedKernel, by: frozenset[Sym]) -> Blocks:

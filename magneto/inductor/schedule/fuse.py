@@ -225,8 +225,9 @@ def _unsound(fused: Group) -> No | None:
             return No(f"{name} is read at other places than it is written")
     if any(m.is_scan for m in fused.members):
         walk = flat_index(tuple(d.sym for d in fused.cols), tuple(d.size for d in fused.cols))
-        backwards = {m.kind.endswith("back") for m in fused.members if m.is_scan}
-        if len(backwards) > 1 or any(m.is_scan and m.flat is not walk for m in fused.members):
+        ways = {m.kind.endswith("back") for m in fused.members if m.is_scan}
+        counts = any(m.kind == "m2" for m in fused.members)  # what each place of a block has met
+        if len(ways) > 1 or counts or any(m.is_scan and m.flat is not walk for m in fused.members):
             return No("what is added up in order is walked in another one")
     full = {m.name: m.full and not m.is_reduction for m in fused.members}
     for member in fused.members:

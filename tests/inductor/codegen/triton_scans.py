@@ -100,7 +100,7 @@ def _pieces(g: Graph) -> Iterator[Any]:
     x = g.input(torch.randn(2, 2400))
     yield g.mul(along(g, x, 1), 2.0)
     yield along(g, g.input(torch.randn(1000, 3)), 0)
-    yield along(g, g.input(torch.randn(2, 480, 36).bfloat16().double()), 1)
+    yield along(g, g.input(torch.randn(2, 240, 18).bfloat16().double()), 1)
     yield along(g, g.convert_element_type(g.gt(x, 0.0), torch.int64), 1)
     yield g.call(aten.cumprod.default, g.add(g.mul(x, 0.001), 1.0), 1)
     yield along(g, g.input(torch.randn(2, 1009)), 1)
@@ -123,7 +123,7 @@ for _name, _shape in (("", (3, 70)), (" too long for one block", (3, 1500)), (",
     @case(f"sums in order from the end{_name}")
     def _backwards(g: Graph, shape: tuple[int, int] = _shape) -> Iterator[Any]:
         """What is turned, added up and turned again, with loops around it; sums that go on from the beginning beside them."""
-        x, y = g.input(torch.randn(shape)), g.input(torch.randn(shape[1], 20))
+        x, y = g.input(torch.randn(shape)), g.input(torch.randn(min(shape[1], 300), 20))
         for a, dim in ((x, 1), (y, 0)):
             yield g.mul(g.flip(along(g, g.flip(g.exp(a), (dim,)), dim), (dim,)), a)
             yield along(g, g.exp(a), dim)

@@ -123,12 +123,12 @@ class Writer:
         start, group = "", "tl.full([], 0, tl.int32)"
         if name in self._loops():
             start, group = "offset + ", "offset // {0}"
-            start = f"{(axis.blocks - 1) * axis.block} - offset + " if self.emitter.reverse else start
+            start = f"{(axis.blocks - 1) * axis.block} - offset + " if self.emitter.reverse and name == "r" else start
         elif self._starts(axis):
             program = [a.name for a in self.blocks.shared_out].index(name) + (self.blocks.tall and bool(self.blocks.outer))
             start = f"tl.program_id({program}){'.to(tl.int64)' if self.wide else ''} * "
             start, group = f"{start}{size} + ", f"{start}({size} // {{0}})"
-        places = f"tl.arange(0, {size}){position}"
+        places = f"tl.arange(0, {size}){position}" + (".to(tl.int64)" if self.wide and "int64" not in start else "")
         if (run := self.blocks.run) > 1 and name == "r":  # neighbours within a thread, which holds places that lie apart
             places = f"{places} % ({size} // {run}) * {run} + {places} // ({size} // {run})"
         back = self.back and run > 1 and name == "r"

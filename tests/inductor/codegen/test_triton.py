@@ -509,6 +509,25 @@ def test_large_memory_is_indexed_in_64_bits() -> None:
     assert "tl.program_id(0).to(tl.int64)" in kernel.body
 
 
+@pytest.mark.parametrize("shape", [(1 << 20, 8192), (8192, 1 << 20), (16, 1 << 28)])
+def test_what_loops_walk_of_large_memory_is_indexed_in_64_bits(shape: tuple[int, int]) -> None:
+    from magneto.graph.meta import TensorMeta
+
+    g = Graph()
+    x = g.input(torch.randn(2, 2))
+    g.output(g.call(torch.ops.aten.cumsum.default, x, 0), g.sum(x, (0,)), g.amax(x, (1,)))
+    for node in g.fx.nodes:
+        if node.op != "output":
+            kept = {"amax": shape[:1], "sum": shape[1:]}.get(getattr(node.target, "name", ""), shape)
+            node.meta["val"] = TensorMeta.contiguous(kept, torch.float32)
+    plan = schedule(lower_graph(g.fx, on_gpu=True), training=True)
+    found = [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
+    assert len(found) == 2  # sums in order and sums walk the same columns
+    for kernel in found:
+        for line in kernel.body.split("\n"):
+            assert "int64" in line or not line.strip().startswith(("r =", "x =", "y =")), line
+
+
 def test_equal_computations_have_equal_text() -> None:
     def build(g: Graph) -> None:
         x, found = g.input(torch.randn(12, 16)), []

@@ -149,11 +149,7 @@ def _pointwise(kernel: FusedKernel) -> Blocks:
 def _by_rows(kernel: FusedKernel, dims: tuple[Dim, ...], width: int, block: int) -> Blocks | None:
     """Blocks that lie along rows, so that rows and columns need no division; None: dividing costs nothing, blocks fit such rows badly, or elements do not lie evenly there."""
     row, along = dims[-1].size, block
-    if (
-        row & (row - 1) == 0
-        or row * width % VECTOR
-        or not all(_evenly(index, dims[-1].sym) for _, index, _ in _memory(kernel))
-    ):
+    if row & (row - 1) == 0 or row * width % VECTOR or not all(_evenly(index, dims[-1].sym) for _, index, _ in _memory(kernel)):
         return None
     while -(-row // along) * along * 15 > row * 16:
         along //= 2

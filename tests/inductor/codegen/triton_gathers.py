@@ -157,7 +157,7 @@ def _halves_by_offsets(g: Graph) -> Iterator[Any]:
 @case("mirrored and wrapped places, and what comes back from them", 2e-6)
 def _edges(g: Graph) -> Iterator[Any]:
     x, grad = g.input(torch.randn(3, 7, 40)), g.input(torch.randn(3, 46))
-    place = g.abs(g.sub(g.iota(47, torch.int64, g.inputs[0].device), 3))
+    place = g.abs(g.sub(g.iota(47, torch.int64, x.meta["val"].device), 3))
     yield g.mul(g.index_select(x, 2, g.sub(39, g.abs(g.sub(39, place)))), 2.0)
     ends = g.slice(x, (0, 0, 37), (3, 7, 40), (1, 1, 1)), x, g.slice(x, (0, 0, 0), (3, 7, 5), (1, 1, 1))
     rows = g.cat(list(ends), 2)
@@ -168,7 +168,8 @@ def _edges(g: Graph) -> Iterator[Any]:
 
 @case("rows of a unit matrix", 0)
 def _unit(g: Graph) -> Iterator[Any]:
-    classes, steps = g.input(torch.randint(0, 9, (40,))), g.iota(9, torch.int64, g.inputs[0].device)
+    classes = g.input(torch.randint(0, 9, (40,)))
+    steps = g.iota(9, torch.int64, classes.meta["val"].device)
     rows = g.index_select(g.eq(*(g.broadcast_in_dim(steps, (9, 9), (d,)) for d in (0, 1))), 0, classes)
     yield g.convert_element_type(rows, torch.int64)
     yield g.sum(g.convert_element_type(g.convert_element_type(rows, torch.int64), torch.float32), (0,))

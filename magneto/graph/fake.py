@@ -20,7 +20,7 @@ from magneto.graph.fake_tensor import Counts, FakeMode, make_fake, meta_of, root
 from magneto.graph.fallback import DataDependent, UnsupportedFake
 from magneto.graph.meta import TensorMeta
 from magneto.graph.unknown import EXAMPLE, FAILED, LARGE_PROBES, N_PROBES, Sizes, SizeUnknown, merge, probe, too_large
-from magneto.graph.ways import BY_ID
+from magneto.graph.ways import BY_ID, WAYS
 
 Path = tuple[Any, ...]
 
@@ -182,10 +182,25 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], co
         if counts is not None:
             counts.fakes, counts.written = arguments.fakes, mode.written
         try:
-            value = fn(*real_args, **real_kwargs)
+            value = _over_time(fn, *real_args) if fn in _RECURRENT and not kwargs else fn(*real_args, **real_kwargs)
         finally:
             mode.counts = None
     return _describe(value, arguments, mode)
+
+
+_RECURRENT = frozenset(WAYS[call] for call in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu))
+_STEPS = 3
+
+
+def _over_time(fn: Callable[..., Any], *args: Any) -> Any:
+    """A recurrent layer on the CPU: a few steps of it, from which the results of all follow. (It is a loop over time, and the lengths that are tried reach thousands.)"""
+    x, time = args[0], int(args[-1] is True)  # the last one says whether batches come first; of packed sequences the fourth is no bool
+    if len(args) != 9 or type(args[3]) is not bool or x.dim() != 3 or x.shape[time] <= 2 * _STEPS or x.device.type != "cpu":
+        return fn(*args)
+    results, *states = fn(x.narrow(time, 0, _STEPS), *args[1:])
+    steps = results.transpose(0, time)
+    steps = torch.cat([steps[:1].expand(x.shape[time] - _STEPS, -1, -1), steps])
+    return (steps.transpose(0, time), *states)
 
 
 def _describe(value: Any, arguments: _Arguments, mode: FakeMode) -> FakeResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,23 @@ def test_states_handed_on_with_varying_sizes() -> None:
         x = torch.randn(3, length, 3)
         assert_equal(compiled(x, state), reader(x, state), 1e-6)
         state = reader(x, state)[1]  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_results_over_many_steps_follow_from_a_few(kind: Any, recorded: bool, batch_first: bool) -> None:
+    for options in ({}, {"bidirectional": True}, {"num_layers": 2, "dropout": 0.5}, {"bias": False, "batch": 0}):
+        batch = options.pop("batch", 2)
+        layer = kind(4, 5, batch_first=batch_first, **options)
+        x = torch.randn((batch, 9, 4) if batch_first else (9, batch, 4))
+        compiled = magneto.optimize("eager", nopython=True)(
+            lambda x, layer=layer: [(t.stride(), t.shape, t.requires_grad) for t in tensors(layer(x))]
+        )
+        with torch.set_grad_enabled(recorded):
+            assert compiled(x) == [(t.stride(), t.shape, t.requires_grad) for t in tensors(layer(x))]
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    first, states = result
+    return [first, *(states if isinstance(states, tuple) else (states,))]

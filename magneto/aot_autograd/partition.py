@@ -18,7 +18,7 @@ from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.mincut import min_cut
 from magneto.aot_autograd.overloads import aten
 from magneto.aot_autograd.recompute import computed_again, dear, read_apart
-from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.refusal import OtherGraph, Refusal
 from magneto.aot_autograd.trace import drop_dead
 from magneto.aot_autograd.views import VIEWS, packet_of
 from magneto.base.dataclass import dataclass
@@ -126,7 +126,7 @@ def _chosen(graph: fx.Graph, cut: Callable[[], list[fx.Node]]) -> list[fx.Node]:
     form = [(node.target, [places[source] for source in node.all_input_nodes]) for node in places]
     first, kept = chosen(lambda: (form, [places[node] for node in cut()]))
     if first != form:
-        raise Refusal("what forward and backward compute depends on sizes")
+        raise OtherGraph("what forward and backward compute depends on sizes", (len(first), len(form)))
     nodes = list(places)
     return [nodes[k] for k in kept]
 

@@ -11,3 +11,11 @@ class Refusal(InternalError):
     def __init__(self, reason: str) -> None:
         super().__init__("I202", reason=reason)
         self.reason = reason
+
+
+class OtherGraph(Refusal):
+    """Of a sample of a family. `lengths`: how many nodes the first sample's graph has, and how many this one's."""
+
+    def __init__(self, reason: str, lengths: tuple[int, int]) -> None:
+        super().__init__(reason)
+        self.lengths = lengths

@@ -7,6 +7,7 @@ others what the nodes are is computed by torch's rules and compared with these e
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import threading
@@ -25,7 +26,7 @@ from magneto.aot_autograd.call import as_function, under_autocast, without_autoc
 from magneto.aot_autograd.joint import Identity
 from magneto.aot_autograd.mode import hollow
 from magneto.aot_autograd.partition import Partition
-from magneto.aot_autograd.refusal import Refusal
+from magneto.aot_autograd.refusal import OtherGraph, Refusal
 from magneto.aot_autograd.signature import Signature
 from magneto.aot_autograd.training import BACKWARDS, Choice, Ends, TrainingPlan, reach, training_function
 from magneto.aot_autograd.wrap import wrap
@@ -182,6 +183,7 @@ class Families:
 
         samples: list[Any] = []
         nodes: dict[Key, Values] = {}
+        lengths: dict[Key, int] = {}
         cuts: dict[Key, Cut] = {}
         choices: Choices | None = None
         reason = ""
@@ -191,7 +193,7 @@ class Families:
         while attempts:
             narrow, few, by = attempts.pop(0)
             wanted = probes(key, narrow, few, by)
-            for sizes in wanted:
+            for sizes in sorted(wanted, key=lambda sizes: (sizes != key, sum(sizes))):
                 if sizes in nodes:
                     continue
                 try:
@@ -201,12 +203,22 @@ class Families:
                 except Exception as error:
                     if sizes == key:
                         return error.reason if isinstance(error, MagnetoError) else f"{type(error).__name__}: {error}"
+                    if isinstance(error, OtherGraph):
+                        lengths[key], lengths[sizes] = error.lengths
+                        if _unrolled(lengths):
+                            break
                     continue
                 choices = choices or made
                 nodes[sizes] = values
                 if cut is not None:
                     cuts[sizes] = cut
                 samples.append((sizes, *sample))
+                lengths[sizes] = len(samples[-1][1].code.instructions)
+                if _unrolled(lengths):
+                    break
+            if _unrolled(lengths):
+                self.refused = REFUSALS
+                return "the graph repeats something as often as a size says"
             found: Family | str
             if few and not nodes.keys() >= set(wanted):
                 found = reason or "the graph is another one at other sizes"
@@ -328,6 +340,19 @@ class Backwards:
         counter("sizes_compiled")
         with timer("compile"), timer("backend"), no_collection(), varying(True), taken([]):
             return next(iter(self.cuts.values())).alone(graph, self.name)
+
+
+def _unrolled(lengths: Mapping[Key, int]) -> bool:
+    """Do graphs grow evenly with a size, and by much? That is a loop over time, of which a few short samples tell enough."""
+    if len(lengths) < 3 or max(lengths.values()) < 2 * min(lengths.values()):
+        return False
+    for column in zip(*lengths, strict=True):
+        points = sorted(zip(column, lengths.values(), strict=True))
+        if len(set(column)) == len(points):
+            slopes = [(more - fewer) / (large - small) for (small, fewer), (large, more) in itertools.pairwise(points)]
+            if 1 <= min(slopes) and max(slopes) <= 2 * min(slopes):
+                return True
+    return False
 
 
 def _divisors(key: Key, samples: Sequence[Any], wanted: Sequence[Key]) -> Key:

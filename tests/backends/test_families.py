@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import magneto
+from magneto.backends.families import Families
 from magneto.base.events import recording
 from tests.backends.test_sized import check, compiled, counted
 
@@ -125,3 +127,17 @@ def test_why_there_is_no_family_is_an_event(monkeypatch: pytest.MonkeyPatch) -> 
     with torch.no_grad(), recording("artifact") as found:
         compiled(lengths, [torch.randn(40)], (0, 0, 0))
     assert any("refused" in event.fields or "domain" in event.fields for event in found)
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_loops_over_time_are_told_from_few_short_samples(records: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    example = Families.example
+    monkeypatch.setattr(Families, "example", lambda self, key, inputs: seen.append(key) or example(self, key, inputs))
+    layer = torch.nn.GRU(3, 3)
+    compiled = magneto.compile(layer, dynamic=True)
+    for n in (5, 7, 9):
+        x = torch.randn(n, 1, 3)
+        with torch.set_grad_enabled(records):
+            torch.testing.assert_close(compiled(x)[0], layer(x)[0])
+    assert len(seen) <= 5 and max(map(max, seen)) < 10

@@ -80,6 +80,12 @@ Pair = collections.namedtuple("Pair", ["left", "right"])
 
 
 @programs.add()
+def named_tuples_and_other_kinds(x):
+    point = Point(x, x + 1)
+    return x * 2, point == "label", point != "label", point in ("a", 3), point == 3, [point] == ["a"], point == [x], point == None  # noqa: E711
+
+
+@programs.add()
 def named_tuples(x):
     p = Point(x, y=x + 1)
     q = p.shifted(2)

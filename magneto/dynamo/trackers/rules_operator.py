@@ -399,12 +399,12 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
         return m.truth(m.apply(operator.eq, a.referent, b.referent))
     if isinstance(a, BoundMethodTracker) and isinstance(b, BoundMethodTracker):
         return same(m, a.fn, b.fn) and same(m, a.owner, b.owner)
-    kinds = {_ONE_KIND.get(cls := v.python_type(), cls) for v in (left, right)}
+    kinds = {_kind(v.python_type()) for v in (left, right)}
     for v in (a, b):
         cls = v.python_type()
         plain = cls.__eq__ is object.__eq__  # type: ignore[comparison-overlap]
         asked = isinstance(v, ObjectTracker) and isinstance(find_in_type(m, cls, "__eq__"), types.FunctionType)  # and declined
-        if not (plain or asked) and not (cls in _KINDS and len(kinds) > 1):
+        if not (plain or asked) and not (_kind(cls) in _KINDS and len(kinds) > 1):
             m.graph_break("B104", operation="==", value=v.show())
     return same(m, a, b)
 
@@ -412,6 +412,12 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
 _ONE_KIND = {frozenset: set, bool: int, float: int, complex: int}
 _KINDS = {list, tuple, dict, set, str, int, bytes, range, slice, types.MethodType, *_ONE_KIND}
 """Builtin types whose == with a value of another kind says False, or asks the other."""
+
+
+def _kind(cls: type) -> type:
+    """The one whose == a class has."""
+    base = next((base for base in cls.__mro__ if base in _KINDS and cls.__eq__ is base.__eq__), cls)
+    return _ONE_KIND.get(base, base)
 
 
 def _ordered(m: Machine, fn: Callable[..., Any], symbol: str, a: Tracker, b: Tracker) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -126,3 +128,15 @@ def test_sizes_that_are_tried_are_not_the_programs() -> None:
         assert texts and texts <= {
             f"Using a target size (torch.Size([1])) that is different to the input size (torch.Size([{n}]))" for n in range(3, 8)
         }
+
+
+def test_what_is_warned_inside_of_our_modes_is_at_the_programs_line() -> None:
+    program = """
+import warnings, torch, magneto
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    magneto.optimize("eager")(torch.nn.LSTM(2, 4, proj_size=3))(torch.ones(3, 1, 2))
+print([w.filename for w in found])
+"""  # once in a process
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == repr([torch.nn.modules.rnn.__file__])

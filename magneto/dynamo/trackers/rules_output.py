@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import re
@@ -223,7 +224,7 @@ def repeat_warnings(m: Machine, heard: Sequence[warnings.WarningMessage]) -> Non
             warn_there(*text, place[:2], place[3])
 
 
-_OURS = str(Path(__file__).parents[2])
+_OURS = (str(Path(__file__).parents[2]), contextlib.__file__)  # the latter: modes that are entered round torch's call
 _WARN_THERE = BuiltinTracker(warn_there)
 _MUTATED = [fn for name, fn in vars(warnings).items() if name.startswith("_filters_mutated") and isinstance(fn, types.BuiltinFunctionType)]
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from magneto import _C
+from magneto.graph.attention import ATTENTION
 from magneto.inductor.codegen.plan import plan_code, same_tensor
 from magneto.inductor.compile import compile_graph, compile_program
 from magneto.inductor.loops.ir import Buffer, ViewOf
@@ -266,6 +267,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten._adaptive_avg_pool2d.default: (torch.randn(1, 1, 4, 4), [2, 2]),
     aten.scaled_dot_product_attention.default: tuple(torch.randn(1, 2, 3, 4) for _ in range(3)),
     aten._scaled_dot_product_flash_attention_for_cpu.default: tuple(torch.randn(1, 2, 3, 4) for _ in range(3)),
+    ATTENTION: (*(torch.randn(1, 2, 3, 4) for _ in range(3)), None, True, 0.5),
 }
 
 

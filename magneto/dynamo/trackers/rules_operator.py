@@ -410,7 +410,7 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
 
 
 _ONE_KIND = {frozenset: set, bool: int, float: int, complex: int}
-_KINDS = {list, tuple, dict, set, str, int, bytes, range, slice, types.MethodType, *_ONE_KIND}
+_KINDS = {list, tuple, dict, set, str, int, bytes, range, slice, type(None), types.MethodType, *_ONE_KIND}
 """Builtin types whose == with a value of another kind says False, or asks the other."""
 
 

@@ -34,7 +34,7 @@ def _gradient(gradient: torch.Tensor, name: str, x: torch.Tensor, result: torch.
 
 
 _LIBRARY.impl("looking_backward", _gradient, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("looking_backward", lambda gradient, name, x, *_: torch.empty_like(x), "Meta")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("looking_backward", lambda gradient, name, x, *_: x.new_empty(x.shape) if name == "cumprod" else torch.empty_like(x), "Meta")  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):

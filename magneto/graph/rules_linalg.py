@@ -96,7 +96,7 @@ def _pinv(x: TensorMeta, *, atol: TensorMeta | None = None, rtol: TensorMeta | N
 
 
 def _matrices(x: TensorMeta) -> tuple[tuple[int, ...], int, int]:
-    if len(x.shape) < 2 or x.dtype not in _DTYPES:
+    if len(x.shape) < 2 or x.dtype not in _DTYPES or x.device.type != "cpu":
         raise RuleError("no matrices of numbers that LAPACK knows")
     return x.shape[:-2], x.shape[-2], x.shape[-1]
 

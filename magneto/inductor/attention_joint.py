@@ -3,13 +3,13 @@
     weights = softmax(q @ k.t() * scale + bias), weights @ v, and their gradients      becomes      the calls that scaled_dot_product_attention makes, forward and backward
 
 No weights are kept between the two. What flows back must be autograd's formulas, through the same factor, with nobody else reading it (a bias that learns does).
-Not where a query may see no key, and that by numbers: of what is large kernels keep a sum that tells little of the weights, and scores behind a number that is filled in let nothing flow back. (By -inf
-such a query makes NaN of all values' gradients, written out as well.) Otherwise as in `attention.py`.
+Not where a query may see no key: written out, what is filled in lets nothing flow back, so that only the values' gradients are NaN; and of what is large kernels keep a sum that tells little of the weights.
+Otherwise as in `attention.py`.
 """
 
 from __future__ import annotations
 
-from math import inf, isclose, prod
+from math import isclose, prod
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def _replace(made: fx.Graph, node: fx.Node, flow: Flow, known: Known, masks: Mas
     with made.inserting_before(node):
         add = Adding(made, node)
         given = operands(add, node, scores, known, masks, True)
-        if given is None or not (given.mask.sees or all(term.fill == -inf for term in scores.terms)):
+        if given is None or not given.mask.sees:
             return False
         joint = traced(lambda plain, tensors: trace_joint(plain, _needing_gradients(tensors)), given)
         if not is_fused(joint.graph):

@@ -45,6 +45,15 @@ def test_gradient_of_a_product(form: str, backend: str) -> None:
             torch.testing.assert_close(y.grad, x.grad, equal_nan=True)
 
 
+def test_layout_of_what_is_turned() -> None:
+    for form in ("up to each", "dimension"):
+        grads = []
+        for run in (FORMS[form], magneto.optimize("inductor", nopython=True)(lambda x, form=form: FORMS[form](x))):
+            x = torch.randn(5, 3).t().requires_grad_()
+            grads.append(torch.autograd.grad(run(x).sum(), x)[0].stride())
+        assert grads[0] == grads[1], form
+
+
 def test_whole_step_and_second_derivative() -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         loss = (x * w).prod()

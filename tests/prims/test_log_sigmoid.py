@@ -76,3 +76,11 @@ def test_cross_entropy_of_images_and_weights(shape: tuple[int, ...], reduction: 
     target.fill_(7)
     with pytest.raises(IndexError, match="Target 7 is out of bounds"):
         magneto.optimize("inductor")(loss)(torch.randn(shape))
+
+
+def test_weights_that_do_not_fit() -> None:
+    x, target = torch.randn(2, 5, 3, 3), torch.randint(4, (2, 3, 3))
+    for images, labels in ((x, target), (x[..., 0, 0], target[..., 0, 0])):
+        for run in (F.cross_entropy, magneto.optimize("inductor")(lambda *args: F.cross_entropy(*args))):
+            with pytest.raises(RuntimeError, match="weight tensor should be defined either for all"):
+                run(images, labels, torch.ones(4))

@@ -136,7 +136,12 @@ row("smooth_l1_loss_backward.default")(_gradient(_smooth_l1_gradient))
 def _classes(x: Value, target: Value, ignore_index: int, weight: Value | None) -> tuple[Value, Value, Value | None] | None:
     """Of scores (n, classes) or (n, classes, height, width): whether each target counts, the target or class 0, and its weight; None for what is the library's."""
     fits = x.ndim in (2, 4) and target.shape == (x.shape[0], *x.shape[2:]) and target.dtype is torch.int64
-    if not fits or not x.numel() or category(x.dtype) != FLOAT or (weight is not None and weight.dtype is not x.dtype):
+    if (
+        not fits
+        or not x.numel()
+        or category(x.dtype) != FLOAT
+        or (weight is not None and (weight.dtype, weight.shape) != (x.dtype, x.shape[1:2]))
+    ):
         return None
     counted = target.ne(ignore_index)
     safe = counted.where(target, 0)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+import benchmarks.gpu_sweep_more  # noqa: F401  (more rows)
 import magneto
 from benchmarks.gpu_sweep_rows import ROWS
 
@@ -40,7 +41,7 @@ def calls(fn: Callable[..., Any], arguments: list[Any], train: bool) -> Callable
         result = fn(*arguments)
         if not grads:
             grads.append(torch.randn_like(result) if result.ndim else torch.ones_like(result))
-        return result, *torch.autograd.grad(result, leaves, grads[0])
+        return result, *torch.autograd.grad(result, leaves, grads[0], allow_unused=True)
 
     return both if train else forward
 

@@ -317,6 +317,8 @@ def _cost(joint: JointGraph, roots: frozenset[fx.Node], made: Collection[fx.Node
             return 0
         if not meta.is_dense() and _recomputable(node):  # a view with gaps: what it is a view of is kept, or computed again too
             return None
+        if node.op == "placeholder":  # read once more for the copy: of equal bytes rather what is computed
+            return meta.nbytes + meta.nbytes // 16 + 1
         return meta.nbytes * 7 // 8 if node in made else meta.nbytes + 1
 
     return cost

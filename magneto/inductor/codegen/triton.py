@@ -15,6 +15,7 @@ from magneto.inductor.codegen.cpp_emit import indent, plain_loads
 from magneto.inductor.codegen.triton_emit import NARROW, Emitter, Name, Scope
 from magneto.inductor.codegen.triton_nest import Axis, Blocks, blocks_of, under_way, widest
 from magneto.inductor.codegen.triton_ops import TELLING
+from magneto.inductor.codegen.triton_pairs import pairs_of
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value, walk_values
@@ -26,7 +27,7 @@ from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, 
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
     """The kernel's text. CannotEmit for what Triton has no type or operation for."""
-    blocks = blocks_of(kernel)
+    blocks = pairs_of(kernel) or blocks_of(kernel)
     writer = Writer(blocks, parameters(kernel), buffers)
     return writer.run()
 
@@ -54,6 +55,7 @@ class Writer:
         halves = widest(blocks.kernel) == 2
         rough = halves and not any(_tells(value) for m in self.kernel.members for value in walk_values(m.body))
         self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve, halves, rough)
+        self.emitter.sizes = {name: int(b.storage_numel) for name, b in buffers.items() if isinstance(b.storage_numel, int)}
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory
         self.every = frozenset(a.name for a in blocks.axes)

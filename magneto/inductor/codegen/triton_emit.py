@@ -16,7 +16,8 @@ from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_nest import spread_out
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, ROUGH, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
-from magneto.inductor.loops.ir import SCANS, Const, IndexValue, Indirect, Load, Masked, Op, Value
+from magneto.inductor.loops.bounds import Bounds
+from magneto.inductor.loops.ir import SCANS, Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.loops.philox import limit_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
 from magneto.symbolic import Const as IntConst
@@ -69,6 +70,9 @@ class Emitter:
         self.run = 1  # elements of the last axis that a thread adds up in order
         self.grouped: set[int] = set()  # groups of so many elements are counted there
         self.used: set[Sym] = set()
+        self.readable: dict[tuple[Value, frozenset[str]], bool] = {}
+        self.bounds = Bounds(self._seen)
+        self.sizes: dict[str, int] = {}  # elements of buffers
         self.count = 0
 
     # ---- names and scopes ------------------------------------------------------------------------------------------------
@@ -115,7 +119,7 @@ class Emitter:
                 return answer
             if answer is not None:
                 return self.emit(answer, under)
-        if isinstance(value, Op) and value.name in SCANS:
+        if under is not None and ((isinstance(value, Op) and value.name in SCANS) or self._readable(value, under.axes)):
             under = None  # of what follows as well
         key = (value, under)
         known = self.found(key) or (self.found((value, None)) if under is not None else None)  # what is known everywhere is known here
@@ -288,6 +292,25 @@ class Emitter:
             return f"lib.from_{BYTES[load.dtype]}({text})", axes
         return f"{text}.to(tl.float32)" if load.dtype in HALVES else text, axes
 
+    def _readable(self, value: Value, axes: frozenset[str]) -> bool:
+        """May all memory behind the value be read everywhere, and is it less than there are elements along the axes of a condition? It is read once for all conditions then."""
+        known = self.readable.get((value, axes))
+        if known is None:
+            parts = walk_values(value)
+            read = [part for part in parts if isinstance(part, Load) and self.resolve(part) is None]
+            simple = all(
+                self.resolve(part) is None if isinstance(part, Load) else isinstance(part, Op | Const | IndexValue) for part in parts
+            )
+            known = self.readable[value, axes] = simple and bool(read) and all(self._safe(load, axes) for load in read)
+        return known
+
+    def _safe(self, load: Load, axes: frozenset[str]) -> bool:
+        size, index = self.sizes.get(load.buffer), load.index
+        if any(isinstance(s, Indirect) for s in index.free) or size is None or index.lo is None or index.hi is None:
+            return False
+        along = frozenset(a for s in index.free if s in self.symbols for a in self.symbols[s].axes)
+        return index.lo >= 0 and index.hi < size and not axes <= along
+
     def mask(self, axes: frozenset[str], under: Name | None = None) -> str | None:
         """The condition for memory along these axes; None: it always holds."""
         parts = [self.masks[a] for a in self.axes if a in axes and a in self.masks]
@@ -327,9 +350,13 @@ class Emitter:
         if known is not None:
             return known
         raw = self.emit(symbol.value, under)
-        extent = symbol.extent
+        extent, kind = symbol.extent, "tl.int64" if self.wide else "tl.int32"
         if not isinstance(extent, int):
             raise CannotEmit(f"a symbolic extent {extent}")
+        if self.bounds.within(symbol.value, extent):
+            if self.passing and self.inner in raw.axes:
+                self.places.append(raw.text)
+            return self.name(f"{raw.text}.to({kind})", raw.axes, key, "i")
         axes = raw.axes | (under.axes if under is not None else NOTHING)
         inside = self.name(f"({raw.text} >= 0) & ({raw.text} < {extent})", raw.axes, prefix="c")
         mask = self.mask(axes, under)
@@ -340,7 +367,6 @@ class Emitter:
             self.line(f'tl.device_assert({asserted}, "index out of range in self")', axes)
         else:
             self.checks.append((asserted, axes))
-        kind = "tl.int64" if self.wide else "tl.int32"
         return self.name(f"tl.where({inside.text}, {raw.text}, 0).to({kind})", raw.axes, key, "i")
 
 

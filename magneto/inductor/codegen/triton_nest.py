@@ -3,6 +3,7 @@
 - pointwise: one axis `x` over all dimensions; two, `y` and `x`, where some memory is contiguous along another dimension than the results (transposition), and where
   rows and columns are told apart by division: then `x` is along the rows, and no element is divided for.
 - reduction of spans (bags of an embedding): a row's number, or few side by side, in a block, whose loop goes from the beginning of the span to its end.
+- reduction over pairs: triton_pairs.py.
 - reduction: `x` over the rows, `r` over what is reduced. *Persistent*: a block holds whole rows, which are read once. Otherwise loops walk `r`, once per stage.
 
 Sizes are known, so that the grid is, and masks are left out where blocks divide. The numbers are measured on an H200.
@@ -19,7 +20,7 @@ from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
-from magneto.symbolic import Const, Expr, Sym, add, coefficient, mul
+from magneto.symbolic import ONE, Add, Const, Expr, Sym, add, coefficient, mul
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
@@ -38,6 +39,7 @@ HELD_HALVES = (
 READ_ONLY = 8 * VECTOR  # the same of a row of which nothing is written
 AHEAD = 1 << 16  # bytes that a program which walks rows reads ahead
 TILE = 32
+TURNED = 8  # elements of a dimension, or between neighbours along another, that are worth tiles
 NARROW_ROW = 16
 SHARED = 4096  # elements of a block of rows all of whose operands other rows read too
 LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
@@ -129,7 +131,7 @@ def blocks_of(kernel: FusedKernel) -> Blocks:
 
 def _pointwise(kernel: FusedKernel) -> Blocks:
     dims = (*kernel.rows, *kernel.cols)
-    other = other_contiguous(kernel, dims) if len(dims) > 1 else None
+    other = other_contiguous(kernel, dims) or _looked_up_across(kernel, dims) if len(dims) > 1 else None
     if other is not None:
         outer = (*(d for d in dims[:-1] if d is not other), other)
         y, x = Axis("y", outer, TILE), Axis("x", dims[-1:], TILE)
@@ -144,6 +146,20 @@ def _pointwise(kernel: FusedKernel) -> Blocks:
     block = min(power_above(size), 1024 if large else 256)
     warps = min(4, block * width // (32 * HELD) if large else block // 64)
     return Blocks(kernel, (Axis("x", dims, block),), False, max(1, warps))
+
+
+def _looked_up_across(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
+    """The dimension along which memory is contiguous where the last one says which of its rows is read (mirrored pads and computed places of channels-last memory)."""
+    last = dims[-1]
+    for _, index, _ in _memory(kernel):
+        terms = index.terms if isinstance(index, Add) else ((index, 1),)
+        steps = [abs(step) for term, step in terms if last.sym in reach(term)]
+        if last.size < TURNED or not steps or min(steps) < TURNED or (last.sym in index.free and _evenly(index, last.sym)):
+            continue
+        for dim in dims[:-1]:
+            if dim.size >= TURNED and coefficient(index, dim.sym) is ONE:
+                return dim
+    return None
 
 
 def _by_rows(kernel: FusedKernel, dims: tuple[Dim, ...], width: int, block: int) -> Blocks | None:

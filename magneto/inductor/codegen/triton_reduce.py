@@ -40,6 +40,11 @@ class Fold:
         limits = torch.iinfo(dtype)
         return str(limits.min if low else limits.max)
 
+    @property
+    def _behind(self) -> str:
+        """The index that makes rows of a block of results."""
+        return ":, " * (len(self.emitter.axes) - 1) + "None"
+
     def _element(self, value: Name) -> str:
         """The value over the whole block, the neutral element outside the row."""
         text = f"{value.text}.to(tl.int32)" if self.logical else value.text
@@ -80,8 +85,8 @@ class Fold:
         if self.kind in SEARCHES:
             pair = self.emitter.fresh("a")
             self.emitter.line(f"{pair}, {pair}i = {self._reduced(text, index)}", rows)
-            return self.emitter.name(f"{pair}i[:, None].to({compute_type(goal)})", rows)
-        whole = f"{self._reduced(text)}[:, None]"
+            return self.emitter.name(f"{pair}i[{self._behind}].to({compute_type(goal)})", rows)
+        whole = f"{self._reduced(text)}[{self._behind}]"
         if self.logical:
             return self.emitter.name(convert(f"({whole} != 0)", torch.bool, goal), rows)
         return self.emitter.name(convert(f"{whole}.to({self.type})", self.member.acc_dtype, goal), rows)

@@ -130,6 +130,7 @@ class Lowering:
         self.flips: set[tuple[int, ...]] = (
             set()
         )  # along which dimensions all consumers of an operation turn its result, each of them; () for one that does not
+        self.goes_on = False  # on a GPU: is the reduction being lowered read by nothing that has as many elements as it reduces?
         self.uses = 0  # of the FX node being lowered: consumers, counted through views
         self.names: set[str] = set()
         self.sizes: dict[str, Size] = {}  # of buffers, in bytes

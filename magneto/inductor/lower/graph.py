@@ -11,10 +11,11 @@ import torch
 from torch import fx
 
 from magneto.graph.layout import overlaps
+from magneto.graph.meta import TensorMeta
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
 from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, views, windows
 from magneto.inductor.lower.box import Box, Stored
-from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, same_layout
+from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, point_count, same_layout
 from magneto.inductor.lower.library import emit_call
 
 PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS, **windows.ROWS}
@@ -169,6 +170,7 @@ class _GraphLowering:
             return None
         if name not in views.VIEWS:
             self.low.settle_steady(args, val)
+        self.low.goes_on = self.low.on_gpu and name in reductions.ROWS and self._goes_on(node)
         result = row(self.low, val, *args, **kwargs)
         if isinstance(result, Box):
             if result.dtype in UNSUPPORTED_DTYPES and self.low.strided_form_of(result) is None:
@@ -177,6 +179,12 @@ class _GraphLowering:
                 raise CannotLower(f"{node.name} = {name}: {result.dtype}{result.shape} for {val.dtype}{tuple(val.shape)}")
             self.low.settle(result, self.consumers.memory[node], lambda: self.beside(node))
         return result
+
+    def _goes_on(self, node: fx.Node) -> bool:
+        """Has nothing that reads a reduction as many elements as it reduces? Otherwise they share a kernel (a softmax of short rows)."""
+        whole = point_count(node.args[0].meta["val"].shape)  # type: ignore[union-attr]
+        readers = [user.meta.get("val") for user in _through_views(node)]
+        return all(not isinstance(val, TensorMeta) or point_count(val.shape) != whole for val in readers)
 
     def beside(self, node: fx.Node) -> frozenset[str]:
         """Memory that everything reads which is computed of a node: operands of what follows it pointwise. Its own sums join the kernel of the others."""

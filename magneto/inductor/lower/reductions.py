@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 
+from magneto.base.flags import config
 from magneto.inductor.loops.ir import Const, IndexValue, Op, Reduction, Size, Value, index_symbols, reduce_symbols
 from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.lower.box import Box, Computed, Index, Stored, cost_of
 from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, merge_origins
 from magneto.inductor.lower.values import convert, make_op
+from magneto.symbolic import Const as IntConst
+
+FEW = 4  # elements that are folded where the result is read, on a GPU, with as few operations and functions such as exp
+FEW_OPS, FEW_HEAVY = 40, 4
+FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 
 KINDS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min", "any": "any", "all": "all", "argmax": "argmax", "argmin": "argmin"}
 
@@ -89,6 +96,8 @@ def lower_reduction(name: str, low: Lowering, val: Any, x: Box, dims: int | Sequ
         return _of_one(low, kind, x, over, acc, val)
     if kind == "sum" and (met := _of_met(low, x, over, acc, val)) is not None:
         return met
+    if low.goes_on and (few := _written_out(low, kind, x, over, acc, val)) is not None:
+        return few
     inner = dtype if kind not in ("any", "all") or dtype in (torch.bool, torch.uint8) else torch.bool
     (stored,) = _emit(low, kind, x, over, acc, (inner,), val.strides)
     if inner is not dtype:
@@ -115,6 +124,31 @@ def _of_one(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: torch.d
     ops, heavy, origins = cost_of(x)
     reads = frozenset[str]() if kind in ("argmax", "argmin") else x.reads
     return low.computed(Computed(fn, val.shape, val.strides, val.dtype, x.device, reads, merge_origins(origins, low.origins), ops, heavy))
+
+
+def _written_out(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: torch.dtype, val: Any) -> Box | None:
+    """Few elements, folded wherever the result is read: the last dimension of points, so that all pairs of these need no memory; None: too many."""
+    sizes = {d: s for d in over if (s := x.shape[d]) != 1}
+    (ops, heavy, origins), count = cost_of(x), prod(s if isinstance(s, int) else FEW + 1 for s in sizes.values())
+    if kind not in FOLDS or count > FEW or (ops + 1) * count > FEW_OPS or heavy * count > FEW_HEAVY or config.numerics != "fast":
+        return None
+    kept, zero, dtype = _kept(len(x.shape), over), index_symbols((1,))[0], torch.bool if kind in ("any", "all") else acc
+
+    def element(index: Index, places: tuple[int, ...]) -> Value:
+        full: list[Any] = [zero] * len(x.shape)
+        for d, i in zip((*kept, *sizes), (*index, *map(IntConst, places)), strict=True):
+            full[d] = i
+        value = x.load(tuple(full))
+        logical = kind in ("any", "all") and value.dtype is not torch.bool
+        return make_op("ne", (value, Const(0, value.dtype)), torch.bool) if logical else convert(value, dtype)
+
+    def fn(index: Index) -> Value:
+        values = [element(index, places) for places in product(*(range(s) for s in sizes.values() if isinstance(s, int)))]
+        return convert(reduce(lambda a, b: make_op(FOLDS[kind], (a, b), dtype), values), val.dtype)
+
+    origins = merge_origins(origins, low.origins)
+    made = Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, origins, (ops + 1) * count, heavy * count)
+    return low.computed(made)
 
 
 def _of_met(low: Lowering, x: Box, over: frozenset[int], acc: torch.dtype, val: Any) -> Box | None:

@@ -28,6 +28,7 @@ from magneto.inductor.loops.ir import (
     index_symbol,
     index_symbols,
     loads,
+    reach,
     reduce_symbol,
     reduce_symbols,
     weight,
@@ -36,6 +37,7 @@ from magneto.inductor.loops.span import span_of
 from magneto.inductor.schedule.columns import COLUMNS, rows_beside
 from magneto.inductor.schedule.domain import chain, divided
 from magneto.inductor.schedule.kernel import map_value
+from magneto.inductor.schedule.pairs import SHARING, kinds_of_rows
 from magneto.symbolic import ONE, Add, Expr, Mod, Sym, add, coefficient, compare, evaluate, mul
 from magneto.symbolic import Const as IntConst
 
@@ -168,9 +170,20 @@ def pieces(node: Reduction) -> int:
     if rows * length < SMALL or not rows:
         return 1
     if not across(node):
+        rows = -(-rows // _side_rows(node))
         return 1 if rows >= ENOUGH else min(-(-WANTED // rows), length // SHORTEST)
     blocks = -(-rows * _width(node) // ACROSS)
     return 1 if blocks >= ENOUGH else min(-(-WANTED_ACROSS // blocks), MOST_ACROSS, length // SHORTEST_ACROSS)
+
+
+def _side_rows(node: Reduction) -> int:
+    """How many rows a program folds side by side because they read the same (codegen/triton_pairs.py)."""
+    rows = {s: n for s, n in zip(index_symbols(node.ranges), node.ranges, strict=True) if isinstance(s, Sym)}
+    reads = [reach(load.index) for load in loads(node.body)]
+    kinds = kinds_of_rows(reads, rows, frozenset(s for s in reduce_symbols(node.reduce_ranges) if isinstance(s, Sym)))
+    if kinds is None or _count([rows[s] for one in kinds.apart for s in one]) < SHARING:
+        return 1
+    return SHARING if len(kinds.apart) == 1 else SHARING * SHARING
 
 
 def _width(node: Reduction) -> int:

@@ -211,6 +211,24 @@ def _adaptive_backward(b: Builder, grad: Value, x: Value) -> Any:
     return share.along((*x.shape[:-2], *parts), dims).reshape(x.shape).to(x.dtype)
 
 
+@row("adaptive_max_pool2d.default")
+def _adaptive_max(b: Builder, x: Value, size: Sequence[int]) -> Any:
+    """Of several NaN the last is the maximum's place, of equal numbers the first."""
+    parts, lead = _parts(x, size), x.ndim - 2
+    if parts is None:
+        return LIBRARY
+    rows, height, columns, width = parts
+    order = (*range(lead), lead, lead + 2, lead + 1, lead + 3)
+    windows = x.reshape((*x.shape[:-2], *parts)).transpose(order).reshape((*x.shape[:-2], rows, columns, height * width))
+    place = b.iota(height * width, torch.int64, x.device).along(windows.shape, (lead + 2,))
+    last = b.emit("ne", windows, windows).where(place, -1).reduce("amax", (lead + 2,))
+    tap = (last >= 0).where(last, windows.reduce("argmax", (lead + 2,)))
+    row_, column = b.emit("floordiv", tap, width), b.emit("remainder", tap, width)
+    first = [b.iota(n, torch.int64, x.device).along(tap.shape, (lead + d,)) for d, n in enumerate((rows, columns))]
+    index = (first[0] * height + row_) * x.shape[-1] + first[1] * width + column
+    return windows.reduce("amax", (lead + 2,)), index
+
+
 def _sources(inputs: int, outputs: int, scale: float | None) -> list[int]:
     """Which element each result is taken from, as the library computes it in single precision."""
     ratio = torch.tensor(1.0 / scale if scale else inputs / outputs, dtype=torch.float32)

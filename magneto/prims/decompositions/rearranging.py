@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from magneto.graph.layout import wrap_dim
+from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.rows import LIBRARY
+from magneto.prims.decompositions.rows import FLOATS, LIBRARY, common
 from magneto.prims.decompositions.views import _flip
 from magneto.prims.value import Builder, Value
 
@@ -38,6 +39,21 @@ def _diagonal(b: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     flat = x.transpose([*rest, first, second]).reshape([*shape, rows * columns])
     start = offset if offset >= 0 else -offset * columns
     return flat.narrow(len(rest), start, start + (count - 1) * (columns + 1) + 1, columns + 1)
+
+
+@row("linalg_cross.default")
+def _cross(b: Builder, x: Value, other: Value, dim: int = -1) -> Any:
+    """On a GPU, as one loop with what is around it."""
+    if x.device.type != "cuda" or x.dtype not in FLOATS or other.dtype is not x.dtype:
+        return LIBRARY
+    dim = wrap_dim(dim, x.ndim)
+    if x.ndim != other.ndim or not x.numel() or not other.numel():
+        return LIBRARY
+    dtype = x.dtype
+    x, other = common([x, other], compute_type(dtype))
+    places = [b.emit("remainder", b.iota(3, device=x.device) + shift, 3) for shift in (1, 2)]
+    turned = [[b.emit("index_select", one, dim, place) for place in places] for one in (x, other)]
+    return (turned[0][0] * turned[1][1] - turned[0][1] * turned[1][0]).to(dtype)
 
 
 @row("trace.default")

@@ -281,3 +281,27 @@ def test_averages_of_equal_parts(size: tuple[int, int], dtype: torch.dtype, gpu:
             graph = decompose(one.output(one(op, *[one.nodes[r.nodes.index(n)] if n in r.nodes else n for n in nodes])))
             no_library_calls(graph)
             check_sums(one, graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [[1, 1], [2, 4], [4, 2]], ids=str)
+def test_adaptive_maxima(size: list[int], dtype: torch.dtype, gpu: None) -> None:
+    x = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(2)).to(dtype)
+    x[0, 0, 1, 2:4], x[0, 1, 0, 0], x[1, 0], x[1, 2, 3, 3] = torch.nan, torch.inf, 2.0, torch.nan
+    x[1, 1] = -torch.inf
+    for given in (x, x.to(memory_format=torch.channels_last), x[0]):
+        r = Recorder(given)
+        values, places = aten.adaptive_max_pool2d(given, size)
+        found = r(aten.adaptive_max_pool2d.default, r.nodes[0], size)
+        parts = [r._keep(r.graph.call_function(operator.getitem, (found, k)), t) for k, t in enumerate((values, places))]
+        graph = decompose(r.output(*parts))
+        no_library_calls(graph)
+        for node, ours, eagers in zip(graph.output_node().args[0], run_graph(graph, r.inputs), (values, places), strict=True):
+            torch.testing.assert_close(ours, eagers, rtol=0, atol=0, equal_nan=True)
+            assert node.meta["val"].strides == eagers.stride()
+
+
+def test_adaptive_maxima_of_unequal_windows_stay_the_librarys(gpu: None) -> None:
+    r = Recorder(torch.randn(2, 3, 5, 8))
+    graph = decompose(r.output(r(aten.adaptive_max_pool2d.default, r.nodes[0], [2, 2])))
+    assert "aten.adaptive_max_pool2d.default" in targets(graph)

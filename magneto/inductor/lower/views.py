@@ -154,7 +154,11 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
     """Pieces one after the other along a dimension; None (a library call) for many pieces."""
     dim = dim % max(len(val.shape), 1)
     pieces = [x for x in xs if len(x.shape) == len(val.shape) and x.shape[dim] != 0]
-    if not pieces or len(pieces) > (MAX_CAT_PIECES_ON_GPU if low.on_gpu else MAX_CAT_PIECES) or any(p.dtype is not val.dtype for p in pieces):
+    if (
+        not pieces
+        or len(pieces) > (MAX_CAT_PIECES_ON_GPU if low.on_gpu else MAX_CAT_PIECES)
+        or any(p.dtype is not val.dtype for p in pieces)
+    ):
         return None
     if len(pieces) == 2 and (rotated := _rotation(val, pieces[0], pieces[1], dim)) is not None:
         return rotated

@@ -222,7 +222,7 @@ def _adaptive_max(b: Builder, x: Value, size: Sequence[int]) -> Any:
     windows = x.reshape((*x.shape[:-2], *parts)).transpose(order).reshape((*x.shape[:-2], rows, columns, height * width))
     place = b.iota(height * width, torch.int64, x.device).along(windows.shape, (lead + 2,))
     last = b.emit("ne", windows, windows).where(place, -1).reduce("amax", (lead + 2,))
-    tap = (last >= 0).where(last, windows.reduce("argmax", (lead + 2,)))
+    tap = (last >= 0).where(last, b.emit("argmax", windows, lead + 2))
     row_, column = b.emit("floordiv", tap, width), b.emit("remainder", tap, width)
     first = [b.iota(n, torch.int64, x.device).along(tap.shape, (lead + d,)) for d, n in enumerate((rows, columns))]
     index = (first[0] * height + row_) * x.shape[-1] + first[1] * width + column

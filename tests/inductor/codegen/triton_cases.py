@@ -24,6 +24,7 @@ from tests.aot_autograd.test_partition import relu_behind_a_norm
 from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
 from tests.inductor.codegen.triton_gathers import GATHERS
+from tests.inductor.codegen.triton_pairs import PAIRS
 from tests.inductor.codegen.triton_scans import SCANS
 from tests.inductor.lower.prim_graphs import Graph
 from tests.prims.test_decompose import Recorder
@@ -574,6 +575,7 @@ def _sampled(g: Graph) -> None:
 
 
 CASES.update(GATHERS)
+CASES.update(PAIRS)
 CASES.update(DRAWS)
 CASES.update(SCANS)
 CASES.update(CONVOLUTIONS)

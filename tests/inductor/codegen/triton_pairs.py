@@ -1,0 +1,110 @@
+"""Cases of triton_cases.py: reductions over pairs, sums of few elements where they are read, memory of rows under conditions, tiles of looked up memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.inductor.lower.prim_graphs import Graph
+
+PAIRS: dict[str, tuple[Callable[[Graph], Any], float]] = {}
+
+
+def case(name: str, tolerance: float = 2e-6) -> Callable[[Callable[[Graph], Iterator[Any]]], None]:
+    """A generator of what the graph returns."""
+
+    def add(found: Callable[[Graph], Iterator[Any]]) -> None:
+        PAIRS[name] = (lambda g: g.output(*found(g))), tolerance
+
+    return add
+
+
+def apart(g: Graph, a: Any, b: Any) -> Any:
+    """Differences of all pairs of rows."""
+    (n, width), m = a.meta["val"].shape, b.meta["val"].shape[0]
+    return g.sub(*(g.broadcast_in_dim(x, (n, m, width), dims) for x, dims in ((a, (0, 2)), (b, (1, 2)))))
+
+
+@case("distances of all pairs", 1e-5)
+def _distances(g: Graph) -> Iterator[Any]:
+    for n, m, width in ((70, 100, 40), (64, 65, 9), (33, 90, 32)):
+        a, b = g.input(torch.randn(n, width)), g.input(torch.randn(m, width))
+        yield g.sum(g.abs(apart(g, a, b)), (2,))
+        far = g.sum(g.mul(apart(g, a, b), apart(g, a, b)), (2,))
+        yield g.exp(g.mul(far, -0.05))
+        yield g.amax(g.abs(apart(g, a, b)), (2,))
+
+
+@case("products of batches written out", 1e-5)
+def _batches(g: Graph) -> Iterator[Any]:
+    q, k, v = g.input(torch.randn(3, 40, 48)), g.input(torch.randn(3, 70, 48)), g.input(torch.randn(48))
+    shape = (3, 40, 70, 48)
+    both = g.add(g.broadcast_in_dim(q, shape, (0, 1, 3)), g.broadcast_in_dim(k, shape, (0, 2, 3)))
+    yield g.sum(g.mul(g.tanh(both), g.broadcast_in_dim(v, shape, (3,))), (3,))
+    yield g.any(g.gt(both, 4.0), (3,))
+    yield g.argmax(apart(g, g.input(torch.randn(8, 256)), g.input(torch.randn(33, 256))), 2)
+
+
+@case("rows that all read the same", 1e-5)
+def _shared(g: Graph) -> Iterator[Any]:
+    labels, x = g.input(torch.randint(0, 40, (3000,))), g.input(torch.randn(90))
+    steps = g.broadcast_in_dim(g.iota(40, torch.int64, labels.meta["val"].device), (3000, 40), (1,))
+    found = g.eq(g.broadcast_in_dim(labels, (3000, 40), (0,)), steps)
+    yield g.sum(g.convert_element_type(found, torch.float32), (0,))
+    y = g.input(torch.randn(1100))
+    far = g.abs(g.sub(*(g.broadcast_in_dim(t, (90, 1100), (d,)) for d, t in enumerate((x, y)))))
+    yield g.sum(g.exp(g.neg(far)), (1,))
+    yield g.amin(far, (1,))
+    yield g.argmin(far, 1)
+
+
+@case("few elements where they are read", 1e-5)
+def _few(g: Graph) -> Iterator[Any]:
+    a, b = g.input(torch.randn(40, 3)), g.input(torch.randn(70, 3))
+    far = g.sum(g.mul(apart(g, a, b), apart(g, a, b)), (2,))
+    yield g.amin(far, (0,))
+    yield g.argmin(far, 1)
+    x = g.input(torch.randn(50, 4).bfloat16())
+    wide = g.convert_element_type(x, torch.float32)
+    yield g.div(wide, g.broadcast_in_dim(g.sqrt(g.sum(g.mul(wide, wide), (1,))), (50, 4), (0,)))
+    yield g.all(g.gt(x, -1.0), (1,))
+    yield g.prod(g.input(torch.randint(-3, 4, (60, 2, 2))), (1, 2))
+    yield g.sum(g.input(torch.randint(0, 255, (60, 4), dtype=torch.uint8)), (1,))
+    special = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1.0, -2.0, 3e38])
+    yield g.amax(g.input(torch.combinations(special, 3, True)), (1,))
+
+
+@case("places that cannot be out of range", 0)
+def _inside(g: Graph) -> Iterator[Any]:
+    table, places = g.input(torch.randn(50, 6)), g.input(torch.randint(-(1 << 40), 1 << 40, (70,)))
+    first, last = (g.full((70,), n, torch.int64, places.meta["val"].device) for n in (0, 49))
+    for index in (g.remainder(places, 50), g.minimum(g.maximum(places, first), last), g.bitwise_and(places, 31)):
+        yield g.index_select(table, 0, index)
+    yield g.index_select(
+        g.input(torch.randn(256)), 0, g.convert_element_type(g.input(torch.randint(0, 256, (90,), dtype=torch.uint8)), torch.int64)
+    )
+    inside = g.bitwise_and(g.ge(places, 0), g.lt(places, 50))
+    yield g.index_select(table, 0, g.where(inside, places, last))
+    small = g.input(torch.randint(-50, 50, (80,)))
+    yield g.index_select(table, 0, g.where(g.lt(small, 0), g.add(small, 50), small))
+
+
+@case("joined rows that are looked up", 0)
+def _joined(g: Graph) -> Iterator[Any]:
+    x, i, j = g.input(torch.randn(30, 16)), g.input(torch.randint(0, 30, (100,))), g.input(torch.randint(0, 30, (100,)))
+    a, b = g.index_select(x, 0, i), g.index_select(x, 0, j)
+    yield g.cat([a, b, g.sub(a, b)], 1)
+    few = g.slice(j, (0,), (60,), (1,))
+    yield g.cat([g.index_select(x, 0, few), g.slice(a, (0, 0), (40, 16), (1, 1))], 0)
+    yield g.mul(g.cat([g.input(torch.randn(9, k)) for k in (3, 1, 5, 2, 7, 4)], 1), 2.0)
+
+
+@case("channels-last memory at mirrored and computed places", 0)
+def _turned(g: Graph) -> Iterator[Any]:
+    x = g.input(torch.randn(2, 40, 33, 12).permute(0, 3, 1, 2))
+    place = g.abs(g.sub(g.iota(36, torch.int64, x.meta["val"].device), 3))
+    yield g.mul(g.index_select(x, 3, g.sub(32, g.abs(g.sub(32, place)))), 2.0)
+    rows = g.index_select(g.input(torch.randn(50, 24)), 0, g.input(torch.randint(0, 50, (3 * 40,))))
+    yield g.mul(g.transpose(g.reshape(rows, (3, 40, 24)), (0, 2, 1)), 1.5)

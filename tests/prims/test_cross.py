@@ -1,0 +1,39 @@
+"""Cross products, as on a GPU: one loop with what is around them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from magneto.prims.decompose import decompose
+from magneto.prims.decompositions import rearranging
+from tests.ops.checking import run_graph
+from tests.prims.test_decompose import Recorder, targets
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("shapes", "dim"), [(((5, 3), (5, 3)), -1), (((3, 4), (3, 1)), 0), (((2, 1, 3), (1, 6, 3)), 2), (((3,), (3,)), -1)]
+)
+def test_as_on_a_gpu(shapes: tuple[tuple[int, ...], ...], dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rearranging, "on_gpu", lambda x: True)
+    given = [torch.randn(s, generator=torch.Generator().manual_seed(k)).to(dtype) for k, s in enumerate(shapes)]
+    given[0].view(-1)[0] = torch.inf
+    for x, y in (given, given[::-1], [t.flip(-1) for t in given]):
+        r = Recorder(x, y)
+        node = r(aten.linalg_cross.default, *r.nodes, dim=dim)
+        graph = decompose(r.output(node))
+        assert not [name for name in targets(graph) if name.startswith("aten.")]
+        (found,) = run_graph(graph, r.inputs)
+        torch.testing.assert_close(
+            found, r.values[node], equal_nan=True, **({"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {})
+        )
+        assert graph.output_node().args[0][0].meta["val"].strides == r.values[node].stride()  # type: ignore[index, union-attr]
+
+
+def test_other_types_and_machines() -> None:
+    for x in (torch.randint(9, (4, 3)), torch.randn(4, 3)):
+        r = Recorder(x, x.flip(0))
+        assert targets(decompose(r.output(r(aten.linalg_cross.default, *r.nodes)))) == ["aten.linalg_cross.default"]

@@ -27,6 +27,7 @@ from magneto.graph.append import append_copy
 from magneto.graph.attention import ATTENTION
 from magneto.graph.layout import view_strides
 from magneto.graph.meta import TensorMeta
+from magneto.inductor.attention_rows import Rows, rows_of
 from magneto.inductor.rewrite import Adding, copied
 from magneto.inductor.scores import Known, Scores, Term, order_of, same_order, scores_behind
 
@@ -44,11 +45,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What is added to scores. `causal`: instead, a query sees the keys up to its own place. `sees`: every query is known to see a key."""
+    """What is added to scores. `causal`: instead, a query sees the keys up to its own place. `rows`: in training, where a query is not known to see a key."""
 
     bias: fx.Node | None = None
     causal: bool = False
-    sees: bool = True
+    rows: Rows | None = None
 
 
 Masks = dict[Any, Mask | None]
@@ -117,7 +118,7 @@ def operands(add: Adding, node: fx.Node, scores: Scores, known: Known, masks: Ma
     if prod(lead) * rows * columns != prod(scores.shape):
         return None
     kind = scores.terms, scores.shape, meta.dtype
-    mask = masks[kind] = masks[kind] if kind in masks else _mask(add, scores, known, meta)
+    mask = masks[kind] = masks[kind] if kind in masks else _mask(add, scores, known, meta, alike)
     if mask is None:
         return None
     if not alike and (mask.bias is None or mask.bias.meta["val"].shape[:2] == (1, 1)):
@@ -222,14 +223,15 @@ def _shaped(add: Adding, ways: list[Way], shape: tuple[int, ...]) -> tuple[fx.No
     return (node if dense_now else add(aten.clone.default, node, memory_format=torch.contiguous_format)), way.factor
 
 
-def _mask(add: Adding, scores: Scores, known: Known, meta: TensorMeta) -> Mask | None:
+def _mask(add: Adding, scores: Scores, known: Known, meta: TensorMeta, training: bool) -> Mask | None:
     """None where no kernel computes that."""
     limit, half = HIDES.get(meta.dtype, HIDES_ELSE), meta.dtype is torch.float16
-    fills = [t.fill for t in scores.terms if t.fill is not None]
-    finite = any(fill != -inf for fill in fills)
-    if finite and (len(scores.terms) > 1 or not fills[0] <= limit):
+    fills = [t for t in scores.terms if t.fill is not None]
+    exact = len(fills) == len(scores.terms)
+    finite = any(term.fill != -inf for term in fills)
+    if finite and (len(scores.terms) > 1 or not fills[0].fill <= limit):  # type: ignore[operator]
         return None
-    bias = _sum(add, scores.terms, SWALLOWS if finite and not half else -inf, meta)
+    bias = _sum(add, scores.terms, SWALLOWS if finite and not half and not training else -inf, meta)
     if bias is None:
         return Mask()
     value = known(bias)
@@ -237,17 +239,25 @@ def _mask(add: Adding, scores: Scores, known: Known, meta: TensorMeta) -> Mask |
     if seen is not None:
         return Mask(causal=seen)
     sees = value is not None and bool((value.amax(-1) > LOW).all())
-    if finite and half and not sees:
+    if finite and half and not sees and not training:
         return None
-    fitted = _fitted(add, bias, scores.shape, meta, len(fills) == len(scores.terms))
-    if fitted is not None and not sees and not finite and meta.device.type != "cpu":
+    fitted = _fitted(add, bias, scores.shape, meta, exact)
+    if fitted is None or sees:
+        return None if fitted is None else Mask(fitted)
+    if training:
+        only = fitted if exact else _sum(add, tuple(fills), -inf, meta)
+        filled = only if exact or only is None else _fitted(add, only, scores.shape, meta, True)
+        if (filled is None) != (only is None):
+            return None
+        fitted, rows = rows_of(add, fitted, filled, finite)
+        return Mask(fitted, rows=rows)
+    if not finite and meta.device.type != "cpu":
         hides = add(aten.eq.Scalar, fitted, -inf)
-        if (
-            len(fills) < len(scores.terms) and fitted.meta["val"].dtype is not torch.float16
-        ):  # kernels of GPUs count in powers of two: nearly the least number overflows there
+        # kernels of GPUs count in powers of two: nearly the least number overflows there
+        if not exact and fitted.meta["val"].dtype is not torch.float16:
             fitted = add(aten.where.self, hides, fitted, add(aten.clamp_min.default, fitted, SWALLOWS))
         fitted = add(aten.where.ScalarSelf, add(aten.all.dim, hides, -1, True), nan, fitted)
-    return None if fitted is None else Mask(fitted, sees=sees)
+    return Mask(fitted)
 
 
 def _sum(add: Adding, terms: tuple[Term, ...], low: float, meta: TensorMeta) -> fx.Node | None:

@@ -3,12 +3,12 @@
     weights = softmax(q @ k.t() * scale + bias), weights @ v, and their gradients      becomes      the calls that scaled_dot_product_attention makes, forward and backward
 
 No weights are kept between the two. What flows back must be autograd's formulas, through the same factor, with nobody else reading it (a bias that learns does).
-Not where a query may see no key: written out, what is filled in lets nothing flow back, so that only the values' gradients are NaN; and of what is large kernels keep a sum that tells little of the weights.
-Otherwise as in `attention.py`.
+What kernels would not train as the formula does, queries that may see no key and masks of large numbers, is in `attention_rows.py`. Otherwise as in `attention.py`.
 """
 
 from __future__ import annotations
 
+import operator
 from math import isclose, prod
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import fx
 from magneto.aot_autograd.joint import JointGraph, trace_joint
 from magneto.aot_autograd.storage import memory_order
 from magneto.aot_autograd.trace import drop_dead
-from magneto.base.dataclass import dataclass
+from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size, sizes_vary
 from magneto.graph.append import append_copy
 from magneto.graph.attention import ATTENTION
@@ -70,14 +70,18 @@ def _replace(made: fx.Graph, node: fx.Node, flow: Flow, known: Known, masks: Mas
     with made.inserting_before(node):
         add = Adding(made, node)
         given = operands(add, node, scores, known, masks, True)
-        if given is None or not given.mask.sees:
+        if given is None:
             return False
+        rows = given.mask.rows
+        if rows is not None:
+            given = replace(given, query=rows.query(add, given.query))
         joint = traced(lambda plain, tensors: trace_joint(plain, _needing_gradients(tensors)), given)
         if not is_fused(joint.graph):
             return False
         env = dict(zip(joint.graph.find_nodes(op="placeholder"), given.tensors, strict=False))
         _append(add, [n for n in joint.graph.nodes if n.meta["stage"] == "forward"], env, given)
-        result = shown(add, env[joint.results[0]], node.meta["val"].shape)
+        out = env[joint.results[0]]
+        result = shown(add, out if rows is None else rows.out(add, out), node.meta["val"].shape)
     with made.inserting_before(min(flow.first, flow.value)):
         _flow_back(Adding(made, flow.value), joint, flow, env, given)
     node.replace_all_uses_with(result)
@@ -90,12 +94,23 @@ def _needing_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _flow_back(add: Adding, joint: JointGraph, flow: Flow, env: dict[fx.Node, fx.Node], given: Operands) -> None:
     (tangent,), gradient = joint.tangents, flow.gradient
-    env[tangent] = _laid_out(add, add(aten.view.default, _contiguous(add, gradient), list(tangent.meta["val"].shape)), tangent.meta["val"])
+    flowing, rows = add(aten.view.default, _contiguous(add, gradient), list(tangent.meta["val"].shape)), given.mask.rows
+    if rows is not None:
+        flowing = rows.gradient(add, flowing)
+        env.update((sums, rows.sums(add, env[sums])) for sums in _sums(joint.graph))
+    env[tangent] = _laid_out(add, flowing, tangent.meta["val"])
     _append(add, [n for n in joint.graph.nodes if n.meta["stage"] != "forward"], env, given)
     query, key, value = (env[found] for found in joint.gradients[:3] if found is not None)
+    if rows is not None:
+        query, key, value = rows.gradients(add, query, key, value)
     key = add(aten.transpose.int, key, 2, 3)
     for one, other in ((query, flow.query), (key, flow.key), (value, flow.value)):
         other.replace_all_uses_with(shown(add, one, other.meta["val"].shape))
+
+
+def _sums(graph: fx.Graph) -> list[fx.Node]:
+    """The logarithms of sums that kernels answer beside the result."""
+    return [n for n in graph.nodes if n.target is operator.getitem and n.args[1] == 1 and n.meta["stage"] == "forward"]
 
 
 def _append(add: Adding, nodes: list[fx.Node], env: dict[fx.Node, fx.Node], given: Operands) -> None:

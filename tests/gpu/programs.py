@@ -331,6 +331,23 @@ def attention_in_bfloat16() -> Any:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2, (q, k, v)
 
 
+@program(1e-4, train=True)
+def attention_written_out() -> Any:
+    """Of a query that sees no key NaN is what eager makes NaN; where all that it sees is low, weights are alike."""
+    kept = torch.rand(2, 1, 37, 50, device=DEVICE) > 0.3
+    kept[0, 0, 5] = False
+    infinite, least = (
+        torch.zeros(kept.shape, device=DEVICE).masked_fill(~kept, low) for low in (-torch.inf, torch.finfo(torch.float32).min)
+    )
+
+    def run(kept: torch.Tensor, infinite: torch.Tensor, least: torch.Tensor, *given: torch.Tensor) -> Any:
+        scores = [q @ k.mT * 0.2 for q, k in zip(given[::3], given[1::3], strict=True)]
+        masked = scores[0].masked_fill(~kept, -torch.inf), scores[1].masked_fill(~kept, -1e9), scores[2] + infinite, scores[3] + least
+        return tuple(x.softmax(-1) @ v for x, v in zip(masked, given[2::3], strict=True))
+
+    return run, (kept, infinite, least, *(randn(2, 4, n, 32, grad=True) for n in (37, 50, 50) * 4))
+
+
 @program(2e-2, train=True)
 def under_autocast() -> Any:
     model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10)).to(DEVICE)

@@ -20,7 +20,7 @@ from torch import fx
 from magneto.base.dataclass import dataclass, replace
 from magneto.base.flags import config
 from magneto.base.heard import taken
-from magneto.graph import scaled
+from magneto.graph import numbered, scaled
 from magneto.graph.fake import fake_call
 from magneto.graph.fallback import DataDependent
 from magneto.graph.gradient import Gradients
@@ -414,7 +414,8 @@ def _agree(step: Step, effects: Any) -> None:
 def _is_torchs(fn: Any) -> bool:
     """Whether a call runs no code of the program (but what it has registered for an operator of its own)."""
     return isinstance(fn, _TARGETS) or (
-        isinstance(fn, FunctionType) and (fn.__module__ == scaled.__name__ or fn.__module__.partition(".")[0] == "torch")
+        isinstance(fn, FunctionType)
+        and (fn.__module__ in (scaled.__name__, numbered.__name__) or fn.__module__.partition(".")[0] == "torch")
     )
 
 

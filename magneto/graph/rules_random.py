@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,3 +40,11 @@ def _multinomial(weights: TensorMeta, count: int, replacement: bool = False, **k
     if len(weights.shape) not in (1, 2) or count <= 0 or (not replacement and count > weights.shape[-1]):
         raise RuleError("bad multinomial")
     return TensorMeta.contiguous((*weights.shape[:-1], count), torch.int64, weights.device)
+
+
+def _drawn(name: str, size: Sequence[int], numbers: Any, *, dtype: torch.dtype) -> TensorMeta:
+    return TensorMeta.contiguous(tuple(size), dtype)
+
+
+RULES["magneto.drawn"] = _drawn
+RULES["magneto.statistics"] = lambda x, mean, var, momentum: (_same(mean), _same(var))

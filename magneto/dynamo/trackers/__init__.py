@@ -10,6 +10,8 @@ from magneto.dynamo.trackers import (
     lazy_number,
     lifted,
     made_class,
+    number_formulas,
+    number_lists,
     number_options,
     read_only,
     reference,

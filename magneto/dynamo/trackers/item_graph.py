@@ -28,7 +28,7 @@ _EXPRESSIONS: dict[str, Any] = {
     **{CHECKED[fn]: fn for fn in (operator.truediv, operator.pow)},
     "(-{})": operator.neg,
 }
-_READ = "{}.item()"
+_READ = ("{}.item()", "float({}.item())")
 
 
 def graph_number(m: Machine, value: Tracker) -> TensorTracker | None:
@@ -43,7 +43,7 @@ def graph_number(m: Machine, value: Tracker) -> TensorTracker | None:
 
 def _computed(m: Machine, item: ItemTracker) -> TensorTracker | None:
     if item.held is None:
-        if item.template == _READ:
+        if item.template in _READ:
             made = m.node("reshape", [item.operands[0], ()], {}, method=True)
             made = m.node("to", [made, torch.device("cpu"), torch.float64], {}, method=True)
         else:

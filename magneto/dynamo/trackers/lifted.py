@@ -207,6 +207,11 @@ def _comparison(name: str) -> None:
         for number, bound, symbol in ((left, right, name), (right, left, _SWAPPED[name])):
             if may_decide(m, number) and not changing(m, bound):
                 return _compare(m, symbol, number, bound.read())
+        if may_decide(m, left) and may_decide(m, right) and (source := leaves(left)[0].source) == leaves(right)[0].source:
+            result = getattr(operator, name)(left.value, right.value)
+            guard_types(m, left, right)
+            m.guard(Kind.RELATION, source, f"({text_of(left, '{}')} {_SYMBOLS[name]} {text_of(right, '{}')}) is {result}")
+            return m.const(result)
         return NotImplemented
 
 

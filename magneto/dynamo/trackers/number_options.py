@@ -37,12 +37,12 @@ _MOST = 64  # elements of a list that are made one by one
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def _moves(m: Machine, v: Any) -> bool:
+def moves(m: Machine, v: Any) -> bool:
     """Whether it is a number that changes from call to call."""
     return isinstance(v, ConstTracker) and is_unread(v) and type(v.value) in (int, float) and changing(m, v)
 
 
-def _arguments(names: Sequence[str], args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> dict[str, Tracker] | None:
+def arguments(names: Sequence[str], args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> dict[str, Tracker] | None:
     """By name; None where there are others."""
     if len(args) > len(names) or not set(kwargs) <= set(names[len(args) :]):
         return None
@@ -57,14 +57,14 @@ def _bounded(fn: Any, names: Sequence[str], plain: Any) -> None:
 
     @prefer(fn, TensorTracker)
     def body(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-        given = _arguments(names, args, kwargs)
-        if given is None or v.meta.dtype not in _REAL or not any(_moves(m, bound) for bound in given.values()):
+        given = arguments(names, args, kwargs)
+        if given is None or v.meta.dtype not in _REAL or not any(moves(m, bound) for bound in given.values()):
             return NotImplemented
         bounds = {name: given[name] for name in ("min", "max") if name in given and not _is_none(given[name])}
         if not all(isinstance(bound, ConstTracker) for bound in bounds.values()):
             return NotImplemented
         held: dict[str, Any] = {name: lift(m, v, bound) for name, bound in bounds.items()}  # type: ignore[arg-type]
-        if any(held[name] is None and _moves(m, bound) for name, bound in bounds.items()):
+        if any(held[name] is None and moves(m, bound) for name, bound in bounds.items()):
             return NotImplemented
         if None not in held.values():
             return m.apply(plain, v, **held)
@@ -96,7 +96,7 @@ def _factor(fn: Any, formula: Any, operands: int, keyword: str, negative: bool =
         dtypes = {one.meta.dtype for one in (v, *others) if isinstance(one, TensorTracker)}
         if number is None or len(kwargs) > 1 or len(args) >= operands or not v.meta.dtype.is_floating_point or len(dtypes) > 1:
             return NotImplemented
-        if not _moves(m, number) and not isinstance(number, ItemTracker):
+        if not moves(m, number) and not isinstance(number, ItemTracker):
             return NotImplemented
         small = not all(one.meta.ndim for one in (v, *others))  # type: ignore[attr-defined]
         if small and v.meta.dtype not in (torch.float32, torch.float64):
@@ -165,7 +165,7 @@ def _dtype(options: Mapping[str, Tracker]) -> torch.dtype | None:
 
 @prefer(torch.full, Tracker, ConstTracker)
 def full(m: Machine, size: Tracker, number: ConstTracker, /, **options: Tracker) -> Any:
-    if not set(options) <= {"dtype", "device"} or not _moves(m, number) or not _says(options):
+    if not set(options) <= {"dtype", "device"} or not moves(m, number) or not _says(options):
         return NotImplemented
     dtype = _dtype(options) or (torch.int64 if type(number.value) is int else torch.get_default_dtype())
     return _filled(m, torch.empty, size, number, dtype, {**options, "dtype": m.const(dtype)})
@@ -178,14 +178,14 @@ def full_by_name(m: Machine, size: Tracker, /, *args: Tracker, fill_value: Track
 
 @prefer(torch.full_like, TensorTracker, ConstTracker)
 def full_like(m: Machine, v: TensorTracker, number: ConstTracker, /, **options: Tracker) -> Any:
-    if not set(options) <= {"dtype", "device", "memory_format"} or not _moves(m, number) or not _says(options):
+    if not set(options) <= {"dtype", "device", "memory_format"} or not moves(m, number) or not _says(options):
         return NotImplemented
     return _filled(m, torch.empty_like, v, number, _dtype(options) or v.meta.dtype, options)
 
 
 @prefer(torch.Tensor.new_full, TensorTracker, Tracker, ConstTracker)
 def new_full(m: Machine, v: TensorTracker, size: Tracker, number: ConstTracker, /, **options: Tracker) -> Any:
-    if not set(options) <= {"dtype", "device"} or not _moves(m, number) or not _says(options):
+    if not set(options) <= {"dtype", "device"} or not moves(m, number) or not _says(options):
         return NotImplemented
     made = _held(m, number, _dtype(options) or v.meta.dtype)
     return NotImplemented if made is None else m.apply(torch.Tensor.fill_, m.apply(torch.Tensor.new_empty, v, size, **options), made)
@@ -193,7 +193,7 @@ def new_full(m: Machine, v: TensorTracker, size: Tracker, number: ConstTracker, 
 
 @prefer(torch.Tensor.fill_, TensorTracker, ConstTracker)
 def fill_(m: Machine, v: TensorTracker, number: ConstTracker) -> Any:
-    held = _held(m, number, v.meta.dtype) if _moves(m, number) else None
+    held = _held(m, number, v.meta.dtype) if moves(m, number) else None
     return NotImplemented if held is None else m.apply(torch.Tensor.fill_, v, held)
 
 
@@ -215,7 +215,7 @@ def _made_of_numbers(fn: Any) -> None:
         if not m.changing or not isinstance(data, (SequenceTracker, ConstTracker)) or not set(options) <= {"dtype", "device"}:
             return NotImplemented
         found = _listed(m, data)
-        if found is None or not _says(options) or not any(_moves(m, number) for number in found[0]):
+        if found is None or not _says(options) or not any(moves(m, number) for number in found[0]):
             return NotImplemented
         numbers, shape = found
         kinds = {type(number.value) for number in numbers}
@@ -228,7 +228,7 @@ def _made_of_numbers(fn: Any) -> None:
         for number in numbers:
             if id(number) in made:
                 continue
-            if _moves(m, number):
+            if moves(m, number):
                 held: Any = _held(m, number, dtype)
                 if held is None:
                     return NotImplemented
@@ -255,11 +255,11 @@ for _fn in (torch.tensor, torch.as_tensor):
 def _triangle(fn: Any, outside: Any) -> None:
     @prefer(fn, TensorTracker)
     def body(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-        given = _arguments(("diagonal",), args, kwargs)
+        given = arguments(("diagonal",), args, kwargs)
         number = given.get("diagonal") if given else None
         if isinstance(v.meta, UnknownMeta) or v.meta.ndim < 2 or not isinstance(number, ConstTracker) or type(number.value) is not int:
             return NotImplemented
-        held = _held(m, number, torch.int64) if _moves(m, number) else None
+        held = _held(m, number, torch.int64) if moves(m, number) else None
         if held is None:
             return NotImplemented
         rows, columns = v.meta.shape[-2:]
@@ -280,14 +280,14 @@ for _owner in (torch, torch.Tensor):
 
 @rule(operator.pow, ConstTracker, TensorTracker)
 def power_of_number(m: Machine, number: ConstTracker, v: TensorTracker) -> Any:
-    held = lift(m, v, number) if _moves(m, number) else None
+    held = lift(m, v, number) if moves(m, number) else None
     return NotImplemented if held is None else m.apply(torch.pow, held, v)
 
 
 def _power(fn: Any) -> None:
     @prefer(fn, TensorTracker, ConstTracker)
     def body(m: Machine, v: TensorTracker, number: ConstTracker) -> Any:
-        if v.meta.dtype not in (torch.float32, torch.float64) or not _moves(m, number) or abs(number.value) >= 2**53:
+        if v.meta.dtype not in (torch.float32, torch.float64) or not moves(m, number) or abs(number.value) >= 2**53:
             return NotImplemented
         guard_types(m, number)
         return m.node(scaled.power, [v, m.number_input(number)], {})
@@ -302,9 +302,9 @@ for _fn in (operator.pow, torch.pow, torch.Tensor.pow):
 
 def _inlined(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
     """A function like `F.gumbel_softmax` is followed, so that a number meets the operation that takes it."""
-    if not m.changing or not isinstance(fn, types.FunctionType) or not is_graph_callable(fn):
+    if not isinstance(fn, types.FunctionType) or not is_graph_callable(fn):
         return NotImplemented
-    if not any(_moves(m, v) for v in (*args, *kwargs.values())):
+    if not any(isinstance(v, ItemTracker) or moves(m, v) for v in (*args, *kwargs.values())):
         return NotImplemented
     return m.inline(FunctionTracker.existing(m, fn, Held(fn.__name__, fn)), args, kwargs)
 
@@ -318,7 +318,7 @@ FALLBACKS.insert(0, _inlined)
 @prefer(operator.contains, SequenceTracker, ConstTracker)
 def contains(m: Machine, v: SequenceTracker, number: ConstTracker) -> Any:
     """`step in (10, 20)`."""
-    if v.cls not in (list, tuple) or not _moves(m, number) or not may_decide(m, number):
+    if v.cls not in (list, tuple) or not moves(m, number) or not may_decide(m, number):
         return NotImplemented
     items = v.items(m)
     if not all(isinstance(item, ConstTracker) and type(item.value) in (int, float) and not changing(m, item) for item in items):

@@ -55,6 +55,8 @@ def same(m: Machine, a: Tracker, b: Tracker) -> bool:
 def _same_constants(m: Machine, a: ConstTracker, b: ConstTracker) -> bool:
     """Identity of equal numbers and texts is that of the objects given; of those computed inside the region, that of what
     capture computed as CPython does (of ints, equality: sizes are made anew each time)."""
+    if type(a.value) is not type(b.value):
+        return a.python_type() is b.python_type()  # a number that changes is not None whatever it is
     x, y = a.read(), b.read()
     if type(x) is not type(y) or type(x) not in (int, float, complex, str, bytes, range) or not same_constant(x, y):
         return x is y

@@ -11,9 +11,8 @@ from torch.optim import optimizer
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import MISSING, Tracker
 from magneto.dynamo.trackers.container import ListTracker, SequenceTracker, TupleTracker
-from magneto.dynamo.trackers.dispatch import prefer, rule
+from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import CODE_RULES, FunctionTracker
-from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.item_graph import graph_number
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.tensor import TensorTracker
@@ -110,38 +109,3 @@ def _weighted(name: str) -> None:
 _SCALE = {"add_": "alpha", "addcmul_": "value", "addcdiv_": "value"}
 for _name in _SCALE:
     _weighted(_name)
-
-
-# -- lists of tensors with a number for each
-
-
-def _one_by_one(name: str, lists: int) -> None:
-    single = getattr(torch.Tensor, f"{name}_")
-
-    @prefer(getattr(torch, f"_foreach_{name}_"), *[SequenceTracker] * (lists + 1))
-    def body(m: Machine, *args: SequenceTracker, **kwargs: Tracker) -> Any:
-        """As torch's own slow path: tensor by tensor."""
-        rows = [arg.items(m) for arg in args]
-        if kwargs or len(rows) != lists + 1 or not any(isinstance(number, ItemTracker) for number in rows[-1]):
-            return NotImplemented
-        for row in zip(*rows, strict=True):
-            if lists == 1:
-                m.apply(single, *row)
-            else:
-                m.apply(single, *row[:-1], value=row[-1])
-        return m.const(None)
-
-    plain = getattr(torch, name, None)
-    if plain is None or lists > 1:
-        return
-
-    @prefer(getattr(torch, f"_foreach_{name}"), SequenceTracker, SequenceTracker)
-    def made(m: Machine, tensors: SequenceTracker, numbers: SequenceTracker, **kwargs: Tracker) -> Any:
-        rows = tensors.items(m), numbers.items(m)
-        if kwargs or len(rows[0]) != len(rows[1]) or not any(isinstance(number, ItemTracker) for number in rows[1]):
-            return NotImplemented
-        return TupleTracker([m.apply(plain, *row) for row in zip(*rows, strict=True)])
-
-
-for _name, _lists in (("add", 1), ("mul", 1), ("div", 1), ("addcmul", 3), ("addcdiv", 3)):
-    _one_by_one(_name, _lists)

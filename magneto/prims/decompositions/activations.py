@@ -163,7 +163,9 @@ def _leaky_relu(x: Value, slope: Any = 0.01) -> Value:
 
 @row("leaky_relu_backward")
 @elementwise(2)
-def _leaky_relu_backward(grad: Value, x: Value, slope: Any, is_result: bool) -> Value:
+def _leaky_relu_backward(grad: Value, x: Value, slope: Any, is_result: bool) -> Any:
+    if is_result and not slope >= 0:
+        return LIBRARY  # which raises
     return (x > 0.0).where(grad, grad * float(slope))
 
 
@@ -182,6 +184,8 @@ def _elu(x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Valu
 
 @row("elu_backward")
 def _elu_backward(b: Any, grad: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value) -> Any:
+    if is_result and not alpha >= 0:
+        return LIBRARY  # which raises
     return _elu_gradient(b, grad, x, float(alpha * scale), float(scale), float(input_scale), is_result)
 
 

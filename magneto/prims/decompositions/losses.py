@@ -60,7 +60,14 @@ def _huber(difference: Value, delta: float = 1.0) -> Value:
 
 row("mse_loss.default")(_loss(_squared, True))
 row("smooth_l1_loss.default")(_loss(_smooth_l1, False))
-row("huber_loss.default")(_loss(_huber, True))
+
+
+@row("huber_loss.default")
+def _huber_row(b: Builder, x: Value, target: Value, reduction: int = 1, delta: float = 1.0) -> Any:
+    return _huber_loss(b, x, target, reduction, delta) if delta > 0 else LIBRARY  # which raises
+
+
+_huber_loss = _loss(_huber, True)
 
 
 @row("binary_cross_entropy.default")

@@ -216,12 +216,30 @@ def _batch_norm_functional(
         return LIBRARY
     result, mean, invstd, variance = _training(b, x, weight, bias, eps)
     kept = _statistics_type(x, weight, running_mean)
+    updated = _updated(running_mean, running_var, mean, variance, momentum, count)
+    return result, mean.to(kept), invstd.to(kept), *updated
+
+
+def _updated(running_mean: Value, running_var: Value, mean: Value, variance: Value, momentum: Any, count: int) -> list[Value]:
+    """The running statistics after these, which are of `count` elements. `momentum`: a number, or one for each channel."""
     unbiased = variance / (count - 1) * count if any_size() else variance * (count / (count - 1))  # the quotient tells no count
-    updated = [
+    return [
         (old.to(mean.dtype) * (1.0 - momentum) + new * momentum).to(old.dtype)
         for old, new in ((running_mean, mean), (running_var, unbiased))
     ]
-    return result, mean.to(kept), invstd.to(kept), *updated
+
+
+def _statistics(b: Builder, x: Value, running_mean: Value, running_var: Value, momentum: Value) -> Any:
+    """`graph/numbered.py`: the update alone, by a momentum in a tensor."""
+    count = x.count(_channels(x)) if x.numel() else 0
+    if count < 2:
+        return LIBRARY
+    variance, mean = b.var(x.to(compute_type(x.dtype)), _channels(x), 0.0)
+    weight = momentum.to(mean.dtype).reshape(()).broadcast(mean.shape)
+    return tuple(_updated(running_mean, running_var, mean, variance, weight, count))
+
+
+ROWS["magneto.statistics"] = _statistics
 
 
 @row("native_batch_norm_backward.default")

@@ -113,7 +113,7 @@ def _softshrink(x: Value, bound: Any = 0.5) -> Any:
     if category(x.dtype) != FLOAT:
         return LIBRARY
     edge = float(bound)
-    if edge < 0:
+    if not 0 <= edge <= torch.finfo(x.dtype).max:
         return LIBRARY  # which raises
     return (x > edge).where(x - edge, (x < -edge).where(x + edge, x * 0.0))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import magneto
 from tests.compare import Capturing, assert_equal, same
@@ -125,6 +127,27 @@ MILESTONES = (4, 7)
 @case(INTS)
 def decisions_by_a_tuple_from_outside(x, y, step):
     return x / 2 if step in MILESTONES else x + step
+
+
+def _of_numpy(x, y, s):
+    z = x * s, s * x, s - y, y / s, s / y, y**s, x > s, s <= x, x.clamp(-s, s), x.lerp(y, 1 - s), x.clone().mul_(s).add_(y, alpha=-s)
+    w = F.leaky_relu(x, s), x * s.item(), x * (2 * s + 1), x.mean() * s
+    return *z, *w, x + s if s > 0.5 else x - float(s), -s, s * 2 - 1, isinstance(s, np.floating)
+
+
+@case(tuple(np.linspace(0.1, 0.9, 12)))
+def numbers_of_numpy(x, y, s):
+    return _of_numpy(x, y, s)
+
+
+@case(tuple(np.linspace(0.1, 0.9, 12, dtype=np.float32)))
+def short_numbers_of_numpy(x, y, s):
+    return _of_numpy(x, y, s)
+
+
+@case(tuple(np.arange(2, 14)))
+def whole_numbers_of_numpy(x, y, n):
+    return x * n, n - x, y / n, x.add(y, alpha=n), n * 2, x if n == 5 else x + n, x * (n % 3)
 
 
 @pytest.mark.parametrize(("fn", "values"), CASES, ids=[fn.__name__ for fn, _ in CASES])

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -111,12 +112,19 @@ def anneal_rate(number: int, n: Any, o: Any, kept: dict[str, Any]) -> None:
     anneal(number, n, o, {"more": ()})
 
 
+def rates_of_numpy(number: int, n: Any, o: Any, kept: dict[str, Any]) -> None:
+    for group in o.param_groups:
+        group["lr"], group["weight_decay"] = np.linspace(0.01, 0.001, 9)[number], np.linspace(0.1, 0.2, 9)[number]
+
+
 SCHEDULED: dict[str, tuple[Make, Callable[..., None]]] = {
     "sgd": (lambda p: optim.SGD(p, 0.1, momentum=0.5, weight_decay=0.1, foreach=True), anneal),
     "adam": (lambda p: optim.Adam(p, 0.01, weight_decay=0.1, foreach=True), anneal),
     "adamw": (lambda p: optim.AdamW(p, 0.01, amsgrad=True, foreach=True), anneal),
     "rmsprop": (lambda p: optim.RMSprop(p, 0.01, centered=True, momentum=0.3, foreach=True), anneal),
     "adadelta": (lambda p: optim.Adadelta(p, 1.0, rho=0.8, weight_decay=0.1, foreach=True), anneal),
+    "adamw_numpy": (lambda p: optim.AdamW(p, 0.01), rates_of_numpy),
+    "sgd_numpy": (lambda p: optim.SGD(p, 0.1, momentum=0.9, foreach=True), rates_of_numpy),
     "adam_fused": (lambda p: optim.Adam(p, 0.01, weight_decay=0.1, amsgrad=True, fused=True), anneal_rate),
     "adamw_fused": (lambda p: optim.AdamW(p, 0.01, fused=True), anneal_rate),
     "sgd_fused": (lambda p: optim.SGD(p, 0.1, momentum=0.5, fused=True), anneal_rate),

@@ -71,7 +71,7 @@ def keeps_failing(misses: Sequence[Miss]) -> tuple[Row, int] | None:
 
 
 def changed_numbers(guards: GuardSet, state: Any) -> set[Source]:
-    """Sources of ints and floats that were guarded by value and now have another value of the same type."""
+    """Sources of ints and floats, numpy's too, that were guarded by value and now have another value of the same type."""
     frame = state if isinstance(state, reading.Frame) else _frame_of(state)
     found = set()
     for row in guards:
@@ -79,7 +79,7 @@ def changed_numbers(guards: GuardSet, state: Any) -> set[Source]:
             with contextlib.suppress(reading.Absent, reading.Unreadable):
                 if not reading.relation(row.payload)(reading.read(row.source, frame)):
                     found.add(row.source)
-        if row.kind is not Kind.EQUALS or type(row.payload) not in (int, float) or row.source is None:
+        if row.kind is not Kind.EQUALS or row.source is None or not (type(row.payload) in (int, float) or hasattr(row.payload, "dtype")):
             continue
         with contextlib.suppress(reading.Absent, reading.Unreadable):
             value = reading.read(row.source, frame)

@@ -343,9 +343,8 @@ def relation(condition: str) -> Callable[[Any], bool]:
 
     def check(value: Any) -> bool:
         try:
-            return (type(value) in (int, float) or isinstance(value, (str, bytes)) or type(value).__name__ == "ndarray") and holds(
-                value
-            ) is True
+            known = type(value) in (int, float) or isinstance(value, (str, bytes)) or type(value).__module__ == "numpy"
+            return known and bool(holds(value))
         except (ArithmeticError, TypeError, ValueError):
             return False
 

@@ -131,12 +131,12 @@ class Recorder:
         return node
 
     def number_input(self, number: trackers.ConstTracker | trackers.HostNumber) -> trackers.NumberInput:
-        """The input that stands for a changing number: one for all uses of a source, or of one computed number."""
-        key = number.source if number.source is not None else id(number)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = trackers.NumberInput(number)
-        return found
+        """The input that stands for a changing number: one for all uses of a source, or of what is computed from one."""
+        key = trackers.number_key(number)
+        made = self._numbers.get(key)
+        if made is None:
+            made = self._numbers[key] = trackers.NumberInput(number)
+        return made
 
     def sized_number(self, number: trackers.ConstTracker) -> trackers.SizedNumber | None:
         """The input whose size is a changing number; None where it has to be a constant."""

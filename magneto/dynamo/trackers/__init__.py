@@ -13,6 +13,7 @@ from magneto.dynamo.trackers import (
     number_formulas,
     number_lists,
     number_options,
+    numpy_numbers,
     read_only,
     reference,
     rules_attention,
@@ -71,7 +72,7 @@ from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker, number_of, texts_wanted
 from magneto.dynamo.trackers.iterator import ExistingGenerator, GeneratorState, GeneratorTracker, each, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.lifted import NumberInput
+from magneto.dynamo.trackers.lifted import NumberInput, number_key
 from magneto.dynamo.trackers.made_class import MadeClassTracker, forget_prototypes
 from magneto.dynamo.trackers.mapping import DictTracker, SetTracker
 from magneto.dynamo.trackers.marked import MarkedTracker

@@ -92,13 +92,14 @@ class ConstTracker(Tracker):
     def python_type(self) -> type:
         """The class; of a number that is known to change, only that is guarded."""
         machine, cls = self._machine, type(self.value)
-        if machine is not None and (cls is int or cls is float) and self.source in machine.changing:
+        if machine is not None and (cls is int or cls is float or is_numpy_scalar(self.value)) and self.source in machine.changing:
             machine.guard(Kind.TYPE_IS, self.source, cls)  # type: ignore[arg-type]
             return cls
         return type(self.read())
 
     def instance_attr(self, m: Machine, name: str) -> Tracker | None:
-        value = self.read()
+        self.python_type()
+        value = self.value
         if not isinstance(value, enum.Enum) or name not in value.__dict__:
             return None
         return m.wrap(value.__dict__[name], Item(InstanceDict(Held(str(value.name), value)), name))

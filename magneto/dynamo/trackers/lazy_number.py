@@ -13,7 +13,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from magneto.dynamo.guards.rows import Kind
-from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.dispatch import rule
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class ComputedNumber(ConstTracker):
         if not is_unread(self):
             return em.const(self.value)
         text = self.template.format(*[em.value(operand) for operand in self.operands])
-        return em.early(f"typed({text}, {type(self.value).__name__})") if self.checked else text
+        cls = type(self.value)
+        return em.early(f"typed({text}, {em.const(cls, cls.__name__)})") if self.checked else text
 
     def text_of(self, name: str) -> str:
         """The expression, with `name` for what is unread in it."""
@@ -135,6 +136,10 @@ def guard_types(m: Machine, *numbers: ConstTracker) -> None:
             m.guard(Kind.TYPE_IS, leaf.source, type(leaf.value))
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or (is_numpy_scalar(value) and hasattr(value, "item") and value.dtype.kind in "if")
+
+
 def _depth(tracker: ConstTracker) -> int:
     return tracker.depth if isinstance(tracker, ComputedNumber) else 0
 
@@ -144,13 +149,13 @@ def compute(m: Machine, fn: Any, template: str, numbers: Sequence[ConstTracker],
     if not any(is_unread(number) for number in numbers) or (checked and not changing(m, *numbers)):
         return NotImplemented
     depth = 1 + max(map(_depth, numbers))
-    if depth > MAX_DEPTH or any(type(number.value) not in (int, float) or not math.isfinite(number.value) for number in numbers):
+    if depth > MAX_DEPTH or not all(_is_number(number.value) and math.isfinite(number.value) for number in numbers):
         return NotImplemented
     try:
         value = fn(*[number.value for number in numbers])
     except Exception:  # the usual way reads the operands and raises in the program
         return NotImplemented
-    if type(value) not in (int, float) or (type(value) is int and value.bit_length() > 1024):
+    if not _is_number(value) or (type(value) is int and value.bit_length() > 1024):
         return NotImplemented
     guard_types(m, *numbers)
     return ComputedNumber(value, template, tuple(numbers), depth, checked)

@@ -56,6 +56,14 @@ class NumberInput(MadeInput):
         return f"as_tensor({em.value(self.number)})"
 
 
+def number_key(number: ConstTracker | HostNumber) -> Any:
+    """Equal for numbers that are the same expression of one source."""
+    if number.source is not None or not isinstance(number, ConstTracker):
+        return number.source or id(number)
+    sources = {leaf.source for leaf in leaves(number)}
+    return (*sources, text_of(number, "{}")) if len(sources) == 1 else id(number)
+
+
 def _value(number: ConstTracker | HostNumber) -> Any:
     """The number, or one like it."""
     return number.example if isinstance(number, HostNumber) else number.value
@@ -178,7 +186,8 @@ def decide(m: Machine, number: ConstTracker, condition: str) -> bool:
 
 def may_decide(m: Machine, number: ConstTracker) -> bool:
     """Whether a number changes, alone."""
-    return type(number.value) in _DTYPES and changing(m, number) and len({leaf.source for leaf in leaves(number)}) == 1
+    known = type(number.value) in _DTYPES or is_numpy(number.value)
+    return known and changing(m, number) and len({leaf.source for leaf in leaves(number)}) == 1
 
 
 _SYMBOLS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -197,7 +206,7 @@ def _compare(m: Machine, name: str, number: ConstTracker, bound: Any) -> Any:
         guard_types(m, number)
         m.guard(Kind.INT_RANGE, number.source, (low_end, high_end))
     else:
-        decide(m, number, f"({{}} {_SYMBOLS[name]} {bound!r}) is {result}")
+        decide(m, number, f"({{}} {_SYMBOLS[name]} {bound!r}) {'is' if type(result) is bool else '=='} {result}")
     return m.const(result)
 
 

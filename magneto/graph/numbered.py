@@ -222,7 +222,8 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 
 def _drawn(name: str, size: list[int], numbers: list[torch.Tensor], *, dtype: torch.dtype) -> torch.Tensor:
-    return getattr(torch.empty(size, dtype=dtype), name)(*[number.item() for number in numbers])  # type: ignore[no-any-return]
+    given = [int(number.item()) if name == "random_" else number.item() for number in numbers]
+    return getattr(torch.empty(size, dtype=dtype), name)(*given)  # type: ignore[no-any-return]
 
 
 _LIBRARY.impl("drawn", _drawn, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -268,7 +269,7 @@ def _filled(name: str) -> Operation:
     return _numbered(plain, (1, 2), formula)
 
 
-fills = {name: _filled(name) for name in "normal_ uniform_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_".split()}
+fills = {name: _filled(name) for name in "random_ normal_ uniform_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_".split()}
 """A contiguous tensor like another one, full of random numbers."""
 
 

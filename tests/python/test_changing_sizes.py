@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import magneto
 from tests.compare import assert_equal, same
@@ -54,6 +55,27 @@ def masked(x, n):
 def a_place_and_a_size(x, n):
     x[n : n + 1] = 2.0
     return (x[: n + 1] @ x[0]).softmax(0), x[:n].shape[0], x[:n] * n + n
+
+
+@case()
+def parted(x, n):
+    padded = F.pad(x, (n, 0)), F.pad(x, (0, 0, n, 2), value=1.0), F.pad(x[None], (n // 2, 1), mode="replicate")
+    return *x.split([n, 64 - n]), *torch.split(x, [64 - n, n]), *x.tensor_split([n]), *padded, torch.zeros(4 * n).unflatten(0, (n, 4))
+
+
+@case()
+def chosen(x, n):
+    return *x.topk(n, 0), x.repeat_interleave(n, 1)[:, :5], F.one_hot(torch.tensor([0, 1]), n), *x[:, 0].kthvalue(n)
+
+
+@case()
+def rescaled(x, n):
+    image = x[None, None]
+    return (
+        F.interpolate(image, size=(n, 2 * n), mode="bilinear"),
+        F.interpolate(x[None], size=n),
+        F.interpolate(image, (n, 8), mode="nearest"),
+    )
 
 
 @case(3)

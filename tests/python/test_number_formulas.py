@@ -172,6 +172,16 @@ def first_successes(x, y, p):
     return torch.empty(9).geometric_(p)
 
 
+@case((*range(5, 13),), (0, 1, -3, 2**40))
+def whole_numbers(x, y, n):
+    return (
+        torch.randint(0, n, (5,)),
+        torch.randint(n, (2, 3)),
+        torch.randint(-n, n + 2, (20,)),
+        torch.empty(9, dtype=torch.long).random_(2, n),
+    )
+
+
 @case(INTS)
 def shifted(x, y, n):
     return x.roll(n, 1), torch.roll(y, (n, 1), (0, -1)), x.roll(-n), torch.roll(x, shifts=(n, n + 1), dims=(1, 0)), TARGET.roll(n, 0)

@@ -180,7 +180,7 @@ def _fills(name: str, signature: str, condition: str) -> None:
         found = arguments([name for name, _, _ in words], args, kwargs)
         if found is None or isinstance(v.meta, UnknownMeta) or not v.meta.is_contiguous() or v.meta.device.type != "cpu":
             return NotImplemented
-        if not v.meta.dtype.is_floating_point and name != "random_":
+        if v.meta.dtype is not torch.int64 if name == "random_" else not v.meta.dtype.is_floating_point:
             return NotImplemented
         given = {
             name: found[name] if name in found else m.const(ast.literal_eval(default))
@@ -194,6 +194,7 @@ def _fills(name: str, signature: str, condition: str) -> None:
         return m.apply(torch.Tensor.copy_, v, made)
 
 
+_fills("random_", "from to", "{from} < {to}")
 _fills("normal_", "mean=0.0 std=1.0", "0 <= {std}")
 _fills("uniform_", "from=0.0 to=1.0", "{from} <= {to}")
 _fills("bernoulli_", "p=0.5", "0 <= {p} <= 1")
@@ -201,6 +202,16 @@ _fills("exponential_", "lambd=1.0", "0 < {lambd}")
 _fills("log_normal_", "mean=1.0 std=2.0", "0 < {std}")
 _fills("cauchy_", "median=0.0 sigma=1.0", "0 < {sigma}")
 _fills("geometric_", "p", "0 < {p} < 1")
+
+
+@prefer(torch.randint, ConstTracker, Tracker)
+def randint(m: Machine, first: ConstTracker, /, *args: Tracker, **options: Tracker) -> Any:
+    """`torch.randint(0, len(memory), (n,))`."""
+    bounds = (m.const(0), first) if len(args) == 1 else (first, *args[:-1])
+    if not options.keys() <= {"device"} or len(bounds) != 2 or not any(moves(m, bound) for bound in bounds):
+        return NotImplemented
+    made = m.apply(torch.empty, args[-1], dtype=m.const(torch.int64), **options)
+    return m.apply(torch.Tensor.random_, made, *bounds)
 
 
 @prefer(torch.normal, ConstTracker, ConstTracker, Tracker)

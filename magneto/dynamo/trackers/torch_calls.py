@@ -124,7 +124,9 @@ def plain_number(value: Any) -> Any:
 
 
 _OF_SIZES = frozenset(
-    "arange zeros ones full empty rand randn eye linspace new_zeros new_ones new_full new_empty expand view reshape narrow repeat tril triu".split()
+    "arange zeros ones full empty rand randn randint randperm eye linspace new_zeros new_ones new_full new_empty expand view reshape unflatten narrow split "
+    "split_with_sizes tensor_split repeat repeat_interleave pad constant_pad_nd interpolate upsample_nearest1d upsample_nearest2d upsample_linear1d "
+    "upsample_bilinear2d upsample_bicubic2d topk kthvalue one_hot tril triu".split()
 )
 
 

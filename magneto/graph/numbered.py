@@ -188,8 +188,8 @@ def _triplet_margin_loss(
 def _cross_entropy_loss(x: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignored: int, smoothing: Any) -> torch.Tensor:
     """Of a smoothing that is positive."""
     dim = 0 if x.ndim == 1 else 1
-    share = _as(smoothing / x.shape[dim], x)
-    rest = _as(1 - smoothing, x)
+    x = x.float() if x.dtype in _HALVES else x  # as autocast does
+    share, rest = _as(smoothing / x.shape[dim], x), _as(1 - smoothing, x)
     if x.shape == target.shape:
         return _NN.cross_entropy_loss(x, target * rest + share, weight, reduction, ignored, 0.0)  # type: ignore[no-any-return]
     logs = torch.log_softmax(x, dim)

@@ -300,6 +300,33 @@ def test_other_types(dtype, backend):
     assert magneto.stats()["graphs"] == 2 and magneto.stats()["fallbacks"] == 0
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_under_autocast(backend):
+    """Half precision comes from layers, and goes into a loss that is computed in single precision."""
+
+    def step(x, s):
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = F.dropout(F.leaky_relu(x @ Y.t(), s), s)
+            return (
+                F.cross_entropy(hidden @ Y, TARGET, label_smoothing=s),
+                F.softplus(hidden, s),
+                F.huber_loss(hidden.float(), X[:, :4], delta=s),
+            )
+
+    compiled = magneto.optimize(backend)(step)
+    for s in FLOATS[:5]:
+        rows = []
+        for call in (step, compiled):
+            torch.manual_seed(2)
+            x = X.clone().requires_grad_()
+            results = call(x, s)
+            (gradient,) = torch.autograd.grad(sum(r.sum() for r in results), x)
+            rows.append(([r.detach() for r in results], gradient))
+        assert_equal(rows[1][0], rows[0][0], 0 if backend != "inductor" else 2e-2)
+        assert_equal(rows[1][1], rows[0][1], 0 if backend == "eager" else 3e-2)
+    assert magneto.stats()["fallbacks"] == 0
+
+
 def test_layouts_of_dropout():
     """Random numbers are drawn in the order of memory."""
 

@@ -75,16 +75,17 @@ def _held(m: Machine, number: Tracker) -> Any:
     return m.number_input(number)
 
 
-def _fits(m: Machine, tensors: list[TensorTracker]) -> bool:
-    """Are they floats of one type, of which the formulas speak?"""
-    kinds = {(one.meta.dtype, one.meta.device) for one in tensors if one.meta.dtype.is_floating_point}
+def _fits(m: Machine, tensors: list[TensorTracker], halves: str) -> bool:
+    """Are they floats of one type, of which the formulas speak? `halves`: see `_options`."""
+    floats = [one for one in tensors if one.meta.dtype.is_floating_point]
     first = tensors[0].meta
-    if len(kinds) != 1 or not first.dtype.is_floating_point or len({one.meta.device for one in tensors}) != 1:
+    if len({one.meta.dtype for one in floats}) != 1 or not first.dtype.is_floating_point or len({one.meta.device for one in tensors}) != 1:
         return False
     if first.dtype not in _HALVES:
         return first.dtype in (torch.float32, torch.float64)
     state = tracked_autocast(m, first.device.type)
-    return not (state[2] if state is not None else torch.is_autocast_enabled(first.device.type))
+    casts = state[2] if state is not None else torch.is_autocast_enabled(first.device.type)
+    return halves == "any" or (halves == "cast" and casts and len(floats) == 1) or (halves == "plain" and not casts)
 
 
 def _numbers(m: Machine, given: Mapping[str, Tracker], names: tuple[str, ...], condition: str) -> dict[str, Any] | None:
@@ -96,9 +97,9 @@ def _numbers(m: Machine, given: Mapping[str, Tracker], names: tuple[str, ...], c
     return None if None in held.values() else held
 
 
-def _options(fn: Any, operation: Any, signature: str, condition: str = "", *, place: str = "", halves: bool = True) -> None:
+def _options(fn: Any, operation: Any, signature: str, condition: str = "", *, place: str = "", halves: str = "none") -> None:
     """Rows for `fn`. `signature`: its arguments, and those of `operation`; numbers have a default behind `=`, other options behind `:`. `condition`: what eager asks of the numbers;
-    `place`: the only type of device; `halves`: also of half precision."""
+    `place`: the only type of device; `halves`: of half precision too ("any"), where autocast is off ("plain"), or where it makes single precision of them ("cast")."""
     words = [word.replace(":", "=").partition("=") for word in signature.split()]
     numbers = tuple(word.partition("=")[0] for word in signature.split() if "=" in word)
     defaults = {name: ast.literal_eval(default) for name, _, default in words if default}
@@ -109,9 +110,9 @@ def _options(fn: Any, operation: Any, signature: str, condition: str = "", *, pl
             return NotImplemented
         given = {name: found[name] if name in found else m.const(defaults[name]) for name, _, _ in words}
         first, tensors = args[0], [one for one in given.values() if isinstance(one, TensorTracker)]
-        if not isinstance(first, TensorTracker) or (place and first.meta.device.type != place) or not _fits(m, tensors):
+        if not isinstance(first, TensorTracker) or (place and first.meta.device.type != place) or not _fits(m, tensors, halves):
             return NotImplemented
-        held = _numbers(m, given, numbers, condition) if halves or first.meta.dtype not in _HALVES else None
+        held = _numbers(m, given, numbers, condition)
         if held is None:
             return NotImplemented
         return m.node(operation, [held[name] if name in held else lower(m, one) for name, one in given.items()], {})
@@ -119,37 +120,36 @@ def _options(fn: Any, operation: Any, signature: str, condition: str = "", *, pl
     prefer(fn, TensorTracker)(lambda m, /, *args, **kwargs: result(m, args, kwargs))
 
 
-_options(_NN.leaky_relu, numbered.leaky_relu, "x slope=0.01")
-_options(_NN.leaky_relu_, numbered.leaky_relu_, "x slope=0.01", "{slope} >= 0")
-_options(_NN.elu, numbered.elu, "x alpha=1.0")
-_options(_NN.elu_, numbered.elu_, "x alpha=1.0", "{alpha} >= 0")
-_options(torch.celu, numbered.celu, "x alpha=1.0", "{alpha} != 0")
-_options(torch.celu_, numbered.celu_, "x alpha=1.0", "{alpha} > 0")
-_options(_NN.softplus, numbered.softplus, "x beta=1.0 threshold=20.0", "{beta} != 0")
-_options(_NN.hardtanh, numbered.hardtanh, "x low=-1.0 high=1.0")
-_options(_NN.hardtanh_, numbered.hardtanh_, "x low=-1.0 high=1.0")
-_options(torch.threshold, numbered.threshold, "x bound=0 value=0")
-_options(torch.threshold_, numbered.threshold_, "x bound=0 value=0")
-_options(torch.hardshrink, numbered.hardshrink, "x bound=0.5")
-_options(_NN.softshrink, numbered.softshrink, "x bound=0.5", "{bound} >= 0")
+_options(_NN.leaky_relu, numbered.leaky_relu, "x slope=0.01", halves="any")
+_options(_NN.leaky_relu_, numbered.leaky_relu_, "x slope=0.01", "{slope} >= 0", halves="any")
+_options(_NN.elu, numbered.elu, "x alpha=1.0", halves="any")
+_options(_NN.elu_, numbered.elu_, "x alpha=1.0", "{alpha} >= 0", halves="any")
+_options(torch.celu, numbered.celu, "x alpha=1.0", "{alpha} != 0", halves="any")
+_options(torch.celu_, numbered.celu_, "x alpha=1.0", "{alpha} > 0", halves="any")
+_options(_NN.softplus, numbered.softplus, "x beta=1.0 threshold=20.0", "{beta} != 0", halves="plain")
+_options(_NN.hardtanh, numbered.hardtanh, "x low=-1.0 high=1.0", halves="any")
+_options(_NN.hardtanh_, numbered.hardtanh_, "x low=-1.0 high=1.0", halves="any")
+_options(torch.threshold, numbered.threshold, "x bound=0 value=0", halves="any")
+_options(torch.threshold_, numbered.threshold_, "x bound=0 value=0", halves="any")
+_options(torch.hardshrink, numbered.hardshrink, "x bound=0.5", halves="any")
+_options(_NN.softshrink, numbered.softshrink, "x bound=0.5", "{bound} >= 0", halves="any")
 
-_options(_NN.huber_loss, numbered.huber_loss, "x y reduction:1 delta=1.0", "{delta} > 0", halves=False)
-_options(_NN.smooth_l1_loss, numbered.smooth_l1_loss, "x y reduction:1 beta=1.0", "{beta} > 0", halves=False)
+_options(_NN.huber_loss, numbered.huber_loss, "x y reduction:1 delta=1.0", "{delta} > 0")
+_options(_NN.smooth_l1_loss, numbered.smooth_l1_loss, "x y reduction:1 beta=1.0", "{beta} > 0")
 _options(
     _NN.cross_entropy_loss,
     numbered.cross_entropy_loss,
     "x target weight:None reduction:1 ignored:-100 smoothing=0.0",
     "0 < {smoothing} <= 1",
-    halves=False,
+    halves="cast",
 )
-_options(torch.margin_ranking_loss, numbered.margin_ranking_loss, "x y target margin=0.0 reduction:1", halves=False)
-_options(torch.hinge_embedding_loss, numbered.hinge_embedding_loss, "x target margin=1.0 reduction:1", halves=False)
-_options(torch.cosine_embedding_loss, numbered.cosine_embedding_loss, "x y target margin=0.0 reduction:1", halves=False)
+_options(torch.margin_ranking_loss, numbered.margin_ranking_loss, "x y target margin=0.0 reduction:1")
+_options(torch.hinge_embedding_loss, numbered.hinge_embedding_loss, "x target margin=1.0 reduction:1")
+_options(torch.cosine_embedding_loss, numbered.cosine_embedding_loss, "x y target margin=0.0 reduction:1")
 _options(
     torch.triplet_margin_loss,
     numbered.triplet_margin_loss,
     "anchor positive negative margin=1.0 p:2.0 eps:1e-06 swap:False reduction:1",
-    halves=False,
 )
 
 
@@ -158,7 +158,7 @@ _options(
 
 def _dropouts(fn: Any, operation: Any) -> None:
     """Where it is off, nothing asks for the probability but a check."""
-    _options(fn, operation, "x p=0.5 train:True", "0 < {p} < 1", place="cpu")
+    _options(fn, operation, "x p=0.5 train:True", "0 < {p} < 1", place="cpu", halves="any")
 
     @prefer(fn, TensorTracker, ConstTracker, ConstTracker)
     def off(m: Machine, v: TensorTracker, p: ConstTracker, train: ConstTracker) -> Any:

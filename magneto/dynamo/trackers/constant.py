@@ -92,7 +92,7 @@ class ConstTracker(Tracker):
     def python_type(self) -> type:
         """The class; of a number that is known to change, only that is guarded."""
         machine, cls = self._machine, type(self.value)
-        if machine is not None and (cls is int or cls is float or is_numpy_scalar(self.value)) and self.source in machine.changing:
+        if machine is not None and self.source in machine.changing and (cls is int or cls is float or is_numpy_scalar(self.value)):
             machine.guard(Kind.TYPE_IS, self.source, cls)  # type: ignore[arg-type]
             return cls
         return type(self.read())

@@ -33,14 +33,14 @@ def _moves(m: Machine, v: Tracker) -> bool:
 
 def _held(m: Machine, v: Tracker) -> Tracker:
     """The number of Python in a number of numpy that changes; anything else as it is."""
-    if not isinstance(v, ConstTracker) or not _moves(m, v) or type(v.value.item()) not in (int, float):
+    if not m.changing or not isinstance(v, ConstTracker) or not _moves(m, v) or type(v.value.item()) not in (int, float):
         return v
     guard_types(m, v)
     return ComputedNumber(v.value.item(), "{}.item()", (v,), 1, False)
 
 
 def _operation(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
-    if not any(_moves(m, arg) for arg in (*args, *kwargs.values())):
+    if not m.changing or not any(_moves(m, arg) for arg in (*args, *kwargs.values())):
         return NotImplemented
     if isinstance(fn, types.MethodDescriptorType) and fn.__name__ == "item" and len(args) == 1 and not kwargs:
         return _held(m, args[0])

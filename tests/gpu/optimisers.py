@@ -122,6 +122,46 @@ def captured() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=lambda m: f"parameter {n}: {m}")  # noqa: B023
 
 
+@check("numbers that change with each step")
+def schedules() -> None:
+    """Rates, slopes, momentum, smoothing: of three graphs, and eager's numbers."""
+
+    def run(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [
+            torch.nn.Linear(16, 32, bias=False),
+            torch.nn.BatchNorm1d(32, momentum=None),
+            torch.nn.LeakyReLU(),
+            torch.nn.Linear(32, 8, bias=False),
+        ]
+        model = torch.nn.Sequential(*layers, torch.nn.BatchNorm1d(8), torch.nn.Hardtanh(-3, 3)).to(DEVICE)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+
+        def step(x: torch.Tensor, target: torch.Tensor, s: float, n: int) -> torch.Tensor:
+            optimiser.zero_grad()
+            out = model(x).roll(n, 0)
+            loss = torch.nn.functional.cross_entropy(out, target, label_smoothing=s) + torch.nn.functional.huber_loss(out, out * 0, delta=s)
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        call, rows = wrap(step), []
+        for n in range(2, 10):
+            generator = torch.Generator().manual_seed(n)
+            model[2].negative_slope, model[4].momentum, optimiser.param_groups[0]["lr"] = 0.01 * n, 0.5 / n, 1e-2 / n
+            x, target = torch.randn(12, 16, generator=generator), torch.randint(0, 8, (12,), generator=generator)
+            rows.append(call(x.to(DEVICE), target.to(DEVICE), 0.05 * n, n))
+        return [*rows, *model.state_dict().values()]
+
+    expected = run(lambda fn: fn)
+    magneto.reset()
+    events.reset()
+    found = run(magneto.optimize("inductor", nopython=True))
+    for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3, msg=lambda m: f"result {n}: {m}")  # noqa: B023
+    assert magneto.stats()["graphs"] <= 3 and not events.events("fallback"), magneto.stats()
+
+
 SECOND = """
 import sys, torch, magneto
 from magneto.base import events

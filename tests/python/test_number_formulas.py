@@ -327,6 +327,36 @@ def test_under_autocast(backend):
     assert magneto.stats()["fallbacks"] == 0
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_whole_step(backend):
+    """With a batch norm that averages over all batches, and an update of the parameters behind it: no break."""
+
+    def run(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, momentum=None), nn.LeakyReLU(), nn.Dropout(0.1), nn.Linear(8, 6)
+        )
+        optimiser = torch.optim.AdamW(model.parameters(), 0.01, foreach=True)
+
+        def step(x, s):
+            optimiser.zero_grad()
+            loss = F.cross_entropy(model(x), TARGET, label_smoothing=s)
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        call, rows = wrap(step), []
+        for k in range(1, 8):
+            model[2].negative_slope, model[3].p, optimiser.param_groups[0]["lr"] = 0.1 * k, 0.1 * k, 0.01 / k
+            torch.manual_seed(k)
+            rows.append(call(X + k, 0.1 * k))
+        return [*rows, *[t.detach() for t in model.state_dict().values()]]
+
+    expected, found = run(lambda fn: fn), run(magneto.optimize(backend, nopython=True))
+    assert_equal(found, expected, 0 if backend != "inductor" else 1e-5)
+    assert magneto.stats()["graphs"] <= 3 and magneto.stats()["fallbacks"] == 0
+
+
 def test_layouts_of_dropout():
     """Random numbers are drawn in the order of memory."""
 

@@ -67,13 +67,16 @@ def _operand(m: Machine, value: Tracker) -> Any:
     return float(number) if type(number) is float or (type(number) is int and abs(number) <= 2**53) else None
 
 
+_KNOWN = ("torch.optim", "torch.nn.modules.batchnorm")
+
+
 def quotient(fn: Any) -> None:
-    """Division and powers raise in Python for some numbers. Of torch.optim's bias corrections and step sizes we know that they do not."""
+    """Division and powers raise in Python for some numbers. Of torch.optim's bias corrections and step sizes, and of a batch norm's count of batches, we know that they do not."""
 
     def body(m: Machine, left: Tracker, right: Tracker) -> Any:
         names = m.frames[-1].globals  # type: ignore[attr-defined]
         kinds = [v.python_type() for v in (left, right) if isinstance(v, (ItemTracker, ConstTracker))]
-        if not str(names.get("__name__", "")).startswith("torch.optim") or len(kinds) < 2 or float not in kinds:
+        if not str(names.get("__name__", "")).startswith(_KNOWN) or len(kinds) < 2 or float not in kinds:
             return NotImplemented
         item = left if isinstance(left, ItemTracker) else right
         assert isinstance(item, ItemTracker)

@@ -67,7 +67,7 @@ take(size_t bytes, Block *out)
     takes++;
     while (n_idle > 0 && takes - idle[0].since > OLD) release(0);
     for (int i = n_idle; i-- > 0;) /* of equals the youngest, which caches may hold */
-        if (idle[i].bytes >= bytes && idle[i].bytes <= bytes + bytes / 8 && (best < 0 || idle[i].bytes < idle[best].bytes)) best = i;
+        if (idle[i].bytes >= bytes && idle[i].bytes <= bytes + bytes / 2 && (best < 0 || idle[i].bytes < idle[best].bytes)) best = i;
     if (best >= 0) {
         *out = leave(best);
         reused++;

@@ -275,7 +275,8 @@ run_kernel(const PlanInstr *in, Workspace *ws, void **pointers)
     else status = in->kernel((void *const *)pointers);
     if (ts != NULL) PyEval_RestoreThread(ts);
     if (status == 0) return 0;
-    if (status & 1) PyErr_SetString(PyExc_IndexError, "index out of range in self");
+    if (status & 8) PyErr_NoMemory();
+    else if (status & 1) PyErr_SetString(PyExc_IndexError, "index out of range in self");
     else PyErr_SetString(status & 4 ? PyExc_FloatingPointError : PyExc_RuntimeError, status & 4 ? "a result may be NaN" : "ZeroDivisionError");
     return -1;
 }

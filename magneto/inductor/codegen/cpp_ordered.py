@@ -6,7 +6,7 @@ of their own. Along memory a cumulative sum is OpenMP's scan: the sums up to eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -15,11 +15,12 @@ from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_emit import Emitter, indent
 from magneto.inductor.codegen.cpp_nest import PARALLEL, stride_along
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, memory_type, to_memory
-from magneto.inductor.loops.ir import IndexValue, Ordered, index_symbols, loads
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Ordered, index_symbols, loads
 from magneto.inductor.schedule.kernel import OrderedKernel
 from magneto.symbolic import Expr, Sym
 
 BLOCK = 512  # sums side by side
+COLUMNS = 128  # of rows that are added up, in one portion
 _THREADS = "#pragma omp parallel for schedule(static) reduction(|:status)"
 LINE = 64  # bytes: threads that add to one row take whole lines of it
 
@@ -54,7 +55,9 @@ class _Writer:
         pointers = [
             f"{'' if name == self.node.name else 'const '}{memory_type(dtypes[name])} *p{k} = p[{k}];" for k, name in enumerate(self.names)
         ]
-        loops = [*(self._first() if self.node.init is not None else []), *self._loops()]
+        loops = (
+            self._row_sums() if self.node.kind == "row_sums" else [*(self._first() if self.node.init is not None else []), *self._loops()]
+        )
         pointers += [f"const i64 points = {prod(self.sizes)};"] if any_size() else []
         lines = ["int status = 0;", *pointers, *self.emitter.scopes[0].lines, *loops, "return status;"]
         return "\n".join(["int SYMBOL(void *const *p) {", *indent(lines), "}"]) + "\n"
@@ -82,6 +85,67 @@ class _Writer:
             return ["{", *indent(inner), "}"]
         large = int(buffer.numel) >= PARALLEL or any_size()  # type: ignore[arg-type]
         return [_THREADS + self._wide(), *inner] if large else inner
+
+    # ---- sums of rows that are added to a matrix -----------------------------------------------------------------------------
+
+    def _row_sums(self) -> list[str]:
+        """For each place of a row the next one, counted from 1, and for each row its first; where that is met, all of them are added up. A row that is in memory already is not copied."""
+        node, emitter, init = self.node, self.emitter, self.node.init
+        assert isinstance(node.place, IndexValue) and isinstance(init, Load)
+        target, table = node.place.expr, int(node.buffer.shape[0])  # type: ignore[arg-type]
+        rows, width, dtype = prod(self.sizes[:-1]), self.sizes[-1], compute_type(node.buffer.dtype)
+        column = index_symbols(node.ranges)[-1]
+        row = next(s for s in node.place.expr.free if isinstance(s, Indirect))
+
+        def at(place: str) -> tuple[dict[Sym, str], list[str]]:
+            names, lines, rest = {}, [], place
+            for d in reversed(node.serial):
+                if isinstance(symbol := index_symbols(node.ranges)[d], Sym):
+                    names[symbol] = f"i{d}"
+                    lines.append(f"const i64 i{d} = {rest if d == 0 else f'({rest}) % {self.sizes[d]}'};")
+                rest = f"({rest}) / {self.sizes[d]}"
+            return names, lines
+
+        def looked_up(place: str, then: Callable[[str], list[str]]) -> list[str]:
+            names, lines = at(place)
+            scope = emitter.push(names)
+            text = emitter.index(row, "", len(emitter.scopes) - 1)
+            found = then(text)
+            emitter.pop()
+            return [*lines, *scope.lines, *found]
+
+        def columns(statement: Callable[[], str]) -> list[str]:
+            scope = emitter.push({column: "c"} if isinstance(column, Sym) else {})
+            text = statement()
+            emitter.pop()
+            simd = f"#pragma omp simd{' reduction(|:status)' if scope.checks else ''}"
+            return [simd, "for (i64 c = lo; c < hi; c++) {", *indent([*scope.lines, text]), "}"]
+
+        names, lines = at("k - 1")
+        scope = emitter.push(names)
+        sums = columns(lambda: f"a[c - lo] = a[c - lo] + {emitter.emit(node.body)};")
+        emitter.pop()
+        chain = ["for (i64 k = i + 1; k; k = next[k - 1]) {", *indent([*lines, *scope.lines, *sums]), "}"]
+
+        def add(text: str) -> list[str]:
+            added = columns(lambda: f"{self.target}[{emitter.index(target, '', len(emitter.scopes) - 1)}] += a[c - lo];")
+            clear = f"{dtype} a[{min(COLUMNS, width)}] = {{0}};"
+            return [f"if (first[{text}] != i + 1) continue;", clear, *chain, *added]
+
+        body = [f"for (i64 i = 0; i < {rows}; i++) {{", *indent(looked_up("i", add)), "}"]
+        return [
+            f"if ({emitter.pointers[init.buffer]} != {self.target}) {{", *indent(self._first()), "}",
+            f"i32 *first = __builtin_calloc({table + rows}, 4), *next = first + {table};",
+            "if (first == 0) return 8;",
+            f"for (i64 i = {rows}; i-- > 0;) {{",
+            *indent(looked_up("i", lambda text: [f"next[i] = first[{text}]; first[{text}] = (i32)i + 1;"])),
+            "}",
+            *([_THREADS] if self.parallel else []),
+            f"for (i64 row = 0; row < {-(-width // COLUMNS)}; row++) {{",
+            *indent([f"const i64 lo = row * {COLUMNS}, hi = mg_min(lo + {COLUMNS}, {width});", *body]),
+            "}",
+            "__builtin_free(first);",
+        ]  # fmt: skip
 
     # ---- the loops ---------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ of a dtype, seen as a tensor of `shape` and `strides` (in elements). A buffer is
       scan_sum, scan_prod, scan_sum_back: on a GPU; the sum, or product, of body over the one serial dimension up to i (back: from i on), joined with init (over the ranges); place: the element's flat offset, where it is
                            not that of the index
       scatter_add: buffer = init (a value over the buffer's shape), then for every i: buffer.memory[place] += body, one after the other
+      row_sums: on the CPU; buffer = init + what a scatter_add of the same body would make of zeros. place depends on the serial dimensions through one Indirect alone, the row
 - `LibraryCall(op, args, kwargs, buffers)`: op(*args, **kwargs) run by ATen. A tensor argument is a `ViewOf` of a buffer.
   `out_op`, where not None, is the out= overload: with it the outputs may be allocated by the plan (exactly as the buffers say).
   Without it the results are expected to have the buffers' strides: who runs the call checks that, and copies where it is not so.

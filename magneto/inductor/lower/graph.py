@@ -95,7 +95,7 @@ class _GraphLowering:
                 self.output(node)
             else:
                 raise CannotLower(f"{node.op} nodes have no place in a functional graph: {node.format_node()}")
-        nodes = _mark_flexible(self.low.nodes, self.outputs)
+        nodes = _mark_flexible(ordered.added_to(self.low.nodes, self.outputs), self.outputs)
         return Program(tuple(self.inputs), tuple(self.low.constants), nodes, self.outputs)
 
     def enter_backward(self) -> None:

@@ -1,20 +1,42 @@
 """Lowering of what must go in order: cumulative sums, and additions at places that indices say (gradients of lookups). What is added is computed in the same loop.
 
 On the CPU only where a vector of independent elements lies one behind the other in memory, and cumulative sums along memory; elsewhere the library does it. Sums come in eager's type and
-order, so that they are eager's; those along memory in the order of a vector's lanes.
+order, so that they are eager's; those along memory in the order of a vector's lanes. Where the gradient of a lookup is added to another one of the table (a tied output layer's), few of its rows change:
+`added_to` makes one node of both.
 On a GPU additions come in no order (schedule/scatter.py): the library does them where the program asks for the same digits in every run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from magneto.base.flags import config
-from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Ordered, Reduction, Size, Value, index_symbols, reduce_symbols
+from magneto.base.varying import any_size
+from magneto.inductor.loops.ir import (
+    Const,
+    IndexValue,
+    Indirect,
+    LibraryCall,
+    Load,
+    Masked,
+    Node,
+    Op,
+    Ordered,
+    Pointwise,
+    Reduction,
+    Size,
+    Value,
+    ViewOf,
+    index_symbols,
+    reach,
+    reads,
+    reduce_symbols,
+)
 from magneto.inductor.lower.box import Box, Index, Stored, cost_of
 from magneto.inductor.lower.context import Lowering, dense_strides, is_dense, merge_origins, point_count
 from magneto.inductor.lower.indexing import places_of, position_of, spread_index
@@ -196,6 +218,54 @@ def lower_index_put(low: Lowering, val: Any, x: Box, indices: Sequence[Box | Non
     at = index_symbols(ranges)
     body, init = values.load(spread_index(at, values.shape)), x.load(index_symbols(tuple(val.shape)))
     return _emit(low, "scatter_add", val, ranges, (), body, (x, values, *places.indices.values()), places(at), init)
+
+
+def added_to(nodes: Sequence[Node], outputs: Sequence[Any]) -> list[Node]:
+    """The nodes with one `row_sums` in place of sums of rows by index, if nobody else reads them, and their addition to numbers of the same shape."""
+    made = list(nodes)
+    if any_size() or not any(_sums_of_rows(node) for node in nodes):
+        return made
+    leaving = {view.buffer for view in outputs if isinstance(view, ViewOf)}
+    for n, node in enumerate(nodes):
+        if not _sums_of_rows(node) or node.name in leaving:
+            continue
+        readers = [k for k, other in enumerate(nodes) if node.name in reads(other)]
+        add, unchanged = nodes[readers[0]], not any(isinstance(m, LibraryCall) and m.mutates for m in nodes[n : readers[0]])
+        if len(readers) == 1 and isinstance(add, Pointwise) and unchanged and (other := _other_term(add, node)) is not None:
+            origins = merge_origins(add.origins, node.origins)
+            made[made.index(add)] = replace(node, kind="row_sums", buffer=add.buffer, init=other, origins=origins)
+            made.remove(node)
+    return made
+
+
+def _sums_of_rows(node: Node) -> TypeGuard[Ordered]:
+    """Additions of whole rows, by one index for each, to a matrix of zeros that has at least as many rows?"""
+    if not (
+        isinstance(node, Ordered) and node.kind == "scatter_add" and isinstance(node.place, IndexValue) and len(node.buffer.shape) == 2
+    ):
+        return False
+    rows = [s for s in node.place.expr.free if isinstance(s, Indirect)]
+    last = len(node.ranges) - 1
+    return (
+        node.init is Const(0.0, node.buffer.dtype)
+        and node.buffer.device.type == "cpu"
+        and node.serial == tuple(range(last))
+        and point_count(node.ranges[:-1]) <= point_count(node.buffer.shape[:1])
+        and len(rows) == 1
+        and index_symbols(node.ranges)[last] not in reach(rows[0])
+    )
+
+
+def _other_term(add: Pointwise, sums: Ordered) -> Value | None:
+    """What the node adds to the sums, element by element, in memory that lies as theirs."""
+    body, place = add.body, add.store_index
+    if not (isinstance(body, Op) and body.name == "add" and add.buffer.dtype is sums.buffer.dtype and add.ranges == sums.buffer.shape):
+        return None
+    first, second = body.args
+    if isinstance(first, Load) and first.buffer == sums.name:
+        first, second = second, first
+    both = isinstance(first, Load) and isinstance(second, Load) and first.buffer != sums.name == second.buffer
+    return first if both and first.index is second.index is place is sums.buffer.offset(index_symbols(add.ranges)) else None  # type: ignore[attr-defined]
 
 
 def _moved(at: Index, dim: int, to: Any) -> Index:

@@ -21,10 +21,10 @@ from magneto.base.flags import config
 from magneto.base.varying import chosen
 from magneto.graph.attention import ATTENTION
 from magneto.inductor.convolve import POINTWISE, POINTWISE_ADD, TRANSPOSED
-from magneto.inductor.loops.ir import Buffer, LibraryCall, Program, ViewOf
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Program, ViewOf, index_symbols
 from magneto.inductor.lower.context import is_dense, same_layout
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import FusedKernel, Step, member_loads
+from magneto.inductor.schedule.kernel import FusedKernel, OrderedKernel, Step, member_loads
 from magneto.inductor.schedule.product import ProductKernel
 from magneto.inductor.schedule.schedule import LARGE, Schedule
 
@@ -169,14 +169,18 @@ def _taken_over(
     leaving: set[str], alone: bool,
 ) -> str | None:  # fmt: skip
     """One of the `candidates`, read by this kernel for the last time, whose memory output `name` may take."""
-    if not isinstance(step, FusedKernel):
+    if isinstance(step, FusedKernel):
+        member = next(m for m in step.members if m.name == name)
+        if not member.full or member.is_reduction:
+            return None
+        stages = member_stages(step.members)
+        if stages[name] < max(stages[m.name] for m in step.members if m.full):
+            return None  # a later pass may read the input again
+        store, bodies = member.store, [m.body for m in step.members]
+    elif isinstance(step, OrderedKernel) and step.node.kind == "row_sums":
+        store, bodies = step.node.buffer.offset(index_symbols(step.node.buffer.shape)), list(step.node.values)
+    else:
         return None
-    member = next(m for m in step.members if m.name == name)
-    if not member.full or member.is_reduction:
-        return None
-    stages = member_stages(step.members)
-    if stages[name] < max(stages[m.name] for m in step.members if m.full):
-        return None  # a later pass may read the input again
     taken = {in_place[n] for n in step.stored if n in in_place}
     if isinstance(step, ProductKernel):  # other blocks read whole rows and columns of these
         taken.update(step.factors)
@@ -189,8 +193,8 @@ def _taken_over(
             continue
         if alone and not _same_tensor(other, buffer, name in leaving):
             continue
-        places = [load.index for m in step.members for load in member_loads(m.body) if load.buffer == source]
-        if places and all(place is member.store for place in places):
+        places = [load.index for body in bodies for load in member_loads(body) if load.buffer == source]
+        if places and all(place is store for place in places):
             return source
     return None
 

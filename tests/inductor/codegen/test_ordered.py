@@ -115,6 +115,60 @@ def test_gradient_of_an_embedding(dtype: torch.dtype, rows: int, shape: tuple[in
     equal(ours, fn(w, i, g))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("rows", "shape", "width"), [(50, (3, 7), 16), (400, (400,), 100), (300, (9, 11), 257), (7, (1, 1), 8), (2000, (64, 8), 700)]
+)
+@pytest.mark.parametrize("padding", [-1, 2])
+def test_gradient_of_an_embedding_is_added_to_another(
+    dtype: torch.dtype, rows: int, shape: tuple[int, ...], width: int, padding: int
+) -> None:
+    """In the other's memory, rounded as by eager: what belongs to one row is added up first."""
+    i = indices(rows, *shape)
+    i[..., ::2] = i.flatten()[0]
+    g, a, b = numbers((*shape, width), dtype, 3), numbers((rows, 5), dtype), numbers((5, width), dtype) * 1e4
+
+    def fn(g: torch.Tensor, a: torch.Tensor, b: torch.Tensor, other: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = aten.embedding_dense_backward(g * 2, i, rows, padding, False)
+        return a @ b + sums, aten.embedding_dense_backward(g, i.int(), rows, padding, False) + other
+
+    ours, calls = library_calls(fn, g, a, b, b[0] + a[:, :1], i)
+    assert calls == 1
+    equal(ours, fn(g, a, b, b[0] + a[:, :1], i))
+    one, two = (with_threads(n, lambda: magneto.optimize("inductor")(fn)(g, a, b, b[0] + a[:, :1], i)) for n in (1, 2))
+    equal(one, two)
+
+
+def test_tied_tables_have_one_gradient_in_memory() -> None:
+    """A step holds one table of gradients; what is read twice is added as it is written; an index out of range raises."""
+    table, i = numbers((4000, 256)).requires_grad_(), indices(4000, 2, 30)
+
+    def fn(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return (F.embedding(i, table).tanh() @ table.t()).square().mean()
+
+    step = magneto.optimize("inductor")(fn)
+    expected = torch.autograd.grad(fn(table, i), table)[0]
+    with recording("artifact") as found:
+        for _ in range(2):
+            torch.testing.assert_close(torch.autograd.grad(step(table, i), table)[0], expected)
+    assert [e.peak_bytes for e in found if e.artifact == "plan"][-1] < 1.5 * table.nbytes
+
+    def others(a: torch.Tensor, b: torch.Tensor, g: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = aten.embedding_dense_backward(g, i, 4000, -1, False)
+        return a @ b + sums, sums.exp(), (a @ b) * 2 + aten.embedding_dense_backward(g + 1, i, 4000, -1, False)
+
+    args = numbers((4000, 3)), numbers((3, 64)), numbers((2, 30, 64)), i
+    torch.testing.assert_close(magneto.optimize("inductor")(others)(*args), others(*args))
+
+    def by_index(a: torch.Tensor, b: torch.Tensor, g: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return a @ b + torch.zeros(4000, 64).index_add(0, i.flatten(), g.flatten(0, 1))
+
+    compiled = magneto.optimize("inductor")(by_index)
+    equal(compiled(*args), by_index(*args))
+    with pytest.raises(RuntimeError, match="is out of bounds for dimension 0 with size 4000"):
+        compiled(*args[:3], i + 4000)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
 @pytest.mark.parametrize("shape", [(30, 64), (4, 9, 33), (500, 40)])
 @pytest.mark.parametrize("dim", [0, 1])

@@ -280,8 +280,12 @@ class Interpreter:
             self.write(node.buffer, x.cumsum(node.serial[0], dtype=wide).astype(x.dtype))
             return
         assert node.init is not None
-        self.write(node.buffer, self.body(node.init, node.buffer.shape, ()))
+        first, sums = self.body(node.init, node.buffer.shape, ()), node.kind == "row_sums"
+        self.write(node.buffer, np.zeros_like(first) if sums else first)
         np.add.at(self.memory[node.name], self.body(node.place, node.ranges, ()).ravel(), x.ravel())
+        if sums:
+            shape, strides = ([self.size(s) for s in sizes] for sizes in (node.buffer.shape, node.buffer.strides))
+            torch.as_strided(self.flat[node.name], shape, strides).add_(torch.from_numpy(np.array(first)))
 
     def call(self, node: LibraryCall) -> None:
         args = self.argument(node.args)

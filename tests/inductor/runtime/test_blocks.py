@@ -53,6 +53,24 @@ def test_memory_of_a_result_that_is_gone_serves_the_next() -> None:
     assert _C.blocks()[:2] == (0, 0)
 
 
+def test_memory_serves_somewhat_smaller_results_too() -> None:
+    """Logits, and the gradient of their weights: up to half as much again; not where a block of their own size is idle."""
+    fn, large, small, tiny = compiled(lambda x: x * 2), torch.ones(2 * N), torch.ones(4 * N // 3), torch.ones(N)
+    for x in (large, small, large, small):
+        fn(x)
+    assert _C.blocks()[:2] == (1, 24 << 20)
+    kept = fn(large)
+    fn(small)
+    del kept
+    before = _C.blocks()[:2]
+    assert before == (2, 40 << 20)
+    fn(small), fn(large), fn(tiny)
+    assert _C.blocks()[:2] == before
+    kept = fn(small)
+    fn(tiny)
+    assert _C.blocks()[:2] == (2, 36 << 20), "half of a block is not wasted"
+
+
 def test_what_is_held_is_not_written() -> None:
     fn = compiled(lambda x: x * 2)
     given = [torch.full((N,), float(k)) for k in range(6)]

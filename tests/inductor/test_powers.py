@@ -57,3 +57,18 @@ def test_numbers_become_bytes_as_in_eager(dtype: torch.dtype) -> None:
     with torch.no_grad():
         assert torch.equal(fn(x), (x * 1).to(torch.uint8))
     assert "(u8)(i32)" in "".join(magneto.inspect(fn).kernels)
+
+
+def test_exponentials_of_any_argument() -> None:
+    """Within eager's errors, subnormal results, both ends and NaN among them."""
+    x = torch.cat([
+        torch.arange(-(2**31), 2**31, 9_973).to(torch.int32).view(torch.float32),
+        torch.linspace(-105, 90, 400_001),
+        torch.tensor([88.72283, 88.72284, 88.7228469, 89.0, 89.1, -87.3365479, -103.9, -103.972, -103.98, -104.0, -104.66, -0.0, math.nan, -math.inf]),
+    ])  # fmt: skip
+    ours, eager, exact = magneto.optimize("inductor")(torch.exp)(x), torch.exp(x), torch.exp(x.double())
+    assert torch.equal(ours.isnan(), x.isnan()) and torch.equal(ours == math.inf, exact.float() == math.inf)
+    finite = (exact.float() < math.inf) & (exact > 0)
+    unit = (exact[finite] * torch.finfo(torch.float32).eps).clamp_min(2.0**-149)
+    mine, theirs = (((t.double()[finite] - exact[finite]).abs() / unit).max().item() for t in (ours, eager))
+    assert mine <= 2 * theirs and mine < 1 and not ours[exact < 2.0**-150].any()

@@ -209,16 +209,14 @@ MG_INLINE f32 mg_exp_normal(f32 x) { /* for -87 <= x <= 88 and NaN */
     return mg_bits_f32(mg_f32_bits(p) + n);
 }
 MG_INLINE f32 mg_exp_f32(f32 x) {
-    u32 b = (u32)mg_f32_bits(x); /* as unsigned integers, numbers below -104 are the largest: no result depends on them */
-    f32 c = mg_bits_f32((i32)(b < 0xc2d00000u ? b : 0xc2d00000u));
-    MG_EXP_CORE(c, 12582912.0f)
-    /* The result may be subnormal: it is made 2^64 times as large, then scaled down. From -104 on it is 0 before that, because a product that
-       underflows takes the processor a hundred times as long, and masks of attention are such numbers. */
-    i32 low = c < -87.0f, u = mg_f32_bits(p) + n + (low ? 0x20000000 : 0);
-    f32 y = mg_bits_f32(c <= -104.0f ? 0 : u) * (low ? 0x1p-64f : 1.0f);
-    return x <= 88.7228317f ? y : x * MG_INF; /* overflow, and NaN */
+    f32 c = -0x1.a2ap+6f > x ? -0x1.a2ap+6f : x; c = 89.0f < c ? 89.0f : c; /* NaN stays */
+    /* Below 0 as mg_exp_down_f32; above, half of the result, which overflows when it is doubled. */
+    f32 one = x < 0.0f ? 12583063.0f : 12583038.0f;
+    MG_EXP_CORE(c, one)
+    return p * mg_bits_f32(n) * (x < 0.0f ? 0x1p-24f : 2.0f);
 }
-MG_INLINE f32 mg_exp_down_f32(f32 x) { /* for x <= 0 and NaN: 2^24 times as large first, in case it is subnormal, and 0 below -104.3 */
+MG_INLINE f32 mg_exp_down_f32(f32 x) { /* for x <= 0 and NaN: 2^24 times as large first, in case it is subnormal, and exactly 0 below -104.3: a product that
+    underflows takes the processor a hundred times as long, and masks of attention are such numbers */
     f32 c = -0x1.a2ap+6f > x ? -0x1.a2ap+6f : x;
     MG_EXP_CORE(c, 12583063.0f) /* k + 151 in the low bits of t: the exponent of 2^(k + 24) */
     return p * mg_bits_f32(n) * 0x1p-24f;
@@ -380,8 +378,9 @@ MG_ANGLE(sin) MG_ANGLE(cos) MG_ANGLE(tan)
     i32 sign = (i32)0x80000000, odd = n & 1; /* sin r = r + p, cos r = 1 + c */
 MG_INLINE f32 mg_near_sin_f32(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? 1.0f + c : r + p; return mg_bits_f32(mg_f32_bits(y) ^ ((n << 30 ^ mg_f32_bits(x)) & sign)); }
 MG_INLINE f32 mg_near_cos_f32(f32 x) { MG_NEAR_CORE(x) f32 y = odd ? r + p : 1.0f + c; return mg_bits_f32(mg_f32_bits(y) ^ ((n + 1) << 30 & sign)); }
-MG_INLINE f32 mg_near_tan_f32(f32 x) { /* divided in double */
-    MG_NEAR_CORE(x) f32 g = odd ? 1.0f : r, k = odd ? c : p, d = odd ? r : 1.0f, e = odd ? p : c, y = (f32)(((f64)g + (f64)k) / ((f64)d + (f64)e));
+MG_INLINE f32 mg_near_tan_f32(f32 x) {
+    MG_NEAR_CORE(x) f32 g = odd ? 1.0f : r, k = odd ? c : p, d = odd ? r : 1.0f, e = odd ? p : c, m = d + e, i = 1.0f / m, o = g + k, y = o * i;
+    y = __builtin_fmaf(__builtin_fmaf(-y, m, o) + __builtin_fmaf(-y, (d - m) + e, (g - o) + k), i, y); /* what the quotient lacks, and both sums */
     return mg_bits_f32(mg_f32_bits(y) ^ ((n << 31 ^ mg_f32_bits(x)) & sign));
 }
 MG_INLINE f32 mg_pow_f32(f32 x, f32 y) { /* the logarithm and its product in double */

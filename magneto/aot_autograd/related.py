@@ -56,7 +56,7 @@ def find_links(
         if earlier[index]:
             groups.setdefault(when, []).append(index)
     links: list[Link] = []
-    for when, results in sorted(groups.items()):
+    for when, results in [(when, one) for when, some in sorted(groups.items()) for one in _apart(some, earlier)]:
         found = {place: None for index in results for place in earlier[index]}
         watched, todo = dict(found), list(found)
         while todo:
@@ -67,6 +67,15 @@ def find_links(
             todo += new
         links.append(Link(tuple(results), tuple((shown[k], k) for k in found), tuple((shown[k], k) for k in watched), when[0]))
     return outputs, tuple(links)
+
+
+def _apart(results: Sequence[int], earlier: Mapping[int, Mapping[int, None]]) -> list[list[int]]:
+    """The results, those together that are computed from one tensor: a link leads from each of its results to what the others are computed from."""
+    found: list[list[int]] = []
+    for index in results:
+        tied = [one for one in found if any(earlier[index].keys() & earlier[k].keys() for k in one)]
+        found = [one for one in found if one not in tied] + [[*(k for one in tied for k in one), index]]
+    return found
 
 
 def _edge(tensor: torch.Tensor) -> tuple[Any, int]:

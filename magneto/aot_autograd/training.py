@@ -1,4 +1,4 @@
-"""One torch.autograd.Function round a compiled forward and a compiled backward graph.
+"""A torch.autograd.Function round a compiled forward and a compiled backward graph.
 
 Its inputs are the functional graph's inputs, its outputs the functional graph's results; views and write-backs happen outside of it, by ordinary differentiable operations
 (`wrap.py`). Exactly eager's: which outputs require grad, which inputs get None, errors on tensors changed in place since.
@@ -10,6 +10,7 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from magneto import _C
 from magneto.aot_autograd.arrivals import in_order
 from magneto.aot_autograd.call import as_function, without_grad
 from magneto.aot_autograd.handed import Handed, Scale, handed
+from magneto.aot_autograd.histories import Group, Share, groups_of, linked_results
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Gradient, Partition
 from magneto.aot_autograd.reached import Reached, left_over, reached
@@ -91,6 +93,7 @@ class TrainingPlan:
     part: Callable[[Choice], Reached] | None = None
     scale: Scale | None = None  # what multiplies gradients that the forward has made; None: the backward graphs do
     leftovers: dict[frozenset[int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    linked: tuple[frozenset[int], ...] = ()  # results that are made from one another behind the node
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
     keep_all: Compiled = field(init=False)
@@ -213,6 +216,7 @@ def plan_training(
         tuple(i for i in tensors if i not in kept and (again is None or i not in again.written)), holds, cut_off,
         joint.frees or bool(cut.kept), tuple((place, i) for place, i in enumerate(tensors) if cut.gradients[i] is not None), joint.order,
         tuple((place, written[k.index]) for place, k in enumerate(cut.kept) if k.kind == "result" and k.index in written), scale=scale,
+        linked=linked_results(joint.signature),
     )  # fmt: skip
 
 
@@ -225,6 +229,7 @@ def training_function(plan: TrainingPlan) -> Compiled:
     run: Compiled = functools.partial(apply, plan)
     if len(plan.order) > 1:
         run = in_order(run, plan.order)
+    run = apart(plan, run, apply)
     if not plan.cut_off:
         return run
 
@@ -240,34 +245,83 @@ def training_function(plan: TrainingPlan) -> Compiled:
     return cut_off
 
 
+def apart(plan: TrainingPlan, run: Compiled, apply: Callable[..., Any]) -> Compiled:
+    """`run`, or a node for each group of results where their inputs' histories differ."""
+    everything = frozenset(range(len(plan.differentiable)))
+    flows = [i for _, i in plan.flows]
+    if all(plan.cut.origins[i] == everything for i in flows):
+        return run
+    ordered = in_order(apply, [i + 1 for i in plan.order]) if len(plan.order) > 1 else apply
+    known: dict[tuple[int, ...], list[Group]] = {}
+
+    def parted(*inputs: Any) -> Any:
+        histories = tuple([i for i in flows if not inputs[i].is_leaf])
+        if not histories:
+            return run(*inputs)
+        if histories not in known:
+            known[histories] = _C.call_inactive(functools.partial(groups_of, plan, histories))
+        if not known[histories]:
+            return run(*inputs)
+        state = SimpleNamespace()
+        with torch.no_grad():
+            out = _computed(state, plan, inputs)
+        results = list(out[: plan.n_results])
+        for group in known[histories]:
+            passed = [x.detach() if i in group.hidden else x for i, x in enumerate(inputs)]
+            made = ordered(Share(plan, group, out, vars(state)), *passed)
+            for i in group.results:
+                results[i] = made[i]
+        return tuple(results)
+
+    return parted
+
+
+def _computed(ctx: Any, plan: TrainingPlan, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the compiled forward makes. What another run of the graph needs is noted in `ctx`."""
+    if plan.replay is not None and plan.replay.draws:
+        ctx.random = torch.get_rng_state()
+    if plan.replay is not None and plan.replay.before:
+        ctx.before = {i: inputs[i].detach().clone() for i in plan.replay.before}
+    if plan.watched:  # the wrapper writes them once
+        ctx.watched = {place: (weakref.ref(inputs[i]), inputs[i]._version + 1) for place, i in plan.watched}
+    out = tuple(plan.forward(*inputs))
+    if plan.views is None:
+        shown = out[: plan.n_results] if plan.shown is None else plan.shown(out)
+        plan.views = tuple(i for i, value in enumerate(shown) if isinstance(value, torch.Tensor) and value._is_view())
+    if plan.views:  # autograd forbids writing a view that a custom function returns; each result is in memory of its own
+        out = tuple(value.data if i in plan.views else value for i, value in enumerate(out))
+    return out
+
+
 class CompiledGraph(torch.autograd.Function):
-    """First argument: the plan."""
+    """First argument: the plan, or one group's share of it."""
 
     @staticmethod
-    def forward(ctx: Any, plan: TrainingPlan, *inputs: Any) -> Any:
-        if plan.replay is not None and plan.replay.draws:
-            ctx.random = torch.get_rng_state()
-        if plan.replay is not None and plan.replay.before:
-            ctx.before = {i: inputs[i].detach().clone() for i in plan.replay.before}
-        if plan.watched:  # the wrapper writes them once
-            ctx.watched = {place: (weakref.ref(inputs[i]), inputs[i]._version + 1) for place, i in plan.watched}
-        out = tuple(plan.forward(*inputs))
-        if plan.views is None:
-            shown = out[: plan.n_results] if plan.shown is None else plan.shown(out)
-            plan.views = tuple(i for i, value in enumerate(shown) if isinstance(value, torch.Tensor) and value._is_view())
-        if plan.views:  # autograd forbids writing a view that a custom function returns; each result is in memory of its own
-            out = tuple(value.data if i in plan.views else value for i, value in enumerate(out))
+    def forward(ctx: Any, plan: TrainingPlan | Share, *inputs: Any) -> Any:
+        share: Share | None = None
+        if isinstance(plan, Share):
+            share, plan = plan, plan.plan
+            out = share.values()
+            vars(ctx).update(share.state, done=share.group.others, share=share.group)
+        else:
+            out = _computed(ctx, plan, inputs)
         if _saved_hooks(True) is None:  # what the graph makes for its backward is nobody's to write: autograd need not look after it
             ctx.to_save, ctx.extras = plan.keep(inputs + out), out[plan.n_results :]
         else:
             ctx.to_save, ctx.extras = plan.keep_all(inputs + out), None
+        if share is not None:
+            ctx.to_save = share.needed(ctx.to_save, range(len(plan.cut.kept)) if ctx.extras is None else plan.checked)
+            needed = {k.index for place, k in enumerate(plan.cut.kept) if k.kind == "extra" and place in share.group.kept}
+            ctx.extras = ctx.extras and tuple(value if i in needed else None for i, value in enumerate(ctx.extras))
         ctx.plan = plan
         ctx.again = None
         ctx.written = _NOTHING
         if plan.replay is not None:
             ctx.inputs, ctx.versions = inputs, _versions(inputs, plan.unchecked)
         results = out[: plan.n_results] if plan.shown is None else plan.shown(out)
-        if plan.silent:
+        if share is not None:
+            results = share.shown(results)
+        elif plan.silent:
             ctx.mark_non_differentiable(*[results[i] for i in plan.silent])
         ctx.materialize_grads = False
         return results
@@ -275,10 +329,12 @@ class CompiledGraph(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
+        group: Group | None = getattr(ctx, "share", None)
         if torch.is_grad_enabled() or cuts(ctx) or (plan.holds is not None and not plan.holds()):
             _check(ctx, plan)
             found = _C.call_inactive(functools.partial(_replay, ctx, plan, gradients))
-            if not _keeps_graph() and all(gradients[i] is not None for i in plan.differentiable):
+            own = plan.differentiable if group is None else group.results
+            if not _keeps_graph() and all(gradients[i] is not None for i in own):
                 ctx.maybe_clear_saved_tensors()
                 ctx.inputs = ctx.extras = None
             return (None, *found)
@@ -291,7 +347,7 @@ class CompiledGraph(torch.autograd.Function):
         values = _left(ctx, plan, choice[0], backward.kept) if plan.frees else []
         if values is None:
             values = _saved(ctx, plan, backward.kept)
-        alone = ctx.extras is not None and not _keeps_graph()
+        alone = ctx.extras is not None and group is None and not _keeps_graph()
         if not _keeps_graph():  # the list alone holds what was saved from here on
             if choice[0]:
                 _leave(ctx, plan, choice[0])
@@ -380,7 +436,9 @@ def _saved(ctx: Any, plan: TrainingPlan, wanted: tuple[int, ...]) -> list[Any]:
     try:
         saved = _kept(ctx, plan)
     except RuntimeError as error:
-        rest = [i for i in (range(len(plan.cut.kept)) if ctx.extras is None else plan.checked) if i not in wanted]
+        there = range(len(plan.cut.kept)) if ctx.extras is None else plan.checked
+        group: Group | None = getattr(ctx, "share", None)
+        rest = [i for i in there if i not in wanted and (group is None or i in group.kept)]
         if not rest or _WRITTEN not in str(error):
             raise
         saved = _unchecked(ctx, plan, rest)

@@ -81,6 +81,8 @@ def _trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool, 
         copies = {i: _copied(tracing, leaf) for i, leaf in leaves.items() if _repeats(leaf)}
         with tracing.mode:
             value = run_captured(gm, tracing, [copies.get(i, tensor) for i, tensor in enumerate(tensors)])
+            if copies:
+                value = _laid_out_as_captured(gm, value)
         _refuse_shown(list(copies.values()), value)
         for node in tracing.mode.graph.nodes:
             if (
@@ -154,6 +156,27 @@ def _copied(tracing: Tracing, leaf: torch.Tensor) -> torch.Tensor:
     """Views are told apart by where they lie: an input that requires grad and whose elements share memory is a dense copy in the graph."""
     with tracing.mode, torch.enable_grad():
         return leaf.clone()
+
+
+def _laid_out_as_captured(gm: fx.GraphModule, value: Any) -> Any:
+    """What is computed of dense copies may lie otherwise than what is computed of the inputs themselves."""
+    values = value if isinstance(value, tuple) else (value,)
+    nodes: Any = gm.graph.output_node().args[0] if isinstance(value, tuple) else gm.graph.output_node().args
+    tensors = {id(item): item for item in values if isinstance(item, torch.Tensor)}
+    memory = [item.untyped_storage().data_ptr() for item in tensors.values()]
+    made: dict[int, torch.Tensor] = {}
+    for item, node in zip(values, nodes, strict=True):
+        meta = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if not isinstance(item, torch.Tensor) or not isinstance(meta, TensorMeta) or id(item) in made:
+            continue
+        if all(a == b or size <= 1 for a, b, size in zip(item.stride(), meta.strides, item.shape, strict=True)):
+            continue
+        if item._is_view() or memory.count(item.untyped_storage().data_ptr()) > 1:
+            raise Refusal("views of what is computed of an input that requires grad and whose elements share memory")
+        with torch.set_grad_enabled(item.requires_grad):
+            made[id(item)] = item.new_empty_strided(item.shape, meta.strides).copy_(item)
+    found = tuple([made.get(id(item), item) for item in values])
+    return found if isinstance(value, tuple) else found[0]
 
 
 def _refuse_shown(copies: list[torch.Tensor], value: Any) -> None:

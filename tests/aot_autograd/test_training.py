@@ -517,6 +517,26 @@ def test_inputs_whose_elements_share_memory_are_trained(leaf, backend) -> None:
     assert magneto.stats()["fallbacks"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:.W104")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_results_of_inputs_whose_elements_share_memory_lie_as_in_eager(backend) -> None:
+    def fn(x):
+        y = x + torch.ones(4, 3).t()
+        return y, x.exp(), y
+
+    def views(x):
+        y = x + torch.ones(4, 3).t()
+        return y, y[0], (y * 2).t().view(-1)
+
+    for program, fallbacks in ((fn, 0), (views, 1)):
+        x = torch.linspace(0, 1, 4, requires_grad=True)
+        plain, ours = program(x.expand(3, 4)), magneto.optimize(backend, nopython=True)(program)(x.expand(3, 4))
+        assert [y.stride() for y in ours] == [y.stride() for y in plain] and (ours[2] is ours[0]) == (plain[2] is plain[0])
+        found = [torch.autograd.grad([y.square().sum() for y in results], x)[0] for results in (plain, ours)]
+        assert_equal([ours, found[1]], [plain, found[0]], 1e-6)
+        assert magneto.stats()["fallbacks"] == fallbacks
+
+
 def _detached(x):
     x.detach()[0].add_(1)
 

@@ -19,6 +19,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from magneto import _C
+from magneto.aot_autograd.result_hooks import with_result_hooks
 from magneto.aot_autograd.signature import Link
 from magneto.aot_autograd.training import CompiledGraph, again, cuts, goes_on
 
@@ -30,6 +31,7 @@ def linked(link: Link) -> Callable[..., Any]:
     return functools.partial(super(torch.autograd.Function, Passing).apply, link)
 
 
+@with_result_hooks
 class Passing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, link: Link, watched: Sequence[torch.Tensor], *tensors: torch.Tensor) -> Any:
@@ -49,11 +51,10 @@ class Passing(torch.autograd.Function):
 
 def _hooks(tensor: torch.Tensor) -> Any:
     """The tensor's own dictionary of hooks, which lives on in autograd's node when the tensor is gone."""
-    hooks = tensor._backward_hooks
-    if hooks is None:
-        hooks = tensor._backward_hooks = OrderedDict()
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
         tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
-    return hooks
+    return tensor._backward_hooks
 
 
 def _asked(ctx: Any) -> bool:

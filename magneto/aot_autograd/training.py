@@ -25,6 +25,7 @@ from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Gradient, Partition
 from magneto.aot_autograd.reached import Reached, left_over, reached
 from magneto.aot_autograd.replay import Replay, replay_of
+from magneto.aot_autograd.result_hooks import with_result_hooks
 from magneto.aot_autograd.signature import Result
 from magneto.aot_autograd.tangents import given_up, laid_out
 from magneto.base.dataclass import dataclass, field
@@ -293,6 +294,7 @@ def _computed(ctx: Any, plan: TrainingPlan, inputs: tuple[Any, ...]) -> tuple[An
     return out
 
 
+@with_result_hooks
 class CompiledGraph(torch.autograd.Function):
     """First argument: the plan, or one group's share of it."""
 

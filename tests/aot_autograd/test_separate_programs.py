@@ -180,6 +180,22 @@ def hooks_on_several(opt: Optimise) -> Iterator[Any]:
 
 
 @program
+def hooks_on_results(opt: Optimise) -> Iterator[Any]:
+    f = opt(lambda x, w: (x.sin(), x * w, (x + w).exp()))
+    for used in ((0,), (1, 2), (0, 1, 2)):
+        seen: list[Any] = []
+        x, w = leaf(3, k=1), leaf(3, k=2)
+        results = f(x, w)
+        handles = [r.register_hook(lambda g, k=k, seen=seen: seen.append((k, g.clone())) or g * 2) for k, r in enumerate(results)]
+        results[0].register_hook(lambda g: g + 1)
+        torch.autograd.graph.register_multi_grad_hook(results, lambda found, seen=seen: seen.append([g is None for g in found]))
+        sum((results[k].sum() for k in used), torch.zeros(())).backward(retain_graph=True)
+        handles[used[0]].remove()
+        results[used[0]].sum().backward()
+        yield sorted(seen, key=str), grads(x, w)
+
+
+@program
 def errors(opt: Optimise) -> Iterator[Any]:
     f = opt(lambda x: (x * 2, x.detach(), x > 0))
     for k in range(2):

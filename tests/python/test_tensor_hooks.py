@@ -391,7 +391,7 @@ def _hooked(results, loss, x, w):
     """The results themselves are gone when the hooks are called."""
     seen: list[Any] = []
     for k, result in enumerate(results):
-        result.register_hook(lambda gradient, k=k: None if gradient is None else seen.append((k, gradient)))
+        result.register_hook(lambda gradient, k=k: seen.append((k, gradient.clone())))
     results.clear()
     loss.backward()
     return sorted(seen, key=lambda pair: pair[0])
@@ -399,7 +399,7 @@ def _hooked(results, loss, x, w):
 
 def _changed(results, loss, x, w):
     for result in results:
-        result.register_hook(lambda gradient: None if gradient is None else gradient * 2)
+        result.register_hook(lambda gradient: gradient * 2)
     loss.backward(retain_graph=True)
     loss.backward()
 

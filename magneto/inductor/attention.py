@@ -130,12 +130,17 @@ def operands(add: Adding, node: fx.Node, scores: Scores, known: Known, masks: Ma
     return Operands(query, key, value, mask, scale) if 0 < scale < inf else None
 
 
+FEW_KEYS = 32  # of fewer a GPU's kernels fill little of their tiles: 16 by 16 took 450 us instead of 100
+
+
 def _pays(meta: TensorMeta, scores: Scores) -> bool:
     """Measured on a CPU with one thread: scores that stay in a cache are better off as products of a library, but for bfloat16, and float16 has no fast kernel.
     Where sizes vary the kernel serves more of them at once: there is no softmax of rows whose length is in the text."""
-    if meta.device.type != "cpu" or any_size() or sizes_vary():
+    if any_size() or sizes_vary():
         return True
     rows, columns, half = meta.shape[-2], scores.shape[-1], meta.dtype is torch.float16
+    if meta.device.type != "cpu":
+        return columns >= FEW_KEYS
     if rows * columns >= LARGE << half or prod(scores.shape) >= MANY << 2 * half:
         return True
     return meta.dtype is torch.bfloat16 and columns >= 32 and (meta.shape[-1] <= 64 or rows < 16)

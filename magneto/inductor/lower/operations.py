@@ -37,6 +37,7 @@ MANY_ROWS, LONG, HELD = (
     512,
     16384,
 )  # of a matrix whose product with a vector is a sum of each row: rows, elements of one, which a block holds
+LONG_OF_COMPUTED = 32  # elements of one that is computed for this alone, and need not be put into memory
 
 
 def lower_addmm(low: Lowering, val: Any, bias: Box, a: Box, b: Box, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -90,7 +91,8 @@ def _sums_of_rows(low: Lowering, val: Any, matrix: Box, vector: Box) -> Any:
     """A product with one vector; None where rows do not lie in memory as they are, are too few for a GPU or too short to be worth a program."""
     shape, strides = tuple(matrix.shape), tuple(matrix.strides)
     rows, length = shape
-    if not isinstance(rows, int) or not isinstance(length, int) or strides[1] != 1 or rows < MANY_ROWS or not LONG <= length <= HELD:
+    least = LONG if isinstance(matrix.root, Stored) else LONG_OF_COMPUTED
+    if not isinstance(rows, int) or not isinstance(length, int) or strides[1] != 1 or rows < MANY_ROWS or not least <= length <= HELD:
         return None
     if val.dtype not in (torch.float32, *HALF) or matrix.dtype is not vector.dtype:
         return None

@@ -24,7 +24,7 @@ def kinds_of_rows(reads: Iterable[Collection[Sym]], rows: Iterable[Sym], cols: C
     along = {symbols.intersection(read) for read in map(frozenset, reads) if not read.isdisjoint(cols)}
     if not along:
         return None
-    common = symbols.intersection(*along)
+    common = symbols.intersection(*(read for read in along if read)) if any(along) else frozenset()  # what all rows share says nothing
     apart: list[frozenset[Sym]] = []
     for read in [one - common for one in along]:
         if read:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from math import prod
 
 from magneto.inductor.codegen.cpp_nest import cut_dims, normal_form
+from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.triton_nest import MOST_BLOCKS, SHORTEST, Axis, Blocks, power_above
-from magneto.inductor.loops.ir import reach
+from magneto.inductor.loops.ir import Op, reach, walk_values
 from magneto.inductor.loops.span import span_of
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, member_loads
@@ -19,7 +20,8 @@ from magneto.inductor.schedule.pairs import SHARING, kinds_of_rows
 from magneto.symbolic import Const, Expr, Sym, coefficient
 
 TILE, TURN = (8, 32), 32  # rows of both kinds, and elements of a turn
-TILE_SHORT, TURN_SHORT, SHORT = (16, 64), 4, 16  # where that many are reduced, or fewer
+TURN_HEAVY = 8  # elements where each one takes a function such as exp, so that a thread's code stays short
+TILE_SHORT, TURN_SHORT, SHORT = (16, 64), 4, 32  # where that many are reduced, or fewer
 TURN_SHARED = 256  # where all rows read the same
 LEAST = 4096  # results
 
@@ -59,6 +61,8 @@ def pairs_of(kernel: FusedKernel) -> Blocks | None:
         axes = (Axis("x", x, SHARING), Axis("r", kernel.cols, min(TURN_SHARED, power_above(length))))
     else:
         tile, turn = (TILE, TURN) if length > SHORT else (TILE_SHORT, TURN_SHORT)
+        if turn == TURN and any(isinstance(v, Op) and v.name in HEAVY for m in kernel.members if m.full for v in walk_values(m.body)):
+            turn = TURN_HEAVY
         if any(prod(d.size for d in some) < size for some, size in zip((y, x), tile, strict=True)):
             return None
         axes = (*(Axis(name, some, size) for name, some, size in zip("yx", (y, x), tile, strict=True)), Axis("r", kernel.cols, turn))  # type: ignore[assignment]

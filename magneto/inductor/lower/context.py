@@ -241,7 +241,7 @@ class Lowering:
         if box.reads <= self.steady or box.ops > (GPU_OPS if self.on_gpu else CHEAP_OPS):
             return False
         own, points = _bytes_of(box), point_count(box.shape)
-        sizes = {name: self._size(name) for name in box.reads}
+        sizes = {name: self.size_of(name) for name in box.reads}
         if self.on_gpu and sum(sizes.values()) > own:  # of a part of some memory no more than that is read
             found: dict[str, int] = {}
             for load in loads(box.load(index_symbols(box.shape))):
@@ -253,13 +253,14 @@ class Lowering:
         """Is no more read for a result than it has itself, beside what its readers read anyway? Then it is not even written (a relu's gradient in front of a norm). Twice as much, where they read
         something as large: writing takes longer than reading what may still be in the cache."""
         own = _bytes_of(box)
-        if not self.on_gpu or beside is None or box.ops > GPU_OPS or sum(self._size(name) >= own for name in box.reads) < 2:
+        if not self.on_gpu or beside is None or box.ops > GPU_OPS or sum(self.size_of(name) >= own for name in box.reads) < 2:
             return False
         others = beside()
-        twice = any(own <= self._size(name) < 1 << 62 for name in others)
-        return sum(map(self._size, box.reads - others)) <= (1 + twice) * own + own // 8
+        twice = any(own <= self.size_of(name) < 1 << 62 for name in others)
+        return sum(map(self.size_of, box.reads - others)) <= (1 + twice) * own + own // 8
 
-    def _size(self, name: str) -> int:
+    def size_of(self, name: str) -> int:
+        """Bytes of a buffer; more than any where that is not known."""
         size = self.sizes.get(name)
         return size if isinstance(size, int) else 1 << 62
 

@@ -14,12 +14,14 @@ from magneto.base.flags import config
 from magneto.inductor.loops.ir import Const, IndexValue, Op, Reduction, Size, Value, index_symbols, reduce_symbols
 from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.lower.box import Box, Computed, Index, Stored, cost_of
-from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, merge_origins
+from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, merge_origins, point_count
 from magneto.inductor.lower.values import convert, make_op
 from magneto.symbolic import Const as IntConst
 
 FEW = 4  # elements that are folded where the result is read, on a GPU, with as few operations and functions such as exp
+FEW_IN_MEMORY = 3  # of memory as large as all of them, whose elements have 4 bytes at least: more of them, or narrower ones, are better read as vectors
 FEW_OPS, FEW_HEAVY = 40, 4
+KEPT = 3  # functions such as exp that such memory counts for: what is computed of it is put into memory where several read it
 FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 
 KINDS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min", "any": "any", "all": "all", "argmax": "argmax", "argmin": "argmin"}
@@ -130,7 +132,10 @@ def _written_out(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: to
     """Few elements, folded wherever the result is read: the last dimension of points, so that all pairs of these need no memory; None: too many."""
     sizes = {d: s for d in over if (s := x.shape[d]) != 1}
     (ops, heavy, origins), count = cost_of(x), prod(s if isinstance(s, int) else FEW + 1 for s in sizes.values())
-    if kind not in FOLDS or count > FEW or (ops + 1) * count > FEW_OPS or heavy * count > FEW_HEAVY or config.numerics != "fast":
+    if kind not in (*FOLDS, "argmax", "argmin") or count > FEW or (ops + 1) * count > FEW_OPS or heavy * count > FEW_HEAVY or config.numerics != "fast":
+        return None
+    large = sum(map(low.size_of, x.reads)) > 2 * point_count(val.shape) * val.dtype.itemsize
+    if large and (count > FEW_IN_MEMORY or x.dtype.itemsize < 4):
         return None
     kept, zero, dtype = _kept(len(x.shape), over), index_symbols((1,))[0], torch.bool if kind in ("any", "all") else acc
 
@@ -144,11 +149,26 @@ def _written_out(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: to
 
     def fn(index: Index) -> Value:
         values = [element(index, places) for places in product(*(range(s) for s in sizes.values() if isinstance(s, int)))]
+        if kind not in FOLDS:
+            return convert(_first(kind, values), val.dtype)
         return convert(reduce(lambda a, b: make_op(FOLDS[kind], (a, b), dtype), values), val.dtype)
 
     origins = merge_origins(origins, low.origins)
-    made = Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, origins, (ops + 1) * count, heavy * count)
+    made = Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, origins, (ops + 1) * count, heavy * count + KEPT * large)
     return low.computed(made)
+
+
+def _first(kind: str, values: Sequence[Value]) -> Value:
+    """Where the first of the largest or least values stands; NaN is one, whichever comes first."""
+    best, place = values[0], Const(0, torch.int64)
+    for k, value in enumerate(values[1:], 1):
+        better = Op("gt" if kind == "argmax" else "lt", (value, best), torch.bool)
+        if value.dtype.is_floating_point:
+            nan, before = Op("ne", (value, value), torch.bool), Op("eq", (best, best), torch.bool)
+            better = Op("bitwise_and", (Op("bitwise_or", (better, nan), torch.bool), before), torch.bool)
+        best = Op("where", (better, value, best), value.dtype)
+        place = Op("where", (better, Const(k, torch.int64), place), torch.int64)  # type: ignore[assignment]
+    return place
 
 
 def _of_met(low: Lowering, x: Box, over: frozenset[int], acc: torch.dtype, val: Any) -> Box | None:

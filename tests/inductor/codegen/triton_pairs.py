@@ -73,7 +73,8 @@ def _few(g: Graph) -> Iterator[Any]:
     yield g.prod(g.input(torch.randint(-3, 4, (60, 2, 2))), (1, 2))
     yield g.sum(g.input(torch.randint(0, 255, (60, 4), dtype=torch.uint8)), (1,))
     special = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1.0, -2.0, 3e38])
-    yield g.amax(g.input(torch.combinations(special, 3, True)), (1,))
+    triples = g.input(torch.cartesian_prod(special, special, special))
+    yield from (g.amax(triples, (1,)), g.argmax(triples, 1), g.argmin(triples, 1), g.argmin(g.input(torch.randint(-2, 3, (60, 3))), 1))
 
 
 @case("places that cannot be out of range", 0)

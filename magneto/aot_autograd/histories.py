@@ -6,13 +6,13 @@ where that has been freed or written. Where results of a graph come from inputs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from magneto.aot_autograd.reached import left_over
-from magneto.aot_autograd.signature import Alias, Result, Signature
+from magneto.aot_autograd.signature import Signature
 from magneto.base.dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -56,18 +56,8 @@ class Share:
 
 
 def linked_results(signature: Signature) -> tuple[frozenset[int], ...]:
-    """Results that `links` tie to those they are computed from."""
-    sources = {m.index: m.source for m in signature.mutations}
-
-    def bases(link: Any) -> Iterator[int]:
-        yield from link.results
-        for output, _ in (*link.earlier, *link.watched):
-            base = output.base if isinstance(output, Alias) else output
-            base = base if isinstance(base, Result) else sources.get(base.index)
-            if isinstance(base, Result):
-                yield base.index
-
-    return tuple(frozenset(bases(link)) for link in signature.links)
+    """Results behind which one link lies: it leads to one node."""
+    return tuple(frozenset(link.results) for link in signature.links)
 
 
 def groups_of(plan: TrainingPlan, histories: Sequence[int]) -> list[Group]:

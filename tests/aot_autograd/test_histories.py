@@ -48,6 +48,12 @@ def computed_from_others(u: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor
     return (u @ u).relu(), w * 2, w
 
 
+def stopped(u: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The last is computed from the first, which leads to one of the inputs only."""
+    w = u * 2
+    return w, v.cos(), w.sum() + v
+
+
 def both(u: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return u.sin(), v.cos(), u.detach().sum() * (u + v)
 
@@ -92,7 +98,7 @@ def gradients(fn: Callable[..., Any], back: Callable[..., Any]) -> list[Any]:
     ("fn", "back"),
     [(fn, back) for fn in (losses, reading, weights, drawing, viewing) for back in (one_after_another, last_first, together, twice)]
     + [(losses, curved), (weights, curved), (writing, one_after_another), (writing, last_first), (both, together)]
-    + [(fn, lambda results: one_after_another(results[:2])) for fn in (computed_from_others, both)],
+    + [(fn, lambda results: one_after_another(results[:2])) for fn in (computed_from_others, stopped, both)],
 )  # fmt: skip
 def test_gradients(fn: Callable[..., Any], back: Callable[..., Any], backend: str) -> None:
     compiled = magneto.optimize(backend, nopython=True)(fn)

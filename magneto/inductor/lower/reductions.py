@@ -19,7 +19,9 @@ from magneto.inductor.lower.values import convert, make_op
 from magneto.symbolic import Const as IntConst
 
 FEW = 4  # elements that are folded where the result is read, on a GPU, with as few operations and functions such as exp
-FEW_IN_MEMORY = 3  # of memory as large as all of them, whose elements have 4 bytes at least: more of them, or narrower ones, are better read as vectors
+FEW_IN_MEMORY = (
+    3  # of memory as large as all of them, whose elements have 4 bytes at least: more of them, or narrower ones, are better read as vectors
+)
 FEW_OPS, FEW_HEAVY = 40, 4
 KEPT = 3  # functions such as exp that such memory counts for: what is computed of it is put into memory where several read it
 FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
@@ -132,7 +134,13 @@ def _written_out(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: to
     """Few elements, folded wherever the result is read: the last dimension of points, so that all pairs of these need no memory; None: too many."""
     sizes = {d: s for d in over if (s := x.shape[d]) != 1}
     (ops, heavy, origins), count = cost_of(x), prod(s if isinstance(s, int) else FEW + 1 for s in sizes.values())
-    if kind not in (*FOLDS, "argmax", "argmin") or count > FEW or (ops + 1) * count > FEW_OPS or heavy * count > FEW_HEAVY or config.numerics != "fast":
+    if (
+        kind not in (*FOLDS, "argmax", "argmin")
+        or count > FEW
+        or (ops + 1) * count > FEW_OPS
+        or heavy * count > FEW_HEAVY
+        or config.numerics != "fast"
+    ):
         return None
     large = sum(map(low.size_of, x.reads)) > 2 * point_count(val.shape) * val.dtype.itemsize
     if large and (count > FEW_IN_MEMORY or x.dtype.itemsize < 4):

@@ -16,7 +16,6 @@ from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_nest import spread_out
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, ROUGH, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
-from magneto.inductor.loops.bounds import Bounds
 from magneto.inductor.loops.ir import SCANS, Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.loops.philox import limit_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
@@ -71,7 +70,6 @@ class Emitter:
         self.grouped: set[int] = set()  # groups of so many elements are counted there
         self.used: set[Sym] = set()
         self.readable: dict[tuple[Value, frozenset[str]], bool] = {}
-        self.bounds = Bounds(self._seen)
         self.sizes: dict[str, int] = {}  # elements of buffers
         self.count = 0
 
@@ -353,10 +351,6 @@ class Emitter:
         extent, kind = symbol.extent, "tl.int64" if self.wide else "tl.int32"
         if not isinstance(extent, int):
             raise CannotEmit(f"a symbolic extent {extent}")
-        if self.bounds.within(symbol.value, extent):
-            if self.passing and self.inner in raw.axes:
-                self.places.append(raw.text)
-            return self.name(f"{raw.text}.to({kind})", raw.axes, key, "i")
         axes = raw.axes | (under.axes if under is not None else NOTHING)
         inside = self.name(f"({raw.text} >= 0) & ({raw.text} < {extent})", raw.axes, prefix="c")
         mask = self.mask(axes, under)

@@ -11,19 +11,17 @@ from typing import Any
 import torch
 
 from magneto.base.flags import config
-from magneto.inductor.loops.ir import Const, IndexValue, Op, Reduction, Size, Value, index_symbols, reduce_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Op, Reduction, Size, Value, index_symbols, loads, reach, reduce_symbols
 from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.lower.box import Box, Computed, Index, Stored, cost_of
-from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, merge_origins, point_count
+from magneto.inductor.lower.context import CannotLower, Lowering, compact_strides, dense_strides, merge_origins
 from magneto.inductor.lower.values import convert, make_op
+from magneto.symbolic import ONE, coefficient
 from magneto.symbolic import Const as IntConst
 
 FEW = 4  # elements that are folded where the result is read, on a GPU, with as few operations and functions such as exp
-FEW_IN_MEMORY = (
-    3  # of memory as large as all of them, whose elements have 4 bytes at least: more of them, or narrower ones, are better read as vectors
-)
 FEW_OPS, FEW_HEAVY = 40, 4
-KEPT = 3  # functions such as exp that such memory counts for: what is computed of it is put into memory where several read it
+ALONG = 16  # elements, at least, that lie one behind the other where memory as large as all that is reduced is read
 FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 
 KINDS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min", "any": "any", "all": "all", "argmax": "argmax", "argmin": "argmin"}
@@ -142,8 +140,7 @@ def _written_out(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: to
         or config.numerics != "fast"
     ):
         return None
-    large = sum(map(low.size_of, x.reads)) > 2 * point_count(val.shape) * val.dtype.itemsize
-    if large and (count > FEW_IN_MEMORY or x.dtype.itemsize < 4):
+    if not _across(x, over):
         return None
     kept, zero, dtype = _kept(len(x.shape), over), index_symbols((1,))[0], torch.bool if kind in ("any", "all") else acc
 
@@ -162,8 +159,17 @@ def _written_out(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: to
         return convert(reduce(lambda a, b: make_op(FOLDS[kind], (a, b), dtype), values), val.dtype)
 
     origins = merge_origins(origins, low.origins)
-    made = Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, origins, (ops + 1) * count, heavy * count + KEPT * large)
+    made = Computed(fn, val.shape, val.strides, val.dtype, x.device, x.reads, origins, (ops + 1) * count, heavy * count)
     return low.computed(made)
+
+
+def _across(x: Box, over: frozenset[int]) -> bool:
+    """Is what is read at every point contiguous along what stays? Few elements side by side are better read as vectors."""
+    at = index_symbols(x.shape)
+    every = {s for s, size in zip(at, x.shape, strict=True) if size != 1}
+    rows = [s for d, (s, size) in enumerate(zip(at, x.shape, strict=True)) if d not in over and isinstance(size, int) and size >= ALONG]
+    whole = [load.index for load in loads(x.load(at)) if every <= reach(load.index)]
+    return all(any(coefficient(index, row) is ONE for row in rows) for index in whole)
 
 
 def _first(kind: str, values: Sequence[Value]) -> Value:

@@ -130,7 +130,7 @@ def schedules() -> None:
         torch.manual_seed(0)
         layers = [
             torch.nn.Linear(16, 32, bias=False),
-            torch.nn.BatchNorm1d(32, momentum=None),
+            torch.nn.BatchNorm1d(32),
             torch.nn.LeakyReLU(),
             torch.nn.Linear(32, 8, bias=False),
         ]

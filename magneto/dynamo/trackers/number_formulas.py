@@ -75,6 +75,11 @@ def _held(m: Machine, number: Tracker) -> Any:
     return m.number_input(number)
 
 
+def _on_another(number: Tracker, first: Tracker) -> bool:
+    """A number that the graph computes is on the CPU: kernels of a GPU would wait for it."""
+    return isinstance(number, ItemTracker) and isinstance(first, TensorTracker) and first.meta.device.type != "cpu"
+
+
 def _fits(m: Machine, tensors: list[TensorTracker], halves: str) -> bool:
     """Are they floats of one type, of which the formulas speak? `halves`: see `_options`."""
     floats = [one for one in tensors if one.meta.dtype.is_floating_point]
@@ -111,6 +116,8 @@ def _options(fn: Any, operation: Any, signature: str, condition: str = "", *, pl
         given = {name: found[name] if name in found else m.const(defaults[name]) for name, _, _ in words}
         first, tensors = args[0], [one for one in given.values() if isinstance(one, TensorTracker)]
         if not isinstance(first, TensorTracker) or (place and first.meta.device.type != place) or not _fits(m, tensors, halves):
+            return NotImplemented
+        if any(_on_another(given[name], first) for name in numbers):
             return NotImplemented
         held = _numbers(m, given, numbers, condition)
         if held is None:
@@ -247,7 +254,7 @@ def batch_norm(m: Machine, /, *args: Tracker) -> Any:
     *_, mean, var, training, momentum, _, _ = args
     if not isinstance(training, ConstTracker) or not all(isinstance(one, TensorTracker) for one in (mean, var)):
         return NotImplemented
-    held = _held(m, momentum)
+    held = None if _on_another(momentum, args[0]) else _held(m, momentum)
     if held is None:
         return NotImplemented
     if not training.read():

@@ -17,7 +17,7 @@ from magneto.base.flags import config
 from magneto.base.logs import KERNELS, dump, log, logging
 from magneto.inductor.codegen.cpp import parameters
 from magneto.inductor.codegen.plan import Builder, plan_code
-from magneto.inductor.codegen.triton import reaches_far, triton_kernel
+from magneto.inductor.codegen.triton import memory_of, triton_kernel
 from magneto.inductor.codegen.triton_product import triton_product
 from magneto.inductor.codegen.triton_table import columns_of, triton_table
 from magneto.inductor.describe import describe
@@ -180,7 +180,7 @@ def _texts(plan: Schedule, begin: Begin | None) -> dict[Kernel, Launched]:
         if isinstance(step, LibraryCall):
             continue
         loops = isinstance(step, FusedKernel) and not isinstance(step, TiledKernel)
-        key: Hashable = (likeness(step), reaches_far(parameters(step), plan.buffers)) if loops else step  # type: ignore[arg-type]
+        key: Hashable = (likeness(step), memory_of(step, plan.buffers)) if loops else step  # type: ignore[arg-type]
         if key not in written:
             written[key] = _text_of(step, plan)
             if begin is not None:

@@ -7,7 +7,7 @@ Reductions are exact about NaN (maxima let it through, the first one wins a sear
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 
 from magneto.inductor.codegen.cpp import parameters
@@ -18,7 +18,7 @@ from magneto.inductor.codegen.triton_ops import TELLING
 from magneto.inductor.codegen.triton_pairs import pairs_of
 from magneto.inductor.codegen.triton_reduce import Fold
 from magneto.inductor.codegen.triton_types import BYTES, POINTERS, as_byte, compute_type
-from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Op, Value, walk_values
+from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.loops.span import Span, span_of, symbols_of, within_span
 from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
@@ -33,8 +33,15 @@ def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonK
 
 
 def reaches_far(names: Iterable[str], buffers: Mapping[str, Buffer]) -> bool:
-    """Whether some buffer has more elements than indices of 32 bits count: all that a kernel's text depends on besides its likeness."""
+    """Whether some buffer has more elements than indices of 32 bits count."""
     return any(int(buffers[name].storage_numel) >= NARROW for name in names if name in buffers)  # type: ignore[arg-type]
+
+
+def memory_of(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Hashable:
+    """All that a kernel's text depends on besides its likeness: whether buffers reach far, and under conditions how much of them may be read everywhere."""
+    names = parameters(kernel)
+    conditions = any(isinstance(value, Masked) for m in kernel.members for value in walk_values(m.body))
+    return reaches_far(names, buffers), tuple(buffers[name].storage_numel for name in names if name in buffers) if conditions else ()
 
 
 def _tells(value: Value) -> bool:

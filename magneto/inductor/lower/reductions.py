@@ -140,7 +140,7 @@ def _written_out(low: Lowering, kind: str, x: Box, over: frozenset[int], acc: to
         or config.numerics != "fast"
     ):
         return None
-    if not _across(x, over):
+    if (x.dtype is torch.bool and kind in ("max", "min")) or not _across(x, over):
         return None
     kept, zero, dtype = _kept(len(x.shape), over), index_symbols((1,))[0], torch.bool if kind in ("any", "all") else acc
 

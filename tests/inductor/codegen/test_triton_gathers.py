@@ -152,6 +152,21 @@ def test_few_elements_are_written_out_along_memory_only(dim: int, monkeypatch: p
     assert ("tl.sum(" in kernel.body) == (dim == 2)
 
 
+def test_memory_behind_a_condition_is_read_everywhere_where_there_is_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels that are alike but for how long the index is: the second may not read the last rows' places."""
+    monkeypatch.setattr(cuda, "gather", lambda plan, *args: plan)
+    monkeypatch.setattr(cuda, "repeated", lambda plan, *args: plan)
+    g, joined = Graph(), []
+    for length in (2000, 1200):
+        index = g.slice(g.input(torch.randint(0, 30, (length,))), (0,), (1200,), (1,))
+        rows = g.index_select(g.input(torch.randn(30, 64)), 0, index)
+        joined.append(g.cat([g.cat([rows, g.input(torch.randn(1200, 128))], 1), g.input(torch.randn(800, 192))], 0))
+    g.output(*joined)
+    _, kernels = planned(g, monkeypatch)
+    loads = [next(line for line in k.body.splitlines() if "tl.load(p" in line) for k in kernels]
+    assert [("mask=" in line.split("tl.load(")[1]) for line in loads] == [False, True]
+
+
 def test_few_elements_that_are_computed_at_computed_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index itself is computed by the kernel, and leaves nothing in memory."""
     g = Graph()

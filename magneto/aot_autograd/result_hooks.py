@@ -15,7 +15,10 @@ class ResultHooks(OrderedDict[int, Callable[..., Any]]):
 
     def __setitem__(self, number: int, hook: Callable[..., Any]) -> None:
         if getattr(hook, "__module__", None) != "torch.autograd.graph":  # its own ones count the nodes that run
-            hook = functools.partial(_called, hook)
+            called = functools.partial(_called, hook)
+            if name := getattr(hook, "__name__", None):  # errors about what it returns name it
+                called.__name__ = name  # type: ignore[attr-defined]
+            hook = called
         super().__setitem__(number, hook)
 
 

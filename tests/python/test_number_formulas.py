@@ -400,3 +400,20 @@ def test_errors_are_torchs():
                     call(X, other, s)
                 outcomes.append(str(found.value))
             assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x, y, s: F.smooth_l1_loss(x, y, beta=s), lambda x, y, s: F.huber_loss(x, y, delta=s)],
+    ids=["smooth_l1", "huber"],
+)
+def test_what_is_no_option(fn, backend):
+    """Constants that eager refuses."""
+    for s in (-0.5, math.nan):
+        texts = []
+        for call in (lambda x, y, s=s: fn(x, y, s), magneto.optimize(backend)(lambda x, y, s=s: fn(x, y, s))):
+            with pytest.raises(RuntimeError) as found:
+                call(X, Y)
+            texts.append(str(found.value))
+        assert texts[0] == texts[1]

@@ -480,3 +480,20 @@ def test_the_gradient_of_a_written_input_that_results_are_computed_from() -> Non
     x.retain_grad()
     with pytest.raises(magneto.UserError, match="(?s)U006.*others are computed from"):
         late.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_an_error_names_the_hook(backend: str) -> None:
+    texts = []
+    for fn in (torch.sin, magneto.optimize(backend)(lambda x: x.sin())):
+        y = fn(torch.randn(3, requires_grad=True))
+
+        def of_another_size(gradient: torch.Tensor) -> torch.Tensor:
+            return torch.ones(7)
+
+        y.register_hook(of_another_size)
+        with pytest.raises(RuntimeError) as found:
+            y.sum().backward()
+        texts.append(str(found.value))
+    assert texts[0] == texts[1]
+    assert "of_another_size" in texts[0]

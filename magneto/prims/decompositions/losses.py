@@ -59,7 +59,12 @@ def _huber(difference: Value, delta: float = 1.0) -> Value:
 
 
 row("mse_loss.default")(_loss(_squared, True))
-row("smooth_l1_loss.default")(_loss(_smooth_l1, False))
+_smooth_l1_loss = _loss(_smooth_l1, False)
+
+
+@row("smooth_l1_loss.default")
+def _smooth_l1_row(b: Builder, x: Value, target: Value, reduction: int = 1, beta: float = 1.0) -> Any:
+    return _smooth_l1_loss(b, x, target, reduction, beta) if beta >= 0 else LIBRARY  # which raises
 
 
 @row("huber_loss.default")

@@ -197,6 +197,41 @@ def test_floats_bound_integers():
         assert_equal(compiled(k, c), fn(k, c))
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_bounds_beyond_an_integers_type_are_refused(backend):
+    """(They wrapped around.)"""
+    for fn in (lambda k, n: k.clamp_min(n), lambda k, n: k.clamp(-n, n), lambda k, n: torch._foreach_maximum([k], n)[0]):
+        compiled, k = magneto.optimize(backend)(fn), torch.arange(-5, 5, dtype=torch.int32)
+        for n in (1, 2, 3, 4):
+            assert_equal(compiled(k, n), fn(k, n))
+        for call in (fn, compiled):
+            with pytest.raises(RuntimeError, match="overflow"):
+                call(k, 2**40)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_lists_written_in_place_are_given_back(backend):
+    def fn(a, b, s):
+        first, second = torch._foreach_mul_(a, s), torch._foreach_addcdiv_(a, b, b, s)
+        return first is a, second is a, first[0] is a[0]
+
+    compiled = magneto.optimize(backend)(fn)
+    for s in (0.5, 0.7, 0.9, 1.1):
+        lists = [[torch.full((3,), 2.0)] for _ in range(4)]
+        assert compiled(*lists[:2], s) == fn(*lists[2:], s) == (True, True, True)
+        assert_equal(lists[0], lists[2], 1e-6)
+    given = [torch.ones(2)]
+    assert magneto.optimize(backend)(lambda a, s: torch._foreach_add_(a, s))(given, 0.1) is not None
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_bools_are_no_numbers_of_lists(backend):
+    for fn in (lambda a: torch._foreach_sub(a, True), lambda a: torch._foreach_add(a, a, alpha=True)):
+        for call in (fn, magneto.optimize(backend)(fn)):
+            with pytest.raises(RuntimeError, match="[Bb]ool"):
+                call([torch.ones(2)])
+
+
 def test_numbers_that_torch_refuses_are_refused():
     """Too large for the type of the result: eager's error, at each call."""
 

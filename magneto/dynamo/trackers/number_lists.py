@@ -66,7 +66,7 @@ def _one_by_one(name: str) -> None:
         @prefer(fn, Tracker)
         def body(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
             found = each(m, target, args, kwargs)
-            return found if found is NotImplemented else m.const(None) if ending else TupleTracker(found)
+            return found if found is NotImplemented else args[0] if ending else TupleTracker(found)
 
     rules(torch, "")
     rules(torch.Tensor, "_")

@@ -63,6 +63,10 @@ def _bounded(fn: Any, names: Sequence[str], plain: Any) -> None:
         bounds = {name: given[name] for name in ("min", "max") if name in given and not _is_none(given[name])}
         if not all(isinstance(bound, ConstTracker) for bound in bounds.values()):
             return NotImplemented
+        if not v.meta.dtype.is_floating_point:
+            whole = [bound for bound in bounds.values() if moves(m, bound) and type(bound.value) is int]  # type: ignore[attr-defined]
+            if not all(_in_range(m, bound, v.meta.dtype) for bound in whole):  # type: ignore[arg-type]
+                return NotImplemented
         held: dict[str, Any] = {name: lift(m, v, bound) for name, bound in bounds.items()}  # type: ignore[arg-type]
         if any(held[name] is None and moves(m, bound) for name, bound in bounds.items()):
             return NotImplemented
@@ -128,20 +132,25 @@ for _name in ("addcmul", "addcdiv"):
 
 def _held(m: Machine, number: ConstTracker, dtype: torch.dtype) -> TensorTracker | None:
     """A changing number that becomes an element of this type; None where torch may refuse it."""
+    return m.number_input(number) if _in_range(m, number, dtype) else None
+
+
+def _in_range(m: Machine, number: ConstTracker, dtype: torch.dtype) -> bool:
+    """Is a changing number one of this type? A guard keeps it so."""
     numbers = leaves(number)
     if dtype not in _REAL or len({leaf.source for leaf in numbers}) != 1 or (type(number.value) is int and abs(number.value) >= 2**53):
-        return None
+        return False
     text, whole = text_of(number, "{}"), not dtype.is_floating_point
     bounds = torch.iinfo(dtype) if whole else torch.finfo(dtype)
     if not (bounds.min <= number.value <= bounds.max):
-        return None
+        return False
     guard_types(m, number)
     if whole or type(number.value) is int:
         least, most = (max(int(bounds.min), -(2**53)), min(int(bounds.max), 2**53))
         m.guard(Kind.RELATION, numbers[0].source, f"{least} <= {text} <= {most}")
     elif dtype is not torch.float64:
         m.guard(Kind.RELATION, numbers[0].source, f"not {bounds.max} < abs({text}) < math.inf")
-    return m.number_input(number)
+    return True
 
 
 def _filled(m: Machine, make: Any, first: Tracker, number: ConstTracker, dtype: torch.dtype, options: Mapping[str, Tracker]) -> Any:

@@ -153,6 +153,12 @@ def record(m: Machine, target: Any, args: Sequence[Tracker], kwargs: Mapping[str
         and isinstance(result, TensorTracker)
     ):
         return _updated(lowered[0], result)
+    if _changes_list(target, name) and args and isinstance(args[0], SequenceTracker):
+        if isinstance(result, SequenceTracker):
+            for one, new in zip(args[0].items(m), result.items(m), strict=True):
+                if isinstance(one, TensorTracker) and isinstance(new, TensorTracker):
+                    _updated(one, new)
+        return args[0]
     return result
 
 
@@ -191,6 +197,11 @@ def _updated(tensor: TensorTracker, result: TensorTracker) -> TensorTracker:
     if result is not tensor:
         tensor.meta = result.meta
     return tensor
+
+
+def _changes_list(target: Any, name: str) -> bool:
+    """`torch._foreach_add_` gives back the list itself; `torch.ops.aten._foreach_add_` nothing."""
+    return isinstance(target, types.BuiltinFunctionType) and name.startswith("_foreach_") and name.endswith("_")
 
 
 def _name(target: Any) -> str:

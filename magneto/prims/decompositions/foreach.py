@@ -52,7 +52,7 @@ def _single_row(name: str, overload: str) -> Row | None:
     return _SINGLE.get(packet)
 
 
-def _each(single: Row, listed: frozenset[str], names: tuple[str, ...]) -> Row:
+def _each(single: Row, listed: frozenset[str], names: tuple[str, ...], subtracts: bool) -> Row:
     """`listed`: arguments with an entry for each tensor."""
 
     def row(b: Builder, *args: Any, **kwargs: Any) -> Any:
@@ -62,6 +62,8 @@ def _each(single: Row, listed: frozenset[str], names: tuple[str, ...]) -> Row:
         for i in range(count):
             one = [value[i] if key in listed else value for key, value in positional.items()]
             named = {key: value[i] if key in listed else value for key, value in kwargs.items()}
+            if type(named.get("alpha")) is bool or (subtracts and any(type(value) is bool for value in one)):
+                return LIBRARY  # which raises
             results.append(single(b, *one, **named))
             if not isinstance(results[-1], Value):
                 return LIBRARY
@@ -78,7 +80,7 @@ def _declare(name: str, overload: str) -> None:
     listed = frozenset(a.name for a in schema.arguments if str(a.type).startswith("List["))
     if name in _KEYWORDS:
         single = _with_keywords(single, _KEYWORDS[name])
-    ROWS[f"aten._foreach_{name}.{overload}"] = _each(single, listed, tuple(a.name for a in schema.arguments))
+    ROWS[f"aten._foreach_{name}.{overload}"] = _each(single, listed, tuple(a.name for a in schema.arguments), name == "sub")
 
 
 for _packet in (

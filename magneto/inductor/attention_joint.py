@@ -70,7 +70,7 @@ def _replace(made: fx.Graph, node: fx.Node, flow: Flow, known: Known, masks: Mas
     with made.inserting_before(node):
         add = Adding(made, node)
         given = operands(add, node, scores, known, masks, True)
-        if given is None:
+        if given is None or (given.mask.bias is not None and given.fits):
             return False
         rows = given.mask.rows
         if rows is not None:

@@ -276,6 +276,9 @@ def test_masks_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
                 node.meta["val"] = node.meta["val"].with_(device=torch.device("cuda", 0))
             if node.kwargs.get("device") is not None:
                 node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+        monkeypatch.setattr(attention, "MUCH", 1 << 30)
+        assert attention.fuse_attention(graph) is graph  # products and a softmax of weights that are no burden are faster
+        monkeypatch.setattr(attention, "MUCH", 0)
         made = attention.fuse_attention(graph)
         assert any(n.target is torch.ops.aten._scaled_dot_product_efficient_attention.default for n in made.nodes)
         assert any(n.target is torch.ops.aten.all.dim for n in made.nodes) == mended

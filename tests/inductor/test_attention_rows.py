@@ -237,6 +237,8 @@ def test_a_device(fn: Callable[..., T], mask: T, dtype: torch.dtype, unit: float
     monkeypatch.setattr(attention_joint, "trace_joint", calls_of_a_device)
     monkeypatch.setattr(attention_joint, "_needing_gradients", lambda tensors: tensors)
     monkeypatch.setattr(attention, "hollow", lambda meta: meta)
+    assert attention_joint.fuse_joint_attention(graph) is graph  # products and a softmax of weights that are no burden are faster
+    monkeypatch.setattr(attention, "MUCH", 0)
     made = attention_joint.fuse_joint_attention(graph)
     made.lint()
     if fn is plus_in_float32 and dtype is not torch.float32:

@@ -71,6 +71,8 @@ class Emitter:
         self.used: set[Sym] = set()
         self.readable: dict[tuple[Value, frozenset[str]], bool] = {}
         self.sizes: dict[str, int] = {}  # elements of buffers
+        self.positional: set[str] = set()  # conditions on places alone
+        self.long: frozenset[str] = frozenset()  # axes along which a block has many elements
         self.count = 0
 
     # ---- names and scopes ------------------------------------------------------------------------------------------------
@@ -168,7 +170,13 @@ class Emitter:
         axes = frozenset(a for n in names if n is not None for a in n.axes)
         if value.name == "div" and (inverse := _inverse(value.args[1])) is not None:
             return f"{texts[0]} * {inverse!r}", axes
+        if value.name == "div" and kind is torch.float32 and not (rough or self.rough or consts[1]) and self._shared(names[1], axes):
+            return f"lib.divide({texts[0]}, {texts[1]})", axes
         return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves, rough or self.rough), axes
+
+    def _shared(self, divisor: Name | None, axes: frozenset[str]) -> bool:
+        """Do many elements of a thread share it?"""
+        return divisor is not None and bool((axes - divisor.axes) & self.long)
 
     def _scan(self, value: Op) -> tuple[str, frozenset[str]]:
         """What lies behind a row's end is added up last, so that it needs no mask, but where sums begin there. In a loop the last element goes on to the next turn."""
@@ -257,6 +265,8 @@ class Emitter:
 
     def _masked(self, value: Masked, under: Name | None) -> tuple[str, frozenset[str]]:
         condition = self.emit(value.cond, under)
+        if isinstance(value.cond, IndexValue) and not any(isinstance(s, Indirect) for s in value.cond.expr.free):
+            self.positional.add(condition.text)
         inner = self._both(condition, under)
         read = value.value if value.other is Const(0, value.dtype) else None
         if isinstance(read, Load) and not self.resolve(read) and not self.found((read, None)):
@@ -269,7 +279,10 @@ class Emitter:
         if under is None:
             return condition
         axes, key = condition.axes | under.axes, ("and", condition, under)
-        return self.found(key) or self.name(f"{condition.text} & {under.text}", axes, key, "c")
+        both = self.found(key) or self.name(f"{condition.text} & {under.text}", axes, key, "c")
+        if {condition.text, under.text} <= self.positional:
+            self.positional.add(both.text)
+        return both
 
     def _load(self, load: Load, under: Name | None) -> tuple[str, frozenset[str]]:
         pointer = self.pointers.get(load.buffer)
@@ -343,6 +356,8 @@ class Emitter:
         return Name(index_text(index, names), frozenset(axes))
 
     def _computed(self, symbol: Indirect, under: Name | None) -> Name:
+        if under is not None and under.text in self.positional and not self.emit(symbol.value, under).axes & under.axes:
+            under = None  # each of these numbers is used where the condition holds
         key = ("index", symbol, under)
         known = self.found(key)
         if known is not None:

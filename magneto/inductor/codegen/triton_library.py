@@ -53,6 +53,37 @@ def minimum(a, b):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def inverse_of(b):  # type: ignore[no-untyped-def]
+    """(what brings b between 0.5 and 1, b by it, the inverse of that)"""
+    bits = b.to(tl.int32, bitcast=True)
+    scale = (tl.maximum(0x7E800000 - (bits & 0x7F800000), 0x00400000) | (bits & -2147483648)).to(tl.float32, bitcast=True)
+    near = b * scale
+    first = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [near], dtype=tl.float32, is_pure=True, pack=1)
+    near = tl.minimum(near, 2.0)  # of infinity
+    return scale, near, tl.where(tl.abs(first) < float("inf"), tl.fma(tl.fma(-near, first, 1.0), first, first), first)
+
+
+@triton.jit
+def divide_by(a, scale, near, inverse):  # type: ignore[no-untyped-def]
+    scaled = a * scale
+    q = scaled * inverse
+    return tl.where(tl.abs(q) < float("inf"), tl.fma(tl.fma(q, near, -scaled) * -1.0, inverse, q), q)  # -x is 0 - x, which loses the sign of 0
+
+
+@triton.jit
+def _plain_divide(a, b):  # type: ignore[no-untyped-def]
+    return tl.div_rn(a, b)
+
+
+@triton.jit
+def divide(a, b):  # type: ignore[no-untyped-def]
+    """a / b to nearest, without branches. For divisors that many elements share: what is known of them is computed once. (`div_rn` has a slow way for dividends that are denormal or
+    far from the divisor: softmax with far scores, as ALiBi's, is full of them.) Quotients below 2**-103 may be a unit or two beside the nearest."""
+    scale, near, inverse = inverse_of(b)
+    return divide_by(a, scale, near, inverse)
+
+
+@triton.jit
 def exp2_of_half(x):  # type: ignore[no-untyped-def]
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
@@ -82,7 +113,7 @@ def erf_of_half(x):  # type: ignore[no-untyped-def]
 
 
 if INTERPRETED:
-    globals().update(exp_of_half=globals()["exp"], erf_of_half=globals()["erf"], exp2_of_half=globals()["exp2"])
+    globals().update(divide=_plain_divide, exp_of_half=globals()["exp"], erf_of_half=globals()["erf"], exp2_of_half=globals()["exp2"])
 
 
 @triton.jit
@@ -274,7 +305,7 @@ def floordiv(a, b):  # type: ignore[no-untyped-def]
     f = tl.floor(d)
     f = tl.where(d - f > 0.5, f + 1.0, f)
     q = tl.div_rn(a, b)
-    zero = tl.where((q < 0) | (1.0 / q < 0), -0.0 * tl.abs(f), 0.0 * tl.abs(f))
+    zero = (q.to(tl.int32, bitcast=True) & -2147483648).to(tl.float32, bitcast=True)
     return tl.where(b == 0, q, tl.where(d != 0, f, zero))
 
 
@@ -286,7 +317,7 @@ def floordiv_f64(a, b):  # type: ignore[no-untyped-def]
     f = tl.floor(d)
     f = tl.where(d - f > 0.5, f + 1.0, f)
     q = a / b
-    zero = tl.where((q < 0) | (1.0 / q < 0), -0.0 * tl.abs(f), 0.0 * tl.abs(f))
+    zero = (q.to(tl.int64, bitcast=True) & -9223372036854775808).to(tl.float64, bitcast=True)
     return tl.where(b == 0, q, tl.where(d != 0, f, zero))
 
 

@@ -20,7 +20,9 @@ from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
-from magneto.symbolic import ONE, Add, Const, Expr, Sym, add, coefficient, mul
+from magneto.symbolic import ONE, ZERO, Add, Cmp, Const, Expr, Sym, add, coefficient, mul, substitute
+from magneto.symbolic.nodes import linear
+from magneto.symbolic.rules import divisor_of
 
 PERSISTENT = 16384  # elements of a row that one block holds in registers
 PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
@@ -39,11 +41,12 @@ HELD_HALVES = (
 READ_ONLY = 8 * VECTOR  # the same of a row of which nothing is written
 AHEAD = 1 << 16  # bytes that a program which walks rows reads ahead
 TILE = 32
+LOOKED_UP_TILE = 16  # elements of memory side by side where places are looked up
 TURNED = 8  # elements of a dimension, or between neighbours along another, that are worth tiles
 NARROW_ROW = 16
 SHARED = 4096  # elements of a block of rows all of whose operands other rows read too
 LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
-WINDOW = 5  # operands that skip elements
+WINDOW = 4  # operands that are read element by element
 SHORT_ROW = 64  # elements: along shorter rows of a pointwise kernel there is no block
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
 SHORTEST = 16  # elements of a piece of a dimension that indices divide: blocks along shorter ones are slower than dividing
@@ -131,21 +134,41 @@ def blocks_of(kernel: FusedKernel) -> Blocks:
 
 def _pointwise(kernel: FusedKernel) -> Blocks:
     dims = (*kernel.rows, *kernel.cols)
-    other = other_contiguous(kernel, dims) or _looked_up_across(kernel, dims) if len(dims) > 1 else None
+    other, tile = (other_contiguous(kernel, dims), TILE) if len(dims) > 1 else (None, TILE)
+    if other is None and len(dims) > 1:
+        other, tile = _looked_up_across(kernel, dims), LOOKED_UP_TILE
     if other is not None:
         outer = (*(d for d in dims[:-1] if d is not other), other)
-        y, x = Axis("y", outer, TILE), Axis("x", dims[-1:], TILE)
+        y, x = Axis("y", outer, tile), Axis("x", dims[-1:], TILE * TILE // tile)
         if y.blocks <= MOST_BLOCKS:
             return Blocks(kernel, (y, x), False, 4)
+    elif (turned := _turned_pieces(kernel)) is not None:
+        return turned
     size, width = prod(d.size for d in dims), widest(kernel)
     large = size >= 1024 * WANTED
     if large and len(dims) > 1 and (made := _by_rows(kernel, dims, width, 4096 if size >= LONG else 1024)) is not None:
         return made
-    if large and _skips(kernel, dims[-1].sym) >= WINDOW:
+    if large and _narrow(kernel, dims) >= WINDOW:
         return Blocks(kernel, (Axis("x", dims, 512),), False, 8)
     block = min(power_above(size), 1024 if large else 256)
     warps = min(4, block * width // (32 * HELD) if large else block // 64)
     return Blocks(kernel, (Axis("x", dims, block),), False, max(1, warps))
+
+
+def _turned_pieces(kernel: FusedKernel) -> Blocks | None:
+    """Tiles where memory is contiguous along a piece of a dimension (patches whose elements come first)."""
+    cut = cut_dims(kernel, TURNED)
+    if cut is kernel:
+        return None
+    cut = normal_form(cut)
+    dims = (*cut.rows, *cut.cols)
+    other, side = other_contiguous(cut, dims), len(dims) - 1
+    while other is not None and prod(d.size for d in dims[side:]) < TILE and dims[side - 1] is not other:
+        side -= 1
+    if other is None or side == 0 or prod(d.size for d in dims[side:]) < TILE:
+        return None
+    y, x = Axis("y", (*(d for d in dims[:side] if d is not other), other), TILE), Axis("x", dims[side:], TILE)
+    return Blocks(cut, (y, x), False, 4) if y.blocks <= MOST_BLOCKS else None
 
 
 def _looked_up_across(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
@@ -182,10 +205,17 @@ def _evenly(index: Expr, symbol: Sym) -> bool:
     return coefficient(index, symbol) is not None
 
 
-def _skips(kernel: FusedKernel, symbol: Sym) -> int:
-    """How many operands have neighbours along the symbol that do not lie side by side (the elements of a pool's windows): threads with few elements touch less memory at a time."""
-    steps = (coefficient(index, symbol) for _, index, _ in _memory(kernel))
-    return sum(isinstance(step, Const) and step.value > 1 for step in steps)
+def _narrow(kernel: FusedKernel, dims: tuple[Dim, ...]) -> int:
+    """How many operands are read element by element: they skip some (pools' windows, fields of records) or begin between vectors (stencils). Threads with few elements touch less memory at a time."""
+    symbol, dense, count, computed = dims[-1].sym, Axis("x", dims, 1).walk, 0, kernel.computed
+    for buffer, index, width in {(load.buffer, load.index, load.dtype.itemsize) for m in kernel.members for load in member_loads(m.body)}:
+        if isinstance(index, Add):
+            index = linear(index.const, ((term, step) for term, step in index.terms if not isinstance(term, Cmp)))  # rolled
+        step = coefficient(index, symbol)
+        if buffer in computed or index is dense or not isinstance(step, Const) or step is ZERO:
+            continue
+        count += step is not ONE or divisor_of(substitute(index, {symbol: ZERO})) % max(1, VECTOR // width) != 0
+    return count
 
 
 def _memory(kernel: FusedKernel) -> Iterator[tuple[str, Expr, int]]:
@@ -223,7 +253,8 @@ def _warps(kernel: FusedKernel, elements: int) -> int:
     width = widest(kernel)
     draws = any(isinstance(v, Op) and v.name == "uniform" for v in walk_values(*(m.body for m in kernel.members)))
     scans = any(m.is_scan for m in kernel.members)
-    held = READ_ONLY if alone else HELD_HALVES if scans or (width == 2 and (len(found) == 2 or draws)) else HELD_OF_ROW
+    halves = width == 2 or (len(found) == 2 and min((w for _, _, w in _memory(kernel)), default=4) == 2)
+    held = READ_ONLY if alone else HELD_HALVES if scans or (halves and (len(found) == 2 or draws)) else HELD_OF_ROW
     return max(1, min(16, elements * width // (32 * held)))
 
 
@@ -249,7 +280,8 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         while across * wide < 1024 and across < power_above(length):
             across *= 2
         few = -(-rows // wide) * outside <= WANTED // 2  # what each waits for is under way at once
-        again = any(member_stages(kernel.members).values())
+        stages = member_stages(kernel.members)
+        again = any(stages[m.name] and (m.full or m.is_reduction) for m in kernel.members)
         if again and not few:
             wide = next((w for w in (wide, 32, 16) if w * power_above(length) <= HELD_ACROSS), wide)
         if (few or again) and wide * power_above(length) <= HELD_ACROSS:

@@ -64,6 +64,11 @@ def _abs(a: list[str], t: torch.dtype) -> str:
     return a[0] if t in (torch.uint8, torch.bool) else f"tl.abs({a[0]})"
 
 
+def _neg(a: list[str], t: torch.dtype) -> str:
+    """Triton's own minus is 0 - x, also of floats, where it loses the sign of 0."""
+    return f"{a[0]} * -1.0" if t.is_floating_point else f"0 - {a[0]}" if t is torch.uint8 else f"-{a[0]}"
+
+
 def _sign(a: list[str], t: torch.dtype) -> str:
     goal = compute_type(t)
     return a[0] if t is torch.bool else f"({a[0]} > 0).to({goal}) - ({a[0]} < 0).to({goal})"
@@ -84,7 +89,7 @@ def _sqrt(a: list[str], t: torch.dtype) -> str:
 
 
 OPS: dict[str, Emit] = {
-    "neg": lambda a, t: f"0 - {a[0]}" if t is torch.uint8 else f"-{a[0]}", "abs": _abs, "sign": _sign,
+    "neg": _neg, "abs": _abs, "sign": _sign,
     **{name: _lib(name) for name in ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan")},
     **{name: _lib(name) for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "lgamma", "rsqrt", "atan2")}, "sqrt": _sqrt,
     "reciprocal": lambda a, t: _div([f"tl.full([], 1.0, {compute_type(t)})", a[0]], t), "floor": _of_float("tl.floor"),

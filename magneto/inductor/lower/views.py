@@ -160,7 +160,7 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
         or any(p.dtype is not val.dtype for p in pieces)
     ):
         return None
-    if len(pieces) == 2 and (rotated := _rotation(val, pieces[0], pieces[1], dim)) is not None:
+    if len(pieces) == 2 and (rotated := _rotation(low, val, pieces[0], pieces[1], dim)) is not None:
         return rotated
     if 2 <= len(pieces) <= 3 and (wrapped := _wrapped(low, val, pieces, dim)) is not None:
         return wrapped
@@ -193,13 +193,13 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
     return low.computed(box)
 
 
-def _rotation(val: Any, first: Box, second: Box, dim: int) -> Box | None:
-    """x[k:] before x[:k] (what torch.roll is) reads x at (i + k) mod n, without conditions. Where few elements lie side by side two ranges are
+def _rotation(low: Lowering, val: Any, first: Box, second: Box, dim: int) -> Box | None:
+    """x[k:] before x[:k] (what torch.roll is) reads x at (i + k) mod n, without conditions. On a CPU, where few elements lie side by side, two ranges are
     better than an index that jumps."""
     if not (isinstance(first, View) and isinstance(second, View)) or first.base is not second.base:
         return None
     n, k, run = val.shape[dim], second.shape[dim], val.strides[dim]
-    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(run, int) or run < SHORT_RUN:
+    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(run, int) or (run < SHORT_RUN and not low.on_gpu):
         return None
     index = index_symbols(val.shape)
 
@@ -210,7 +210,11 @@ def _rotation(val: Any, first: Box, second: Box, dim: int) -> Box | None:
     ahead = of_second(moved(index, add(index[dim], k)))
     if len(ahead) != len(here := first.index_map(index)) or any(a is not b for a, b in zip(here, ahead, strict=True)):
         return None
-    return View(second.base, lambda i: of_second(moved(i, mod(add(i[dim], k), n))), tuple(val.shape), tuple(val.strides))
+
+    def place(i: Expr) -> Expr:
+        return add(i, k, mul(compare("ge", i, n - k), -n)) if low.on_gpu else mod(add(i, k), n)
+
+    return View(second.base, lambda i: of_second(moved(i, place(i[dim]))), tuple(val.shape), tuple(val.strides))
 
 
 def _wrapped(low: Lowering, val: Any, pieces: Sequence[Box], dim: int) -> Box | None:

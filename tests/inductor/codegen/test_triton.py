@@ -39,6 +39,7 @@ from magneto.inductor.schedule.table import gather
 from tests.inductor.codegen.hopper import for_hopper
 from tests.inductor.codegen.triton_cases import CASES, FLOATS_OF_A_BYTE, PRODUCTS, as_on_a_gpu, heads, sizes_for
 from tests.inductor.codegen.triton_draws import dropout
+from tests.inductor.codegen.triton_pairs import neighbours, patches, rolled, windows
 from tests.inductor.codegen.triton_scans import SCANS
 from tests.inductor.lower.prim_graphs import Graph
 
@@ -549,3 +550,69 @@ def test_a_matrix_is_not_walked_both_ways_at_once() -> None:
             node.meta["val"] = node.meta["val"].with_(device=torch.device("cuda", 0))
     steps = schedule(lower_graph(g.fx), training=True).steps
     assert [len(step.stored) for step in steps if isinstance(step, FusedKernel)] == [1, 2]
+
+
+def on_a_gpu(build: Callable[[Graph], Any]) -> list[TritonKernel]:
+    g = Graph()
+    build(g)
+    with as_on_a_gpu():
+        plan = schedule(lower_graph(g.fx, on_gpu=True), training=True)
+    return [triton_kernel(step, plan.buffers) for step in plan.steps if isinstance(step, FusedKernel)]
+
+
+def test_threads_hold_few_elements_where_operands_are_read_element_by_element() -> None:
+    """Stencils and the elements of windows; one addition of rolled rows reads whole vectors."""
+    for build in (lambda g, x: neighbours(g, x), lambda g, x: windows(g, x, 4)):
+        (kernel,) = on_a_gpu(lambda g, build=build: g.output(build(g, g.input(torch.empty(2048, 4096)))))  # type: ignore[misc]
+        assert (kernel.constants, kernel.warps) == ((("XBLOCK", 512),), 8)
+    (kernel,) = on_a_gpu(lambda g: g.output(g.add(x := g.input(torch.empty(2048, 4096)), rolled(g, x, 1, 0))))
+    assert (kernel.constants, kernel.warps) == ((("XBLOCK", 1024),), 4)
+
+
+def test_rolled_rows_are_read_without_conditions() -> None:
+    (kernel,) = on_a_gpu(lambda g: g.output(neighbours(g, g.input(torch.empty(64, 128)))))
+    assert kernel.body.count("tl.load(") == 9 and "mask=" not in kernel.body and "%" not in kernel.body.split("x_1 = ")[1].split("\n", 1)[1]
+
+
+def test_patches_are_turned_in_tiles() -> None:
+    (kernel,) = on_a_gpu(lambda g: g.output(patches(g, g.input(torch.empty(64, 224, 224)), 16)))
+    assert kernel.grid == (7, 64 * 256 // 32) and dict(kernel.constants) == {"YBLOCK": 32, "XBLOCK": 32}
+
+
+def test_a_looked_up_row_is_checked_once() -> None:
+    """Not once for each element, nor for each piece that reads it."""
+
+    def build(g: Graph) -> None:
+        x, i, j = (
+            g.input(torch.empty(500, 64)),
+            g.input(torch.zeros(4096, dtype=torch.int64)),
+            g.input(torch.zeros(4096, dtype=torch.int64)),
+        )
+        a, b = g.index_select(x, 0, i), g.index_select(x, 0, j)
+        g.output(g.cat([a, b, g.sub(a, b)], 1))
+
+    (kernel,) = on_a_gpu(build)
+    assert kernel.body.count("tl.device_assert(") == 2 and "| ~(" not in kernel.body
+
+
+def test_a_lookup_under_a_condition_on_data_is_checked_under_it() -> None:
+    """Elsewhere its place may be none."""
+
+    def build(g: Graph) -> None:
+        x, i = g.input(torch.empty(50)), g.input(torch.zeros(4096, dtype=torch.int64))
+        g.output(g.pad(g.index_select(x, 0, i), (3,), (0,), 0.0))
+
+    (kernel,) = on_a_gpu(build)
+    assert kernel.body.count("| ~(") == 1  # the place is read under the condition itself
+
+
+@pytest.mark.parametrize(("length", "shared"), [(1024, True), (49, False)])
+def test_quotients_of_long_rows(length: int, shared: bool) -> None:
+    """What is known of a divisor that a thread's elements share is computed once."""
+
+    def build(g: Graph) -> None:
+        x = g.input(torch.empty(4096, length))
+        g.output(g.div(x, g.broadcast_in_dim(g.sum(x, (1,)), (4096, length), (0,))), g.div(x, g.input(torch.empty(4096, length))))
+
+    text = "\n".join(k.body for k in on_a_gpu(build))
+    assert text.count("lib.divide(") == shared and text.count("tl.div_rn(") == 2 - shared

@@ -95,3 +95,61 @@ def _turned(g: Graph) -> Iterator[Any]:
     yield g.mul(g.index_select(x, 3, g.sub(32, g.abs(g.sub(32, place)))), 2.0)
     rows = g.index_select(g.input(torch.randn(50, 24)), 0, g.input(torch.randint(0, 50, (3 * 40,))))
     yield g.mul(g.transpose(g.reshape(rows, (3, 40, 24)), (0, 2, 1)), 1.5)
+
+
+def rolled(g: Graph, x: Any, by: int, dim: int) -> Any:
+    n, ends = x.meta["val"].shape[dim], list(x.meta["val"].shape)
+    first, second = ([0] * len(ends), list(ends)) , ([0] * len(ends), list(ends))  # fmt: skip
+    first[0][dim], second[1][dim] = n - by, n - by
+    return g.cat([g.slice(x, tuple(lo), tuple(hi), (1,) * len(ends)) for lo, hi in (first, second)], dim)
+
+
+def neighbours(g: Graph, x: Any) -> Any:
+    """The sum of the eight, and the element."""
+    rows = [x, rolled(g, x, 1, 0), rolled(g, x, x.meta["val"].shape[0] - 1, 0)]
+    found = [y for row in rows for y in (row, rolled(g, row, 1, 1), rolled(g, row, x.meta["val"].shape[1] - 1, 1))]
+    total = found[0]
+    for y in found[1:]:
+        total = g.add(total, y)
+    return total
+
+
+def windows(g: Graph, x: Any, width: int) -> Any:
+    """The largest of `width` neighbours."""
+    (rows, size) = x.meta["val"].shape
+    found = [g.slice(x, (0, k), (rows, size - width + 1 + k), (1, width)) for k in range(width)]
+    total = found[0]
+    for y in found[1:]:
+        total = g.maximum(total, y)
+    return total
+
+
+def patches(g: Graph, x: Any, side: int) -> Any:
+    """Elements of square patches, one patch beside the other (unfold)."""
+    n, high, wide = x.meta["val"].shape
+    cut = g.reshape(x, (n, high // side, side, wide // side, side))
+    return g.mul(g.reshape(g.transpose(cut, (0, 2, 4, 1, 3)), (n, side * side, high * wide // side**2)), 2.0)
+
+
+@case("operands read element by element", 1e-5)
+def _narrow(g: Graph) -> Iterator[Any]:
+    for shape in ((9, 35), (8, 36)):
+        yield neighbours(g, g.input(torch.randn(shape)))
+    yield windows(g, g.input(torch.randn(7, 60)), 4)
+    yield patches(g, g.input(torch.randn(3, 32, 48)), 8)
+
+
+@case("signs of zeros", 0)
+def _signs(g: Graph) -> Iterator[Any]:
+    x = g.input(torch.tensor([0.0, -0.0, 1.0, -1.0]))
+    yield g.neg(x)
+    yield g.reciprocal(g.neg(x))
+    yield g.neg(g.input(torch.tensor([0.0, -0.0, 2.0], dtype=torch.float64)))
+    yield g.floordiv(x, g.neg(g.input(torch.tensor([1.0, 2.0, 3.0, 1e30]))))
+
+
+@case("long rows by one number", 2e-6)
+def _divided(g: Graph) -> Iterator[Any]:
+    x = g.input(torch.randn(20, 300) * 50)
+    weights = g.exp(g.sub(x, g.broadcast_in_dim(g.amax(x, (1,)), (20, 300), (0,))))
+    yield g.div(weights, g.broadcast_in_dim(g.sum(weights, (1,)), (20, 300), (0,)))

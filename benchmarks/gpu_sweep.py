@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-import benchmarks.gpu_sweep_more  # noqa: F401  (more rows)
+import benchmarks.gpu_sweep_third  # noqa: F401  (with gpu_sweep_more: more rows)
 import magneto
 from benchmarks.gpu_sweep_rows import ROWS
 

@@ -305,3 +305,80 @@ def test_adaptive_maxima_of_unequal_windows_stay_the_librarys(gpu: None) -> None
     r = Recorder(torch.randn(2, 3, 5, 8))
     graph = decompose(r.output(r(aten.adaptive_max_pool2d.default, r.nodes[0], [2, 2])))
     assert "aten.adaptive_max_pool2d.default" in targets(graph)
+
+
+OF_A_GPU: dict[str, Callable[[torch.Tensor], Any]] = {
+    "large windows apart": lambda x: F.max_pool2d(x, (3, 8)),
+    "large windows apart, a rest": lambda x: F.max_pool2d(x, (2, 11)),
+    "averages of large windows apart": lambda x: F.avg_pool2d(x, (3, 8)),
+    "averages of large windows apart, a rest and a divisor": lambda x: F.avg_pool2d(x, (2, 11), divisor_override=5),
+    "one dimension": lambda x: F.max_pool1d(x[..., 0, :], 20),
+    "averages of one dimension": lambda x: F.avg_pool1d(x[..., 0, :], 19),
+    "averages of three dimensions": lambda x: F.avg_pool3d(x, (1, 3, 3), 2, (0, 1, 1)),
+    "averages of three dimensions, inside": lambda x: F.avg_pool3d(x, (1, 3, 3), 2, (0, 1, 1), ceil_mode=True, count_include_pad=False),
+    "local response norm": lambda x: F.local_response_norm(x, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OF_A_GPU)
+def test_what_a_gpu_has_as_loops(name: str, dtype: torch.dtype, gpu: None) -> None:
+    if dtype is torch.bfloat16 and ("three" in name or "norm" in name):
+        pytest.skip("eager has no such kernel on a CPU")
+    compiled = magneto.optimize("inductor", nopython=True)(OF_A_GPU[name])
+    with torch.no_grad():
+        for x in images(dtype)[:3]:
+            found, wanted = compiled(x), OF_A_GPU[name](x)
+            assert found.stride() == wanted.stride() and found.dtype is wanted.dtype
+            torch.testing.assert_close(found, wanted, rtol=1e-6 if dtype is torch.float32 else 8e-3, atol=1e-6)
+        if name.startswith("large"):
+            y = images(dtype)[0].clone()
+            y[0, 0], y[0, 1, 3, 5], y[1, 1] = -float("inf"), float("nan"), -0.0
+            torch.testing.assert_close(compiled(y), OF_A_GPU[name](y), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.max_pool2d_with_indices.default, ([3, 8],)),
+        (aten.avg_pool2d.default, ([3, 8],)),
+        (aten.avg_pool3d.default, ([1, 3, 3], [1, 2, 2])),
+    ],
+)
+def test_on_a_gpu_these_are_no_library_calls(target: Any, args: tuple[Any, ...], gpu: None) -> None:
+    r = Recorder(images()[0])
+    node = r(target, r.nodes[0], *args)
+    graph = decompose(r.output(r(operator.getitem, node, 0) if "max" in str(target) else node))
+    r.check(graph)
+    assert str(target) not in targets(graph)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [[2, 3, 7, 10], [1, 1, 1, 5], [3, 2, 4, 1]], ids=str)
+def test_grids_of_matrices(size: list[int], corners: bool, gpu: None) -> None:
+    theta = torch.randn(size[0], 2, 3, generator=torch.Generator().manual_seed(1))
+    r = Recorder(theta)
+    node = r(aten.affine_grid_generator.default, r.nodes[0], size, corners)
+    graph = decompose(r.output(node))
+    assert not [name for name in targets(graph) if name.startswith("aten.")]
+    (found,), wanted = run_graph(graph, r.inputs), r.values[node]
+    exact = aten.affine_grid_generator(theta.double(), size, corners)
+    assert graph.output_node().args[0][0].meta["val"].strides == wanted.stride() and found.dtype is wanted.dtype  # type: ignore[index, union-attr]
+    assert (found - exact).abs().max() <= 2 * (wanted - exact).abs().max() + 3e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("exponent", [3, 4, 5, 6, 7, 8, -3, -4, -6, 4.0, -3.0])
+def test_whole_powers(exponent: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU by products; float32 within four units of float64, as the library's are there."""
+    from magneto.prims.decompositions import pointwise
+
+    monkeypatch.setattr(pointwise, "on_gpu", lambda x: True)
+    x = torch.cat([torch.randn(500) * 3, torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-3, -1e4])]).to(
+        dtype
+    )
+    found, wanted = magneto.optimize("inductor", nopython=True)(lambda x: x**exponent)(x), x**exponent
+    assert found.dtype is wanted.dtype
+    narrow = {torch.float32: 5e-7, torch.float64: 1e-15, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    torch.testing.assert_close(found, wanted, rtol=narrow, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit() & (wanted == 0), wanted.signbit() & (wanted == 0))

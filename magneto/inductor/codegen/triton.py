@@ -24,8 +24,6 @@ from magneto.inductor.runtime.plan_code import TritonKernel
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, SCATTER, Dim, FusedKernel, Member, member_loads
 
-LONG_BLOCK = 256  # elements of an axis of which threads hold several
-
 
 def triton_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> TritonKernel:
     """The kernel's text. CannotEmit for what Triton has no type or operation for."""
@@ -64,7 +62,9 @@ class Writer:
         halves = widest(blocks.kernel) == 2
         rough = halves and not any(_tells(value) for m in self.kernel.members for value in walk_values(m.body))
         self.emitter = Emitter(self.pointers, [a.name for a in blocks.axes], masks, self.wide, self._resolve, halves, rough)
-        self.emitter.long = frozenset(a.name for a in blocks.axes if a.block >= LONG_BLOCK)
+        self.emitter.blocks = {a.name: a.block for a in blocks.axes}
+        values = walk_values(*(m.body for m in self.kernel.members))
+        self.emitter.divisors.update(v.args[1] for v in values if isinstance(v, Op) and v.name == "div")
         self.emitter.sizes = {name: int(b.storage_numel) for name, b in buffers.items() if isinstance(b.storage_numel, int)}
         self.answers: dict[str, Name] = {}
         self.stores: list[tuple[str, frozenset[str]]] = []  # behind everything that is read: an output may lie in an input's memory

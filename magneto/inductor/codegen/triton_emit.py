@@ -6,6 +6,7 @@ A load is masked by the axes of its index that blocks do not divide, and by the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import frexp, ldexp
 
@@ -22,6 +23,10 @@ from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, 
 from magneto.symbolic import Const as IntConst
 
 NARROW = 1 << 31
+SHARED, SHARED_TWICE = (
+    256,
+    32,
+)  # elements of a block along an axis, some of which a thread holds, that make a divisor which they share worth inverting; where several quotients do
 SQRT_HALF = 0.7071067811865476
 NOTHING: frozenset[str] = frozenset()
 
@@ -72,7 +77,8 @@ class Emitter:
         self.readable: dict[tuple[Value, frozenset[str]], bool] = {}
         self.sizes: dict[str, int] = {}  # elements of buffers
         self.positional: set[str] = set()  # conditions on places alone
-        self.long: frozenset[str] = frozenset()  # axes along which a block has many elements
+        self.blocks: dict[str, int] = {}  # elements of a block along each axis
+        self.divisors: Counter[Value] = Counter()  # how many quotients by it there are
         self.count = 0
 
     # ---- names and scopes ------------------------------------------------------------------------------------------------
@@ -170,13 +176,20 @@ class Emitter:
         axes = frozenset(a for n in names if n is not None for a in n.axes)
         if value.name == "div" and (inverse := _inverse(value.args[1])) is not None:
             return f"{texts[0]} * {inverse!r}", axes
-        if value.name == "div" and kind is torch.float32 and not (rough or self.rough or consts[1]) and self._shared(names[1], axes):
+        if (
+            value.name == "div"
+            and kind is torch.float32
+            and not (rough or self.rough or consts[1])
+            and self._shared(value.args[1], names[1], axes)
+        ):
             return f"lib.divide({texts[0]}, {texts[1]})", axes
         return op_text(value.name, texts, value.args[-1].dtype, value.dtype, self.halves, rough or self.rough), axes
 
-    def _shared(self, divisor: Name | None, axes: frozenset[str]) -> bool:
-        """Do many elements of a thread share it?"""
-        return divisor is not None and bool((axes - divisor.axes) & self.long)
+    def _shared(self, divisor: Value, name: Name | None, axes: frozenset[str]) -> bool:
+        """Do many elements of a thread share it, or several quotients of fewer?"""
+        return name is not None and any(
+            self.blocks[a] >= (SHARED_TWICE if self.divisors[divisor] > 1 else SHARED) for a in axes - name.axes
+        )
 
     def _scan(self, value: Op) -> tuple[str, frozenset[str]]:
         """What lies behind a row's end is added up last, so that it needs no mask, but where sums begin there. In a loop the last element goes on to the next turn."""
@@ -308,11 +321,14 @@ class Emitter:
         known = self.readable.get((value, axes))
         if known is None:
             parts = walk_values(value)
-            read = [part for part in parts if isinstance(part, Load) and self.resolve(part) is None]
-            simple = all(
-                self.resolve(part) is None if isinstance(part, Load) else isinstance(part, Op | Const | IndexValue) for part in parts
-            )
-            known = self.readable[value, axes] = simple and bool(read) and all(self._safe(load, axes) for load in read)
+            found = {part: self.resolve(part) for part in parts if isinstance(part, Load)}
+            inner = [other for other in found.values() if other is not None and not isinstance(other, Name)]
+            apart = [load for load, other in found.items() if other is None and not self._safe(load, axes)]
+            simple = all(isinstance(part, Load | Op | Const | IndexValue) for part in parts) and bool(found)
+            simple = simple and all(self._readable(other, axes) for other in inner)
+            if simple and (apart or any((other, axes) not in self.readable for other in inner)):
+                return all(self.found((load, None)) for load in apart)  # read already, in this scope
+            known = self.readable[value, axes] = simple
         return known
 
     def _safe(self, load: Load, axes: frozenset[str]) -> bool:

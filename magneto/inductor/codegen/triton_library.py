@@ -67,7 +67,9 @@ def inverse_of(b):  # type: ignore[no-untyped-def]
 def divide_by(a, scale, near, inverse):  # type: ignore[no-untyped-def]
     scaled = a * scale
     q = scaled * inverse
-    return tl.where(tl.abs(q) < float("inf"), tl.fma(tl.fma(q, near, -scaled) * -1.0, inverse, q), q)  # -x is 0 - x, which loses the sign of 0
+    return tl.where(
+        tl.abs(q) < float("inf"), tl.fma(tl.fma(q, near, -scaled) * -1.0, inverse, q), q
+    )  # -x is 0 - x, which loses the sign of 0
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from magneto.inductor.loops.ir import Indirect, Op, reach, walk_values
 from magneto.inductor.loops.span import span_of, symbols_of
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, member_loads
-from magneto.symbolic import ONE, ZERO, Add, Cmp, Const, Expr, Sym, add, coefficient, mul, substitute
+from magneto.symbolic import ONE, ZERO, Add, Cmp, Const, Expr, Max, Min, Sym, add, coefficient, mul, substitute
 from magneto.symbolic.nodes import linear
 from magneto.symbolic.rules import divisor_of
 
@@ -46,7 +46,8 @@ TURNED = 8  # elements of a dimension, or between neighbours along another, that
 NARROW_ROW = 16
 SHARED = 4096  # elements of a block of rows all of whose operands other rows read too
 LONG = 1 << 24  # elements of a pointwise kernel: from here on blocks are large
-WINDOW = 4  # operands that are read element by element
+FEW_OPERANDS = 4  # of 16 bits, of which large blocks are as fast or faster (half a pool's gradient's time)
+WINDOW, FIELDS = 4, 3  # operands that are read element by element, those of them that skip elements
 SHORT_ROW = 64  # elements: along shorter rows of a pointwise kernel there is no block
 MOST_BLOCKS = 65535  # along all but the first axis of a grid
 SHORTEST = 16  # elements of a piece of a dimension that indices divide: blocks along shorter ones are slower than dividing
@@ -148,10 +149,12 @@ def _pointwise(kernel: FusedKernel) -> Blocks:
     large = size >= 1024 * WANTED
     if large and len(dims) > 1 and (made := _by_rows(kernel, dims, width, 4096 if size >= LONG else 1024)) is not None:
         return made
-    if large and _narrow(kernel, dims) >= WINDOW:
+    if large and _narrow(kernel, dims):
         return Blocks(kernel, (Axis("x", dims, 512),), False, 8)
+    if large and width == 2 and size >= 2048 * WANTED and len(walked(kernel)) <= FEW_OPERANDS:
+        return Blocks(kernel, (Axis("x", dims, 2048),), False, 8)
     block = min(power_above(size), 1024 if large else 256)
-    warps = min(4, block * width // (32 * HELD) if large else block // 64)
+    warps = min(4, (block * width // (32 * HELD) if width > 1 else 4) if large else block // 64)
     return Blocks(kernel, (Axis("x", dims, block),), False, max(1, warps))
 
 
@@ -205,17 +208,20 @@ def _evenly(index: Expr, symbol: Sym) -> bool:
     return coefficient(index, symbol) is not None
 
 
-def _narrow(kernel: FusedKernel, dims: tuple[Dim, ...]) -> int:
-    """How many operands are read element by element: they skip some (pools' windows, fields of records) or begin between vectors (stencils). Threads with few elements touch less memory at a time."""
-    symbol, dense, count, computed = dims[-1].sym, Axis("x", dims, 1).walk, 0, kernel.computed
+def _narrow(kernel: FusedKernel, dims: tuple[Dim, ...]) -> bool:
+    """Are many operands read element by element: do they skip some (pools' windows, fields of records) or begin between vectors (stencils)? Threads with few elements touch less memory at a time."""
+    symbol, dense, count, skipping, computed = dims[-1].sym, Axis("x", dims, 1).walk, 0, 0, kernel.computed
     for buffer, index, width in {(load.buffer, load.index, load.dtype.itemsize) for m in kernel.members for load in member_loads(m.body)}:
-        if isinstance(index, Add):
-            index = linear(index.const, ((term, step) for term, step in index.terms if not isinstance(term, Cmp)))  # rolled
+        if isinstance(index, Add):  # without what rolls
+            index = linear(index.const, ((term, step) for term, step in index.terms if not isinstance(term, Cmp)))
         step = coefficient(index, symbol)
-        if buffer in computed or index is dense or not isinstance(step, Const) or step is ZERO:
+        nearest = any(isinstance(term, Max | Min) and symbol in reach(term) for term, _ in getattr(index, "terms", ((index, 1),)))
+        if buffer in computed or index is dense or (not nearest and (not isinstance(step, Const) or step is ZERO)):
             continue
-        count += step is not ONE or divisor_of(substitute(index, {symbol: ZERO})) % max(1, VECTOR // width) != 0
-    return count
+        skips = not nearest and step is not ONE
+        skipping += skips
+        count += nearest or skips or divisor_of(substitute(index, {symbol: ZERO})) % max(1, VECTOR // width) != 0
+    return count >= WINDOW or skipping >= FIELDS
 
 
 def _memory(kernel: FusedKernel) -> Iterator[tuple[str, Expr, int]]:

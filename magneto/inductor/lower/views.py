@@ -164,6 +164,12 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
         return rotated
     if 2 <= len(pieces) <= 3 and (wrapped := _wrapped(low, val, pieces, dim)) is not None:
         return wrapped
+    if low.on_gpu:  # each element computes all pieces
+        costs = [cost_of(p)[1] for p in pieces]
+        if sum(costs) - max(costs) > HEAVY_ELSEWHERE:
+            for p in pieces:
+                if isinstance(p.root, Computed) and p.root.heavy:
+                    low.realise(p.root)
     starts: list[Size] = [0]
     for p in pieces:
         starts.append(starts[-1] + p.shape[dim])
@@ -247,6 +253,7 @@ def _wrapped(low: Lowering, val: Any, pieces: Sequence[Box], dim: int) -> Box | 
 
 
 SHORT_RUN = 32
+HEAVY_ELSEWHERE = 8  # functions such as exp that elements of a joined tensor would compute for other pieces
 
 ROWS: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": lower_broadcast_in_dim,

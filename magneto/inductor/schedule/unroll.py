@@ -20,6 +20,7 @@ from magneto.inductor.schedule.schedule import Schedule
 from magneto.symbolic import ONE, ZERO, Const, Expr, Sym, coefficient, substitute
 
 FEW = 8  # elements that are reduced
+RECORD, MANY = 4, 1 << 18  # elements of a row wherever they lie (coordinates), where there are so many rows
 ALONG = 16  # rows, at least, that lie one behind the other
 MOST = 256  # operations, all written out
 FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
@@ -44,7 +45,8 @@ def worthwhile(kernel: FusedKernel) -> bool:
         elif member.is_scan or (member.full and member.name in kernel.stored):
             return False
     operations = sum(len(walk_values(m.body)) for m in kernel.members if m.full)
-    return operations * count <= MOST and _contiguous(kernel)
+    records = count <= RECORD and all(load.dtype.itemsize >= 4 for m in kernel.members for load in member_loads(m.body))
+    return operations * count <= MOST and (_contiguous(kernel) or (records and prod(d.size for d in kernel.rows) >= MANY))
 
 
 def _contiguous(kernel: FusedKernel) -> bool:

@@ -323,6 +323,20 @@ for _name in ("and", "or", "xor"):
 # ---- pow -----------------------------------------------------------------------------------------------------------------
 
 
+MOST_PRODUCTS = 8  # as an exponent: two to four roundings, about those of a GPU's own function, which takes as long as a hundred products
+
+
+def on_gpu(x: Value) -> bool:
+    return x.device.type == "cuda"
+
+
+def _by_squares(x: Value, exponent: int) -> Value:
+    if exponent == 1:
+        return x
+    half = _by_squares(x, exponent // 2)
+    return half * half * x if exponent % 2 else half * half
+
+
 @row("pow.Tensor_Scalar")
 def _pow_scalar(b: Builder, x: Value, exponent: Any) -> Any:
     """The kernel's own special cases."""
@@ -340,6 +354,9 @@ def _pow_scalar(b: Builder, x: Value, exponent: Any) -> Any:
         return ((wide * wide).to(dtype).to(wide.dtype) * wide).to(dtype)
     if category(dtype) <= INTEGER:
         return LIBRARY
+    if on_gpu(x) and 3 <= abs(exponent) <= MOST_PRODUCTS and float(exponent).is_integer():
+        power = _by_squares(wide, abs(int(exponent)))
+        return (power if exponent > 0 else power.unary("reciprocal")).to(dtype)
     if dtype is torch.float16:  # that kernel knows no special cases
         return wide._binary("pow", float(exponent)).to(dtype)
     if exponent == 0.5:

@@ -60,7 +60,21 @@ class _Windows:
         x = self.x
         if any(lo) or any(hi):
             x = x.b.emit("pad", x, tuple(lo), tuple(hi), 0.0)
-        return [self._along(self._along(x, 0, i), 1, j) for i in range(self.size[0]) for j in range(self.size[1])]
+        return [functools.reduce(lambda y, at: self._along(y, *at), enumerate(tap), x) for tap in itertools.product(*map(range, self.size))]
+
+    def apart(self) -> Value | None:
+        """Windows of many elements that lie side by side, as a reduction: x with two dimensions for each of its last, the second of them a window's; None for others (and on a CPU)."""
+        fits = self.step == self.size and not any(self.pad) and not self.spread and not self.beyond and min(self.count) > 0
+        if not on_gpu(self.x) or not fits or math.prod(self.size) <= MOST_TAPS or not self.x.numel():
+            return None
+        x = self.x
+        for d, axis in enumerate(self.axes):
+            x = x.narrow(axis, 0, self.count[d] * self.size[d])
+        return x.reshape((*x.shape[: self.axes[0]], *itertools.chain(*zip(self.count, self.size, strict=True))))
+
+    def folded(self) -> tuple[int, ...]:
+        """The dimensions of such an x that are windows'."""
+        return tuple(axis + d + 1 for d, axis in enumerate(self.axes))
 
     def nearest(self) -> list[Value]:
         """As `taps`, with the nearest element of the input (which every window has) in place of those beyond its edges: no mask is needed."""
@@ -131,6 +145,8 @@ for _dims in (2, 3):
 
 def _maxima(b: Builder, windows: _Windows) -> Any:
     x = windows.x
+    if b.wanted == {0} and x.dtype is not torch.bool and (cut := windows.apart()) is not None:
+        return cut.reduce("amax", windows.folded()), None
     if not windows.fit() or x.dtype is torch.bool:
         return LIBRARY
     if on_gpu(x) and x.dtype.is_floating_point and (b.wanted != {0} or windows.spread or len(windows.size) != 2):
@@ -161,24 +177,52 @@ def _places(b: Builder, windows: _Windows) -> tuple[Value, Value]:
     return values, index
 
 
-@row("avg_pool2d.default")
-def _avg_pool(
-    b: Builder, x: Value, size: Sequence[int], step: Sequence[int] = (), pad: Sequence[int] = (0,), ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor: int | None = None,
-) -> Any:  # fmt: skip
-    windows = _Windows(x, size, step, pad, ceil_mode)
-    if not windows.fit() or not x.dtype.is_floating_point or divisor == 0:
+def _avg_pool(dims: int) -> Any:
+    def pool(
+        b: Builder, x: Value, size: Sequence[int], step: Sequence[int] = (), pad: Sequence[int] = (0,), ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Of three dimensions (local response norms) only on a GPU."""
+        windows = _Windows(x, size, step, pad, ceil_mode, n=dims)
+        if (dims == 3 and not on_gpu(x)) or not x.dtype.is_floating_point or divisor == 0:
+            return LIBRARY
+        dtype, number = compute_type(x.dtype), float(divisor or math.prod(windows.size))
+        if (cut := windows.apart()) is not None:
+            return (cut.to(dtype).reduce("sum", windows.folded()) / number).to(x.dtype)
+        if not windows.fit() or (windows.beyond and count_include_pad and divisor is None):
+            return LIBRARY
+        total, *rest = (tap.to(dtype) for tap in windows.taps())
+        for value in rest:
+            total = total + value
+        if divisor is not None or count_include_pad or not (any(windows.pad) or windows.beyond):
+            return (total / number).to(x.dtype)
+        inside = functools.reduce(operator.mul, (windows.inside(d).along(windows.count, (d,)) for d in range(dims)))
+        return (total / inside.to(dtype).broadcast(total.shape)).to(x.dtype)
+
+    return pool
+
+
+for _dims in (2, 3):
+    ROWS[f"aten.avg_pool{_dims}d.default"] = _avg_pool(_dims)
+
+
+@row("affine_grid_generator.default")
+def _affine_grid(b: Builder, theta: Value, size: Sequence[int], align_corners: bool) -> Any:
+    """Of images, on a GPU: the places of a grid by each matrix."""
+    if len(size) != 4 or not on_gpu(theta) or theta.dtype is not torch.float32 or 0 in size:
         return LIBRARY
-    if windows.beyond and count_include_pad and divisor is None:
-        return LIBRARY
-    dtype = compute_type(x.dtype)
-    total, *rest = (tap.to(dtype) for tap in windows.taps())
-    for value in rest:
-        total = total + value
-    if divisor is not None or count_include_pad or not (any(windows.pad) or windows.beyond):
-        return (total / float(divisor or windows.size[0] * windows.size[1])).to(x.dtype)
-    rows, columns = (windows.inside(d).along(windows.count, (d,)) for d in (0, 1))
-    return (total / (rows * columns).to(dtype).broadcast(total.shape)).to(x.dtype)
+
+    def places(n: int) -> Value:
+        """`n` numbers from -1 to 1 (centres of so many intervals, unless corners are aligned)."""
+        at, step = b.iota(n, torch.int64, theta.device), 2 / max(n - 1, 1)
+        ends = (at < n // 2).where(at.to(theta.dtype) * step - 1.0, 1.0 - (n - 1 - at).to(theta.dtype) * step)
+        ends = ends if n > 1 else ends * 0.0
+        return ends if align_corners else ends * float(n - 1) / float(n)
+
+    n, _, rows, columns = size
+    shape = (n, rows, columns, 2)
+    first, second, third = (theta.narrow(2, k, k + 1).reshape((n, 2)).along(shape, (0, 3)) for k in range(3))
+    return places(columns).along(shape, (2,)) * first + places(rows).along(shape, (1,)) * second + third
 
 
 def _parts(x: Value, counts: Sequence[int]) -> list[int] | None:

@@ -616,3 +616,63 @@ def test_quotients_of_long_rows(length: int, shared: bool) -> None:
 
     text = "\n".join(k.body for k in on_a_gpu(build))
     assert text.count("lib.divide(") == shared and text.count("tl.div_rn(") == 2 - shared
+
+
+def test_threads_of_narrow_elements() -> None:
+    """Bytes: as many threads as for wider elements; halves: larger blocks. Mirrored elements, and fields of records, one by one."""
+
+    def block(build: Callable[[Graph], Any]) -> tuple[int, int]:
+        (kernel,) = on_a_gpu(lambda g: g.output(build(g)))
+        return dict(kernel.constants)["XBLOCK"], kernel.warps
+
+    assert block(lambda g: g.bitwise_and(g.input(torch.empty(1 << 22, dtype=torch.uint8)), 15)) == (1024, 4)
+    assert block(lambda g: g.mul(g.input(torch.empty(1 << 22, dtype=torch.bfloat16)), 2.0)) == (2048, 8)
+    assert block(lambda g: g.mul(g.input(torch.empty(1 << 22)), 2.0)) == (1024, 4)
+
+    def mirrored(g: Graph) -> Any:
+        x, place = g.input(torch.empty(1 << 10, 1 << 12)), g.iota(1 << 12, torch.int64, torch.device("cpu"))
+        moved = [g.index_select(x, 1, g.abs(g.sub(place, k))) for k in (1, 2, 3, 4)]
+        return g.add(g.add(*moved[:2]), g.add(*moved[2:]))
+
+    assert block(mirrored) == (512, 8)
+
+
+def test_rows_of_coordinates_are_written_out() -> None:
+    from magneto.inductor.schedule.unroll import unrolled
+
+    def plan(rows: int, dtype: torch.dtype) -> list[TritonKernel]:
+        g = Graph()
+        x = g.input(torch.empty(rows, 3, dtype=dtype))
+        g.output(g.sqrt(g.sum(g.mul(x, x), (1,))))
+        with as_on_a_gpu():
+            made = unrolled(schedule(lower_graph(g.fx, on_gpu=True), training=True))
+        return [triton_kernel(step, made.buffers) for step in made.steps if isinstance(step, FusedKernel)]
+
+    (kernel,) = plan(1 << 20, torch.float32)
+    assert "RBLOCK" not in dict(kernel.constants) and (dict(kernel.constants)["XBLOCK"], kernel.warps) == (512, 8)
+    assert all("RBLOCK" in dict(plan(*other)[0].constants) for other in ((1 << 10, torch.float32), (1 << 20, torch.bfloat16)))
+
+
+def test_joined_tensors_do_not_compute_each_other() -> None:
+    """What many functions compute lies in memory before it is joined; what takes few of them is computed where it is joined."""
+
+    def build(g: Graph, pieces: int) -> None:
+        x = g.input(torch.empty(4096))
+        g.output(g.cat([g.reshape(g.mul(g.sin(g.mul(x, float(k))), g.cos(x)), (4096, 1)) for k in range(1, pieces + 1)], 1))
+
+    few, many = on_a_gpu(partial(build, pieces=2)), on_a_gpu(partial(build, pieces=8))
+    assert len(few) == 1 and len(many) == 2
+    assert [k.body.count("lib.sin(") for k in many] == [8, 0]
+
+
+def test_one_quotient_for_several_conditions() -> None:
+    """What is read anyway is computed once, wherever it is used; quotients of short rows by one number share its inverse where there are several."""
+
+    def build(g: Graph) -> None:
+        q, c = g.input(torch.empty(4096, 64)), g.input(torch.empty(4096, 32))
+        n = g.div(q, g.broadcast_in_dim(g.sqrt(g.sum(g.mul(q, q), (1,))), (4096, 64), (0,)))
+        first, second = g.slice(n, (0, 0), (4096, 32), (1, 1)), g.slice(n, (0, 32), (4096, 64), (1, 1))
+        g.output(g.cat([g.sub(g.mul(first, c), second), g.add(g.mul(second, c), first)], 1))
+
+    (kernel,) = on_a_gpu(build)
+    assert kernel.body.count("lib.divide(") == 3 and "div_rn" not in kernel.body

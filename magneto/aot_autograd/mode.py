@@ -255,7 +255,7 @@ class FunctionalMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = view.storage
         parent = view.parent
         if parent is None:
-            if overlaps(view.meta.shape, view.meta.strides, repeated=False):
+            if overlaps(view.meta.shape, view.meta.strides, repeated=view.input_index >= 0):
                 raise Refusal("a write to a tensor that overlaps itself")
             value = self.with_strides(value, view.meta)
             storage.version += 1

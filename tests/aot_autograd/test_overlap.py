@@ -89,3 +89,21 @@ def test_gradients_of_a_scatter_into_what_overlaps_itself() -> None:
 
     with pytest.warns(magneto.MagnetoWarning, match="overlaps itself"):
         assert torch.equal(step(magneto.optimize("aot_eager")(fn)), step(fn))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_nothing_is_written_twice_where_an_expanded_input_cannot_be(backend: str) -> None:
+    """The write to the one raises (eager's `index_put_` does not), when the other has been written."""
+
+    def f(t, rows, i):
+        t *= 2
+        rows[i] = t
+        return rows.sum()
+
+    results = []
+    for fn in (f, magneto.optimize(backend)(f)):
+        t, rows = torch.arange(3.0), torch.zeros(1, 3).expand(4, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results.append((fn(t, rows, torch.tensor([1])), t, rows))
+    assert all(map(torch.equal, *results))

@@ -475,7 +475,7 @@ def _dies_visibly(value: Tracker) -> bool:
 
 
 def machine_break(machine: SymbolicMachine, problem: trackers.CannotEmit) -> Any:
-    return GraphBreak("B022", machine.user_stack(), value=problem.tracker.show())
+    return getattr(problem.tracker, "reason", None) or GraphBreak("B022", machine.user_stack(), value=problem.tracker.show())
 
 
 def _tuple(parts: list[str]) -> str:

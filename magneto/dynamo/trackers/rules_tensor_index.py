@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from magneto.dynamo.trackers import places
+from magneto.dynamo.trackers import masked, places
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
     if (placed := places.read(m, v, _parts(m, key))) is not None:
         return placed
+    if (chosen := masked.select(m, v, key)) is not None:
+        return chosen
     key = size_of(m, key) if m.changing else key
     key = known_index(m, key)
     parts = _parts(m, key)
@@ -87,6 +89,9 @@ def _by_number(m: Machine, mask: torch.Tensor) -> Tracker:
 
 @rule(operator.setitem, TensorTracker, Tracker, Tracker)
 def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -> None:
+    if isinstance(value, masked.MaskedTracker):
+        masked.put(m, v, key, value)
+        return
     if places.write(m, v, _parts(m, key), value):
         return
     if isinstance(value, ConstTracker) and is_numpy_scalar(value.read()) and not isinstance(value.read(), (int, float, complex)):

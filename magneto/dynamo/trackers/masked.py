@@ -1,0 +1,191 @@
+"""What a boolean mask selects, where the program only computes with its elements and writes them back: `x[mask] *= 2`, `x[mask] = y[mask].exp()`.
+
+How many elements there are depends on data; so the graph computes with all of them, and what is written is chosen by the mask. The elements that are not selected are ones: no
+gradient that is infinite there reaches the tensor. Whoever asks for anything else makes capture start again, with a break where the mask is the index.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import fx
+
+from magneto.base.errors import GraphBreak
+from magneto.dynamo.machine.signals import Restart
+from magneto.dynamo.trackers.base import CannotEmit, Tracker
+from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.dispatch import prefer
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
+from magneto.dynamo.trackers.item import ItemTracker
+from magneto.dynamo.trackers.klass import guard_class
+from magneto.dynamo.trackers.tensor import PLAIN_CLASSES, TensorTracker
+from magneto.graph.layout import overlaps
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.protocol import Emitter, Machine
+
+
+class MaskedTracker(Tracker):
+    """The elements of `whole` that `mask` selects. `born`, `reason`: the break instead; `written`: what the graph had written by then."""
+
+    __slots__ = ("born", "mask", "reason", "whole", "written")
+    unknown = True
+    exact_type = torch.Tensor
+
+    def __init__(self, m: Machine, whole: TensorTracker, mask: TensorTracker, of: MaskedTracker | None = None) -> None:
+        super().__init__()
+        self.whole, self.mask = whole, mask
+        self.born: int = of.born if of is not None else m.frames[-1].count  # type: ignore[attr-defined]
+        self.reason: GraphBreak = (
+            of.reason if of is not None else GraphBreak("B105", m.user_stack(), operation="indexing with a boolean mask")
+        )
+        self.written: tuple[Any, int] = of.written if of is not None else _written(m, mask)
+
+    def needed(self, m: Machine) -> NoReturn:
+        raise Restart(self.born, self.reason, False)
+
+    def special_attr(self, m: Machine, name: str) -> Tracker | None:
+        guard_class(m, torch.Tensor)
+        found = getattr(torch.Tensor, name)
+        return BoundMethodTracker(BuiltinTracker(found), self) if found in _METHODS else self.needed(m)
+
+    def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
+        self.needed(m)
+
+    def emit(self, em: Emitter) -> str:
+        raise CannotEmit(self)
+
+    def show(self) -> str:
+        return f"elements of {self.whole.show()}"
+
+
+def select(m: Machine, v: TensorTracker, mask: Tracker) -> MaskedTracker | None:
+    """`v[mask]`; None where a break says better what it is."""
+    if m.unknown_sizes or not m.selects() or not isinstance(mask, TensorTracker) or mask.meta.dtype is not torch.bool:
+        return None
+    n, placed = mask.meta.ndim, mask.meta.device == v.meta.device
+    if not (n and placed and _plain(v) and _plain(mask) and _alike(v, mask, n)) or m.known(mask) is not None:
+        return None
+    return MaskedTracker(m, m.node(torch.where, [_over(m, mask, v), v, True], {}), mask)  # type: ignore[arg-type]
+
+
+def put(m: Machine, v: TensorTracker, key: Tracker, value: MaskedTracker) -> None:
+    """`v[key] = value`."""
+    whole = value.whole
+    fits = _plain(v) and v.meta.dtype is whole.meta.dtype and v.meta.ndim == whole.meta.ndim and _alike(v, whole, v.meta.ndim)
+    if not fits or not _same(m, key, value.mask) or _written(m, value.mask) != value.written:
+        value.needed(m)
+    if any(overlaps(one.shape, one.strides) for one in _probes(v)) or _may_share(v, value.mask):
+        value.needed(m)
+    m.node("copy_", [v, m.node(torch.where, [_over(m, value.mask, v), whole, v], {})], {}, method=True)
+
+
+def _written(m: Machine, mask: TensorTracker) -> tuple[Any, int]:
+    """Another one behind a write to the mask."""
+    return mask.node, len(m.recorder.keep)  # type: ignore[attr-defined]
+
+
+def _plain(v: TensorTracker) -> bool:
+    return v.cls in PLAIN_CLASSES and not any(one.lazy for one in _probes(v))
+
+
+def _probes(v: TensorTracker) -> list[Any]:
+    return [one for one in getattr(v.meta, "probes", (v.meta,)) if one is not None]
+
+
+def _alike(v: TensorTracker, other: TensorTracker, n: int) -> bool:
+    """Whether the first `n` dimensions are the same."""
+    ours, theirs = _probes(v), _probes(other)
+    return len(ours) == len(theirs) and all(a.shape[:n] == b.shape[:n] and a.ndim >= n for a, b in zip(ours, theirs, strict=True))
+
+
+def _may_share(v: TensorTracker, mask: TensorTracker) -> bool:
+    """Whether the mask may lie in what is written, which eager refuses."""
+    return v is mask or mask in (v.memory or ()) or (v.meta.dtype is torch.bool and v.source is not None and mask.source is not None)
+
+
+def _same(m: Machine, one: Tracker, other: TensorTracker) -> bool:
+    """Whether two masks have the same numbers: the graph computes them of the same, and writes nothing in between."""
+    if one is other:
+        return True
+    if not isinstance(one, TensorTracker) or one.node is None or other.node is None:
+        return False
+    recorder: Any = m.recorder  # type: ignore[attr-defined]
+    met: list[fx.Node] = []
+    if not _computed_alike(one.node, other.node, met):
+        return False
+    places = [i for i, node in enumerate(recorder.graph.nodes) if node in met]
+    return not any(node in recorder.keep for node in [*recorder.graph.nodes][places[0] : places[-1]])
+
+
+def _computed_alike(one: Any, other: Any, met: list[fx.Node]) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, fx.Node):
+        met += (one, other)
+        alike = one.op.startswith("call_") and (one.op, one.target) == (other.op, other.target)
+        return alike and _computed_alike([one.args, one.kwargs], [other.args, other.kwargs], met)
+    if isinstance(one, (tuple, list, dict)):
+        rows = zip(*(value.items() if isinstance(value, dict) else value for value in (one, other)), strict=True)
+        return len(one) == len(other) and all(_computed_alike(a, b, met) for a, b in rows)
+    return bool(one == other)
+
+
+def _over(m: Machine, mask: Tracker, v: TensorTracker) -> Tracker:
+    """The mask with the dimensions of `v`."""
+    for _ in range(v.meta.ndim - mask.meta.ndim):  # type: ignore[attr-defined]
+        mask = m.node("unsqueeze", [mask, -1], {}, method=True)
+    return mask
+
+
+def _operand(m: Machine, of: MaskedTracker, v: Tracker) -> Tracker:
+    """What is computed with in the stead of `v`."""
+    if isinstance(v, MaskedTracker):
+        return v.whole if v.written[1] == of.written[1] and _same(m, v.mask, of.mask) else of.needed(m)
+    single = isinstance(v, TensorTracker) and not v.meta.ndim and not v.meta.requires_grad
+    return v if single or isinstance(v, (ConstTracker, ItemTracker)) else of.needed(m)
+
+
+def _elementwise(fn: Any, apply: Any, floats: bool, in_place: bool) -> None:
+    """Rows for a function of elements, computed by `apply`. `floats`: of integers it may raise by what they are."""
+
+    def body(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
+        of = next(arg for arg in args if isinstance(arg, MaskedTracker))
+        if _written(m, of.mask) != of.written or (in_place and of is not args[0]):
+            of.needed(m)
+        operands = [_operand(m, of, arg) for arg in args]
+        result = m.apply(apply, *operands, **{name: _operand(m, of, arg) for name, arg in kwargs.items()})
+        if not isinstance(result, TensorTracker) or (floats and not result.meta.dtype.is_floating_point):
+            of.needed(m)
+        if not in_place:
+            return MaskedTracker(m, result, of.mask, of)
+        if result.meta.dtype is not of.whole.meta.dtype:
+            of.needed(m)
+        of.whole = result
+        return of
+
+    prefer(fn, MaskedTracker)(body)
+    prefer(fn, Tracker, MaskedTracker)(body)
+
+
+_METHODS: set[Any] = set()
+_OPERATORS = "add sub mul truediv pow floordiv mod and_ or_ xor eq ne lt le gt ge neg pos invert"
+_NAMES = (
+    "abs neg exp expm1 log log1p log2 sqrt rsqrt reciprocal square sin cos tanh sigmoid relu floor ceil round trunc sign clamp clamp_min clamp_max nan_to_num "
+    "add sub mul div pow logical_not"
+)
+_OF_FLOATS = frozenset(("floordiv", "mod", "pow", "div", "reciprocal"))
+
+for _name in _OPERATORS.split():
+    _elementwise(getattr(operator, _name), getattr(operator, _name), _name in _OF_FLOATS, False)
+    if (_in_place := getattr(operator, f"i{_name.strip('_')}", None)) is not None:
+        _elementwise(_in_place, getattr(operator, _name), _name in _OF_FLOATS, True)
+for _name in _NAMES.split():
+    _fn = getattr(torch, _name)
+    for _form, _writes in ((_fn, False), (getattr(torch.Tensor, _name), False), (getattr(torch.Tensor, f"{_name}_"), True)):
+        _elementwise(_form, _fn, _name in _OF_FLOATS, _writes)
+        _METHODS.add(_form)

@@ -1,0 +1,130 @@
+"""What a boolean mask selects, computed with and written back: no break, and eager's numbers, gradients and errors. Other uses of it break where the mask is the index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import magneto
+from tests.compare import same
+
+BACKENDS = ("aot_eager", "inductor")
+CAPTURED: list[Any] = []
+BREAKING: list[Any] = []
+
+
+def _x(seed: int = 0, rows: int = 4) -> torch.Tensor:
+    return torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed))
+
+
+@CAPTURED.append
+def augmented(x, s):
+    y = x * 1
+    m = y > 0
+    y[m] *= s
+    y[~m] /= -3
+    y[m] **= 2
+    y[m & (y > 1)] -= 0.5
+    return y
+
+
+@CAPTURED.append
+def gradients_that_are_infinite_elsewhere(x, s):
+    y = x * 1
+    m = y > 0
+    y[m] = y[m].log() * s
+    y[m].mul_(2)  # of a copy
+    z = torch.zeros_like(y)
+    z[m] = x[m].sqrt().clamp(max=s).neg_()
+    return y, z
+
+
+@CAPTURED.append
+def masks_made_twice(x, s):
+    y = x * 1
+    y[y > 0] = y[y > 0] * s
+    y[(x > 0) & (x < 1)] = x[(x > 0) & (x < 1)] ** 2
+    y[y < 0] += 3 * x[y < 0] / 0.0
+    return y
+
+
+@CAPTURED.append
+def rows_and_views(x, s):
+    y = x * 1
+    y[y[:, 0] > 0] *= s
+    y.t()[y.t() > 1] = 1
+    y[:, 1][y[:, 2] < 0] -= torch.tensor(2.0)
+    chosen = y[y > 0]
+    chosen *= 2
+    y[y > 0] = chosen
+    return y
+
+
+@BREAKING.append
+def used_otherwise(x, k):
+    m = x > 0
+    t = x[m]
+    t *= 2
+    x[m] = t
+    if k == 0:
+        return t
+    if k == 1:
+        return len(t), t.sum(), t.dtype, t.dim()
+    if k == 2:
+        return t[0] > 0, (t == 5).any(), t is None, isinstance(t, torch.Tensor)
+    if k == 3:
+        m.logical_not_()
+        x[m] = t[: int(m.sum())]
+    if k == 4:
+        a = x[x > 0]
+        x[0] = 5
+        x[x > 0] = a  # another number of elements
+    if k == 5:
+        x[x > 0] *= torch.ones(int((x > 0).sum()))
+    return {"t": [t]}, x
+
+
+@BREAKING.append
+def errors_of_eager(x, k):
+    i = x.mul(3).int()
+    if k == 0:
+        i[i > 0] *= 1.5
+    if k == 1:
+        i[i > 0] //= 0
+    if k == 2:
+        i[i > 1000] //= 0  # there are none
+    if k == 3:
+        x[x > 0] = x[x > 0].double()
+    if k == 4:
+        x[x[:, :2] > 0] *= 2
+    if k == 5:
+        rows = x[:1].expand(4, 3)
+        rows[rows > 0] *= 2
+    return i, x
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fn", [*CAPTURED, *BREAKING], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_same(fn: Any, backend: str) -> None:
+    compiled = magneto.optimize(backend, nopython=fn in CAPTURED)(fn)
+    for number in range(6):
+        x = _x(number, 4 + number % 2 * (fn in CAPTURED))
+        same(fn, compiled, x, number * 0.5 + 1 if fn in CAPTURED else number, tolerance=1e-6)
+    if fn in CAPTURED:
+        assert magneto.stats()["breaks"] == 0
+
+
+@pytest.mark.parametrize("fn", CAPTURED, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients(fn: Any, backend: str) -> None:
+    found = []
+    for form in (fn, magneto.optimize(backend, nopython=True)(fn)):
+        x = _x().requires_grad_()
+        result = form(x.clamp(min=-0.5), 1.5)
+        sum(part.nan_to_num(0, 0, 0).sum() for part in (result if isinstance(result, tuple) else (result,))).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+    assert magneto.stats()["fallbacks"] == 0

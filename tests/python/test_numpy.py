@@ -278,6 +278,29 @@ def numbers_of_data(x):
     return x * a.max(), x + a[0, 0], x > a.mean(), x / np.float64(3)
 
 
+@programs.add(X, SCALES)
+def numbers_ahead_of_data(x, a):
+    k, whole, single = a.mean(), a.astype(np.int64).max() + 3, a.astype(np.float32)[0, 0]
+    return k + x, k - x, k * x, k / x, k < x, whole - x, whole / x, single - x, k - x.double(), torch.add(x, k), x.mul(whole), x.lt(k)
+
+
+@programs.add(X, np.bool_(True))
+def numpys_bool_is_a_float(x, flag):
+    i = torch.arange(3)
+    return flag * x, i * flag, flag + i, i == flag, ~flag - i
+
+
+@programs.add(X, np.bool_(True), graphs=None)
+def numpys_bool_is_a_float_for_functions_too(x, flag):
+    i = torch.arange(3)
+    return torch.mul(i, flag), torch.where(i > 0, flag, i), torch.full((2,), flag), i.add(flag)
+
+
+@programs.add(X, np.bool_(True), graphs=None)
+def numpys_bool_is_no_bool(x, flag):
+    return torch.sum(x, 0, keepdim=flag)
+
+
 @programs.add()
 def results_that_depend_on_known_numbers(x):
     a = np.arange(3)

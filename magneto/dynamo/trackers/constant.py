@@ -60,6 +60,11 @@ def is_numpy_scalar(value: Any) -> bool:
     return numpy is not None and isinstance(value, (numpy.generic, numpy.dtype))
 
 
+def is_numpy_bool(value: Any) -> bool:
+    """Torch takes it for a float, and nowhere for a bool."""
+    return is_numpy_scalar(value) and hasattr(value, "item") and value.dtype.kind == "b"
+
+
 class ConstTracker(Tracker):
     """A constant. With a source it is read lazily: the EQUALS (or ID_IS) row is added when the value is first looked at."""
 

@@ -117,9 +117,8 @@ def _elementwise(fn: Any, in_place: bool = False) -> None:
 
 def _reflected(fn: Any) -> None:
     def number_tensor(m: Machine, number: ConstTracker | HostNumber, tensor: TensorTracker) -> Any:
-        numpys = isinstance(number, HostNumber) and is_numpy(number.example)
-        tensor = tensor if numpys else _wide(m, tensor, number)
-        lifted = lift(m, tensor, number) if not numpys else None
+        tensor = _wide(m, tensor, number)
+        lifted = lift(m, tensor, number)
         if lifted is None:
             return NotImplemented
         if fn is operator.truediv:  # as Tensor.__rtruediv__ computes it, to the last bit

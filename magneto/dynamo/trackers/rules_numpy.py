@@ -315,27 +315,40 @@ def _operand(v: Tracker) -> bool:
     return not isinstance(v, TensorTracker)
 
 
-def _number_beside(m: Machine, fn: Any, tensor: TensorTracker, number: ArrayTracker) -> Any:
-    """A tensor and a number of numpy, which torch takes for the number it holds: a constant, or a tensor without dimensions where that means the same."""
+def _number_beside(m: Machine, fn: Any, tensor: TensorTracker, number: ArrayTracker, ahead: bool) -> Any:
+    """A tensor and a number of numpy (`ahead` of it), which torch takes for the number it holds: a constant, or a tensor without dimensions where that means the same."""
     const = number.try_const()
     if const is not None:
-        return m.apply(fn, tensor, m.const(const.value.item()))
+        value = m.const(const.value.item())
+        return m.apply(fn, value, tensor) if ahead else m.apply(fn, tensor, value)
     dtype, own = tensor.meta.dtype, number.tensor.meta.dtype
     wide = dtype.is_floating_point or (own in (torch.int64, torch.int32) and not dtype.is_complex and dtype is not torch.bool)
     if not tensor.meta.ndim or not wide or own not in (torch.int64, torch.int32, torch.float64, torch.float32):
         return NotImplemented
-    return m.apply(fn, tensor, number.tensor) if fn in _BESIDE else NotImplemented
+    if fn not in _BESIDE:
+        return NotImplemented
+    if ahead and fn is operator.truediv:  # as Tensor.__rtruediv__ computes it
+        fn, tensor = operator.mul, m.apply(torch.Tensor.reciprocal, tensor)  # type: ignore[assignment]
+    return m.apply(fn, number.tensor, tensor) if ahead else m.apply(fn, tensor, number.tensor)
 
 
-_BESIDE = (operator.add, operator.sub, operator.mul, operator.truediv, *(fn for fn, _, _ in COMPARISONS.values()))
+_BESIDE = {operator.add, operator.sub, operator.mul, operator.truediv, *(fn for fn, _, _ in COMPARISONS.values())}
+_FORMS = [getattr(place, name) for name in ("add", "sub", "mul", "div", *COMPARISONS) for place in (torch, torch.Tensor)]
+_BESIDE.update(_FORMS)
+for _form in _FORMS:
+
+    @rule(_form, TensorTracker, ArrayTracker)
+    def _beside(m: Machine, tensor: TensorTracker, number: ArrayTracker, form: Any = _form) -> Any:
+        return _number_beside(m, form, tensor, number, False) if number.number else NotImplemented
 
 
 def _operator(fn: Any, symbol: str) -> None:
     def body(m: Machine, a: Tracker, b: Tracker) -> Any:
-        if isinstance(a, TensorTracker) and isinstance(b, ArrayTracker) and b.number:
-            found = _number_beside(m, fn, a, b)
-            if found is not NotImplemented:
-                return found
+        for tensor, number in ((a, b), (b, a)):
+            if isinstance(tensor, TensorTracker) and isinstance(number, ArrayTracker) and number.number:
+                found = _number_beside(m, fn, tensor, number, number is a)
+                if found is not NotImplemented:
+                    return found
         if not (_operand(a) and _operand(b)):
             m.graph_break("B104", operation=symbol, value=f"a tensor and a {(a if isinstance(a, ArrayTracker) else b).show()}")
         found = record_expression(m, f"({{}}) {symbol} ({{}})", [a, b])

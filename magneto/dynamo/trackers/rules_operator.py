@@ -15,7 +15,7 @@ from magneto import _C
 from magneto.dynamo.trackers.array import ArrayTracker
 from magneto.dynamo.trackers.attributes import find_special, user_method
 from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
-from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_bool, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
 from magneto.dynamo.trackers.function import BoundMethodTracker
@@ -65,6 +65,10 @@ def tensor_operand(v: Tracker) -> bool:
     if isinstance(v, (TensorTracker, SizeTracker)):
         return True
     return isinstance(v, ConstTracker) and (isinstance(v.read(), _NUMBERS) or (is_numpy_scalar(v.value) and hasattr(v.value, "item")))
+
+
+def _lowered(m: Machine, v: Tracker) -> Any:
+    return float(v.value) if isinstance(v, ConstTracker) and is_numpy_bool(v.read()) else lower(m, v)
 
 
 def ask(m: Machine, v: Tracker, name: str, *args: Tracker) -> Tracker | None:
@@ -140,7 +144,7 @@ def _with_tensor(m: Machine, name: str, fn: Callable[..., Any], symbol: str, a: 
         return result
     one, two = payload_of(a), payload_of(b)
     if tensor_operand(one) and tensor_operand(two) and name != "divmod":
-        return m.node(fn, [lower(m, one), lower(m, two)], {})
+        return m.node(fn, [_lowered(m, one), _lowered(m, two)], {})
     if user_method(m, b, f"__r{name}__") is not MISSING and (result := ask(m, b, f"__r{name}__", a)) is not None:
         return result
     if isinstance(a, SequenceTracker) and name == "mul":
@@ -326,7 +330,7 @@ def _comparison(name: str, fn: Callable[..., Any], swapped: str, symbol: str) ->
             return fold(m, fn, (a, b), {})
         one, two = payload_of(a), payload_of(b)
         if (isinstance(a, TensorTracker) or isinstance(b, TensorTracker)) and tensor_operand(one) and tensor_operand(two):
-            return m.node(fn, [lower(m, one), lower(m, two)], {})
+            return m.node(fn, [_lowered(m, one), _lowered(m, two)], {})
         result = _compared_by_program(m, name, swapped, a, b)
         if result is not None:
             return result

@@ -12,7 +12,7 @@ import torch
 from magneto.base.errors import GraphBreak
 from magneto.dynamo.guards.source import Held
 from magneto.dynamo.trackers.base import Raised, Tracker
-from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
+from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_bool, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS
 from magneto.dynamo.trackers.function import FunctionTracker
@@ -88,7 +88,9 @@ def lower(m: Machine, v: Tracker) -> Any:
     if isinstance(v, (TensorTracker, SizeTracker)):
         return v
     if isinstance(v, ConstTracker):
-        return plain_number(v.read())
+        if is_numpy_bool(v.read()):
+            m.graph_break("B104", operation="a tensor operation", value=v.show())
+        return plain_number(v.value)
     if isinstance(v, SequenceTracker):
         items = [lower(m, item) for item in v.items(m)]
         if isinstance(v, TupleTracker):

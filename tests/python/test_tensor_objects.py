@@ -32,6 +32,17 @@ def user_attributes(x):
     return y, y.scale, x.seen, hasattr(z, "gone"), hasattr(z, "other"), z
 
 
+@programs.add(X.clone(), leaf())
+def gradients_that_flow_into_data_are_not_the_tensors(x, w):
+    x.data += w
+    z = x * w
+    y = x.detach()
+    y.mul_(w)
+    k = x.view(-1).data
+    k.add_(w.view(-1))
+    return x.requires_grad, x.is_leaf, x.grad_fn is None, y.requires_grad, k.requires_grad, z, x
+
+
 @programs.add(leaf())
 def gradient_is_set(x):
     x.grad = torch.ones_like(x)

@@ -204,6 +204,59 @@ def data_updates(n: Any, x: torch.Tensor) -> Any:
     return loss
 
 
+class LoRA(nn.Linear):
+    """Low-rank weights that are merged into the others for evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 8)
+        self.weight.requires_grad_(False)
+        self.a, self.b, self.merged = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(8, 2)), False
+
+    def train(self, mode: bool = True) -> Any:
+        if mode == self.merged:
+            change = self.b @ self.a
+            if mode:
+                self.weight.data -= change
+            else:
+                self.weight.data += change
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y if self.merged else y + x @ self.a.T @ self.b.T
+
+
+@program()
+def low_rank_weights_are_merged() -> Any:
+    torch.manual_seed(0)
+    n = LoRA()
+
+    def loss(n: Any, x: torch.Tensor) -> torch.Tensor:
+        return n.train()(x).square().mean()
+
+    step, watched = usual(n, torch.optim.SGD([n.a, n.b], 0.1), loss)
+    return lambda x: (step(x), n.eval()(x), n.weight.requires_grad), watched
+
+
+@program()
+def averages_are_assigned_to_data() -> Any:
+    n = net()
+    average = copy.deepcopy(n)
+    step, watched = usual(n, SGD(n.parameters()))
+
+    def averaged(x: torch.Tensor) -> Any:
+        loss = step(x)
+        for p, q in zip(n.parameters(), average.parameters(), strict=True):
+            q.data = q.data * 0.9 + p.data * 0.1
+            q.data.mul_(0.9).add_(p.data, alpha=0.1)
+            q.data /= q.data.norm()
+        with torch.no_grad():
+            return loss, average(x)
+
+    return averaged, [*watched, average]
+
+
 @given()
 def accumulated_loss_of_several_outputs(n: Any, x: torch.Tensor) -> Any:
     n.zero_grad()

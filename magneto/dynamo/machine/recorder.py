@@ -205,7 +205,10 @@ class Recorder:
             self.raising.add(node)
         tracked = self._result(node, result, tensors)
         if result.aliases:
-            self._join_views(args, kwargs, result, tracked, _name(target) != "detach")
+            apart = _name(target) == "detach" or (
+                target is getattr and args[1] == "data"
+            )  # what autograd learns of the one is not the other's
+            self._join_views(args, kwargs, result, tracked, not apart)
         gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
         for path in mutated:
             differentiable = gradient and path[0] in _DIFFERENTIABLE

@@ -129,8 +129,9 @@ def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
         _refuse(m, v, "its data becomes what is no plain tensor")
         return
     guard_leaf(m, v)
-    apart = v.views is None or (v.views[0] is v and all(one is v or _is_data(one) for one in v.views))
-    if not v.meta.is_leaf or not apart or (value.meta.dtype, value.meta.device) != (v.meta.dtype, v.meta.device):
+    if _is_data(value, v):
+        return  # `v.data += 1`
+    if not v.meta.is_leaf or v.views is not None or (value.meta.dtype, value.meta.device) != (v.meta.dtype, v.meta.device):
         _refuse(m, v, "its data becomes a tensor of another dtype, or autograd has seen it")
     held = m.node(getattr, [value, "data"], {})
     if v.source is not None:
@@ -142,22 +143,22 @@ def _set_data(m: Machine, v: TensorTracker, value: Tracker) -> None:
     v.new_leaf = requires_grad
 
 
-def _is_data(v: TensorTracker) -> bool:
-    """`.data` of another tensor, whose history is no concern of it."""
-    return v.node is not None and v.node.target is getattr and v.node.args[1] == "data"
+def _is_data(value: TensorTracker, v: TensorTracker) -> bool:
+    """Whether it is `v.data`, with or without a history of its own."""
+    node, meta = value.node, value.meta.with_(requires_grad=v.meta.requires_grad, is_leaf=True)
+    return node is not None and node.target is getattr and node.args == (v.node, "data") and meta == v.meta
 
 
 def _leave_memory(m: Machine, v: TensorTracker) -> None:
     """`v` is given other memory: another tracker stands for what it was, for those that lie there, and among the graph's inputs."""
-    if v.views is not None:
+    if v.memory is not None:
         before = copy.copy(v)
-        for group in (v.views, v.memory or ()):
-            group[:] = [before if one is v else one for one in group]  # type: ignore[index]
+        v.memory[:] = [before if one is v else one for one in v.memory]
         recorder: Any = m.recorder  # type: ignore[attr-defined]
         recorder.inputs = [(node, before if one is v else one) for node, one in recorder.inputs]
         if v in recorder.mutated:
             recorder.mutated.add(before)
-    v.views = v.memory = None
+    v.memory = None
 
 
 ATTR_SETTERS.update(requires_grad=_set_requires_grad, grad=set_grad, data=_set_data)

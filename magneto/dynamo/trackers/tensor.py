@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import keyword
 import operator
 import types
@@ -317,6 +318,17 @@ def _read(name: str) -> Callable[[Machine, TensorTracker], Tracker]:
     return lambda m, v: m.node(getattr, [v, name], {})
 
 
+def _data(m: Machine, v: TensorTracker) -> Tracker:
+    """Unlike `detach`, with a version counter of its own."""
+    if v.new_leaf:  # what autograd would record of it is no concern here
+        m.recorder.input_node(v)  # type: ignore[attr-defined]
+        bare = copy.copy(v)
+        bare.meta, bare.new_leaf = v.meta.with_(requires_grad=False, is_leaf=True), False
+        join_memory(v, bare)
+        v = bare
+    return m.node(getattr, [v, "data"], {})
+
+
 def _by_torch(fn: Callable[..., Any]) -> Callable[[Machine, TensorTracker], Tracker]:
     return lambda m, v: m.node(fn, [v], {})
 
@@ -330,5 +342,5 @@ _GRAPH_ATTRS: dict[str, Callable[[Any, TensorTracker], Tracker]] = {
     "mH": lambda m, v: m.node("adjoint", [v], {}, method=True),
     "real": lambda m, v: m.node(torch.real, [v], {}) if v.meta.dtype.is_complex else v,
     "imag": _by_torch(torch.imag),
-    "data": _read("data"),  # unlike `detach`, with a version counter of its own
+    "data": _data,
 }

@@ -83,7 +83,7 @@ def _trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool, 
             value = run_captured(gm, tracing, [copies.get(i, tensor) for i, tensor in enumerate(tensors)])
             if copies:
                 value = _laid_out_as_captured(gm, value)
-        _refuse_shown(list(copies.values()), value)
+        _refuse_shown(tracing, list(copies.values()), value)
         for node in tracing.mode.graph.nodes:
             if (
                 node.op == "call_function"
@@ -179,11 +179,12 @@ def _laid_out_as_captured(gm: fx.GraphModule, value: Any) -> Any:
     return found if isinstance(value, tuple) else found[0]
 
 
-def _refuse_shown(copies: list[torch.Tensor], value: Any) -> None:
+def _refuse_shown(tracing: Tracing, copies: list[torch.Tensor], value: Any) -> None:
     """The input itself may have been meant."""
     memory = {x.untyped_storage().data_ptr() for x in copies}
     shown = [x for x in torch.utils._pytree.tree_leaves(value) if isinstance(x, torch.Tensor)] if copies else ()
-    if any(x._version for x in copies) or any(x.untyped_storage().data_ptr() in memory for x in shown):
+    written = any(tracing.mode.view_for(x).storage.version for x in copies)  # through `.data` too, which has a version counter of its own
+    if written or any(x.untyped_storage().data_ptr() in memory for x in shown):
         raise Refusal("an input that requires grad and whose elements share memory is written or returned")
 
 

@@ -77,7 +77,7 @@ class Body:
 
         def body(*args: Any, **kwargs: Any) -> Any:
             found = leaves_at(self.takes, (args, kwargs), {})
-            return fill(self.gives, self.gm(*[found[index] for index in range(len(found))], *lifted))
+            return fill(self.gives, self.gm.forward(*[found[index] for index in range(len(found))], *lifted))
 
         return body
 

@@ -107,3 +107,20 @@ def test_nothing_is_written_twice_where_an_expanded_input_cannot_be(backend: str
             warnings.simplefilter("ignore")
             results.append((fn(t, rows, torch.tensor([1])), t, rows))
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("write", ["x.data.fill_(3)", "x.data[0].add_(1)", "x.data.add_(1)", "x.detach().t().zero_()"])
+def test_an_expanded_input_that_requires_grad_is_written_through_its_data(backend: str, write: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def f(x):\n    {write}\n    return x * 2", names)
+    results = []
+    for fn in (names["f"], magneto.optimize(backend)(names["f"])):
+        w = torch.nn.Parameter(torch.arange(3.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", magneto.MagnetoWarning)
+            try:
+                results.append((fn(w.expand(2, 3)), w))
+            except RuntimeError as error:
+                results.append((str(error), w))
+    assert str(results[0]) == str(results[1])

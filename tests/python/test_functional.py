@@ -538,3 +538,15 @@ def test_numbers_beside_mapped_sums_are_compiled():
     x = torch.randn(3, 4)
     assert_equal(magneto.optimize("inductor")(program)(x), program(x), 1e-6)
     assert magneto.stats()["fallbacks"] == 0
+
+
+def test_what_fails_under_a_transform_prints_nothing(capfd):
+    net = torch.nn.BatchNorm1d(3)
+    values, buffers = dict(net.named_parameters()), dict(net.named_buffers())
+
+    def program(x):
+        return grad(lambda p: functional_call(net, (p, buffers), (x,)).sum())(values)
+
+    with pytest.raises(RuntimeError, match="would mutate a captured Tensor"):
+        magneto.optimize("eager")(program)(torch.randn(4, 3))
+    assert "Traceback" not in capfd.readouterr().err

@@ -44,6 +44,24 @@ def gradients_that_flow_into_data_are_not_the_tensors(x, w):
 
 
 @programs.add(leaf())
+def what_gives_back_its_argument_keeps_its_history(x):
+    y = x.sum(0) * 2
+    z = y.flatten(), torch.nn.functional.dropout(y, 0.5, False), +y, y.resolve_conj(), torch.atleast_1d(y), torch.as_tensor(y), y.type_as(y)
+    return y.is_leaf, y.grad_fn is None, y.requires_grad, all(one is y for one in z)
+
+
+@programs.add(leaf(), graphs=None)
+def requires_grad_is_set_where_autograd_has_computed(x):
+    y, said = x * 2, []
+    for flag in (True, False):
+        try:
+            y.requires_grad = flag
+        except RuntimeError as error:
+            said.append(str(error))
+    return said, y.requires_grad_().is_leaf
+
+
+@programs.add(leaf())
 def gradient_is_set(x):
     x.grad = torch.ones_like(x)
     first = x.grad + 1

@@ -205,10 +205,7 @@ class Recorder:
             self.raising.add(node)
         tracked = self._result(node, result, tensors)
         if result.aliases:
-            apart = _name(target) == "detach" or (
-                target is getattr and args[1] == "data"
-            )  # what autograd learns of the one is not the other's
-            self._join_views(args, kwargs, result, tracked, not apart)
+            self._join_views(args, kwargs, result, tracked, target)
         gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
         for path in mutated:
             differentiable = gradient and path[0] in _DIFFERENTIABLE
@@ -527,8 +524,9 @@ class Recorder:
         for tracker in group:
             self.sizes.of.pop(tracker.node, None)
 
-    def _join_views(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: FakeResult, tracked: Tracker, views: bool) -> None:
-        """Tell results that are views of arguments: a later write through one changes what autograd knows of the others."""
+    def _join_views(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: FakeResult, tracked: Tracker, target: Any) -> None:
+        """Tell results that are views of arguments: a later write through one changes what autograd knows of the others (not of `detach()` and `.data`)."""
+        views = _name(target) != "detach" and (target is not getattr or args[1] != "data")
         for place, path in result.aliases:
             argument = _at(args, kwargs, path)
             found = tracked
@@ -545,7 +543,10 @@ class Recorder:
         if result.same is not None:
             same = tensors[result.same]
             if isinstance(result.value, TensorMeta):
-                same.meta = result.value
+                asked = (
+                    result.value.requires_grad != same.meta.requires_grad
+                )  # else propagation may have taken what autograd computed for a leaf
+                same.meta = result.value if asked else result.value.with_(is_leaf=same.meta.is_leaf)
             return same
         return self._track(node, result.value)
 

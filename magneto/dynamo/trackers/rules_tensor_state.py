@@ -83,6 +83,9 @@ def _set_requires_grad(m: Machine, v: TensorTracker, value: Tracker) -> None:
     const = value.try_const()
     if const is None or type(const.value) is not bool:
         _refuse(m, v, "requires_grad is set to what is no bool")
+    guard_leaf(m, v)
+    if v.meta.requires_grad and not v.meta.is_leaf:
+        _refuse(m, v, "requires_grad of a tensor that autograd computed")
     require_grad(m, v, const.value)  # type: ignore[union-attr]
 
 

@@ -114,6 +114,14 @@ def a_view_before(n, x, y):
     return v, v.requires_grad, x.grad
 
 
+@program(1)
+def an_item_that_is_wanted_later(n, x, y):
+    x.requires_grad_()
+    out = torch.zeros(5)
+    out[1:] = x[1:].sum(1)
+    return out
+
+
 @program()
 def data_of_its_own_data(n, x, y):
     out = []
@@ -146,7 +154,7 @@ def run(body: Body, backend: str | None, again: bool) -> list[list[Any]]:
         memory = x.data_ptr()
         value = fn(n, x, y)
         if isinstance(value, torch.Tensor) and value.requires_grad and body.__name__.endswith("wanted_later"):
-            value.backward()
+            value.sum().backward()
         rows.append([_facts(item) for item in _flat([value, x, x.grad, y, y.grad, x.data_ptr() == memory, n])])
     return rows
 

@@ -195,7 +195,8 @@ class Recorder:
             )
         self._refuse_inference([_at(args, kwargs, path) for path in mutated])
         node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
-        node.meta.update(val=result.value, stack=machine.user_stack(), counted=self.sizes.found > counted)
+        gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
+        node.meta.update(val=result.value, stack=machine.user_stack(), counted=self.sizes.found > counted, recorded=gradient and mutated)
         self.n_calls += 1
         if result.random:
             self.random_nodes.add(node)
@@ -206,7 +207,6 @@ class Recorder:
         tracked = self._result(node, result, tensors)
         if result.aliases:
             self._join_views(args, kwargs, result, tracked, target)
-        gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
         for path in mutated:
             differentiable = gradient and path[0] in _DIFFERENTIABLE
             self._refuse_doubtful(_at(args, kwargs, path), differentiable)
@@ -273,9 +273,9 @@ class Recorder:
         leaving = self.turned.intersection(outputs) | self.stand_ins
         if not leaving and not self.hooked:
             return
-        written = [
-            node for node in self.keep if (val := node.meta["val"]) is not None and getattr(val, "requires_grad", False) and not val.is_leaf
-        ]
+        vals = {node: node.meta["val"] for node in self.keep}
+        computed = (node for node, val in vals.items() if getattr(val, "requires_grad", False) and not val.is_leaf)
+        written = [*computed, *(node for node in vals if node.meta.get("recorded"))]
         todo = [node for node in (*outputs, *written) if node not in self.spent and node not in leaving]
         seen: set[fx.Node] = set()
         while todo:

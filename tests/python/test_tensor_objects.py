@@ -61,6 +61,13 @@ def requires_grad_is_set_where_autograd_has_computed(x):
     return said, y.requires_grad_().is_leaf
 
 
+@programs.add(X.clone(), leaf(), graphs=None)
+def other_memory_is_written_with_a_history(x, w):
+    x.data = x.data * 2
+    x[0] = w.sum(0)
+    return x.requires_grad, x.is_leaf, x
+
+
 @programs.add(leaf())
 def gradient_is_set(x):
     x.grad = torch.ones_like(x)

@@ -495,6 +495,7 @@ class Recorder:
             self._forget_counts(value)
             self.mutated.update(memory)
             if gradient and not value.meta.requires_grad and value.meta.dtype.is_floating_point:
+                trackers.refuse_taken(self.machine, value)
                 value.meta = value.meta.with_(requires_grad=True, is_leaf=False)
             trackers.written(value)
 

@@ -86,6 +86,7 @@ from magneto.dynamo.trackers.rules_exception import catches, match_group
 from magneto.dynamo.trackers.rules_hook import Hooked
 from magneto.dynamo.trackers.rules_operator import try_truth as truth
 from magneto.dynamo.trackers.rules_size import EXACT
+from magneto.dynamo.trackers.rules_tensor_state import refuse_taken as refuse_taken
 from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import MadeInput, TensorTracker, join_memory, join_views, written
 from magneto.dynamo.trackers.torch_calls import lower

@@ -152,6 +152,13 @@ def _is_data(value: TensorTracker, v: TensorTracker) -> bool:
     return node is not None and node.target is getattr and node.args == (v.node, "data") and meta == v.meta
 
 
+def refuse_taken(m: Machine, v: TensorTracker) -> None:
+    """A write with a history to `v`: what was given to an existing tensor as its data has none behind the region."""
+    for one in v.views or (v,):
+        if one.source is not None and one.node is not None and one.node.target is getattr and one.node.args[1] == "data":
+            m.restart_before("a write", "the tensor has been given other memory")
+
+
 def _leave_memory(m: Machine, v: TensorTracker) -> None:
     """`v` is given other memory: another tracker stands for what it was, for those that lie there, and among the graph's inputs."""
     if v.memory is not None:

@@ -68,6 +68,13 @@ def other_memory_is_written_with_a_history(x, w):
     return x.requires_grad, x.is_leaf, x
 
 
+@programs.add(X.clone(), leaf(), graphs=None)
+def shapes_change_before_a_write_with_a_history(x, w):
+    x.unsqueeze_(0)
+    x[0, 0] = w.sum(0)
+    return x.requires_grad, x.is_leaf, x
+
+
 @programs.add(leaf())
 def gradient_is_set(x):
     x.grad = torch.ones_like(x)
@@ -333,3 +340,33 @@ def test_what_only_the_finished_graph_knows():
         compiled = magneto.optimize("eager")(fn)
         for x in (leaf(), leaf()[0], leaf().view(-1)):
             assert_equal(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_gradients_beside_inputs_whose_shape_changes_in_place(backend):
+    def masked(x, m, w):
+        m.t_()
+        m.unsqueeze_(0)
+        return (m * w * x).sum(-1), m.shape
+
+    found = []
+    for fn in (masked, magneto.optimize(backend)(masked)):
+        for n in (3, 3, 4):
+            x, m, w = (torch.arange(1.0, n * n + 1).view(n, n) * k for k in (1, 2, 3))
+            w.requires_grad_()
+            y, shape = fn(x, m, w)
+            y.sum().backward()
+            found.append((y.detach(), shape, m, m.stride(), w.grad))
+    assert_equal(found[3:], found[:3], 1e-6)
+
+
+def test_shapes_of_leaves_do_not_change_in_place():
+    def program(x):
+        weight = torch.nn.Parameter(x.detach())
+        try:
+            weight.t_()
+        except RuntimeError as error:
+            return weight, str(error)
+
+    magneto.reset()
+    assert str(magneto.optimize("eager")(program)(X)) == str(program(X))

@@ -19,11 +19,11 @@ from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.tensor import ATTR_SETTERS, PLAIN_CLASSES, TensorTracker, guard_leaf, join_memory, rebind
+from magneto.dynamo.trackers.tensor import ATTR_SETTERS, PLAIN_CLASSES, MadeInput, TensorTracker, guard_leaf, join_memory, rebind
 from magneto.dynamo.trackers.torch_function import follows
 
 if TYPE_CHECKING:
-    from magneto.dynamo.machine.protocol import Machine
+    from magneto.dynamo.machine.protocol import Emitter, Machine
 
 
 GRADIENT_FREED = "{0}.grad = None"
@@ -153,7 +153,9 @@ def _is_data(value: TensorTracker, v: TensorTracker) -> bool:
 
 
 def refuse_taken(m: Machine, v: TensorTracker) -> None:
-    """A write with a history to `v`: what was given to an existing tensor as its data has none behind the region."""
+    """A write with a history to `v`: what was given to an existing tensor as its data has none behind the region, nor has an alias."""
+    if any(isinstance(one, UnchangedInput) for one in v.memory or ()):
+        m.restart_before("a write", "the shape of the tensor has changed in place")
     for one in v.views or (v,):
         if one.source is not None and one.node is not None and one.node.target is getattr and one.node.args[1] == "data":
             m.restart_before("a write", "the tensor has been given other memory")
@@ -194,23 +196,53 @@ def detach_(m: Machine, v: TensorTracker) -> Any:
     return v
 
 
+class UnchangedInput(MadeInput):
+    """Another tensor on an input's memory: it stays as it is where views in place change the input behind the graph."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, base: TensorTracker) -> None:
+        super().__init__(base.obj.detach(), "unchanged")
+        self.base = base
+        join_memory(base, self)
+
+    def graph_input(self, em: Emitter) -> str:
+        assert self.base.source is not None
+        return f"{em.source(self.base.source)}.detach()"
+
+
+def change_view(tensor: torch.Tensor, name: str, *args: Any, **kwargs: Any) -> None:
+    """A view in place ahead of all that the graph reads: what it keeps for backward is from behind the change."""
+    version = 0 if tensor.is_inference() else tensor._version
+    getattr(tensor, name)(*args, **kwargs)
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
+
+
+_CHANGE_VIEW = BuiltinTracker(change_view)
 IN_PLACE_VIEWS = ("as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze")
 
 
 def _view_in_place(name: str) -> None:
     @rule(tuple(getattr(owner, f"{name}_") for owner in (torch.Tensor, torch) if hasattr(owner, f"{name}_")), TensorTracker)
     def body(m: Machine, v: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-        if v.meta.requires_grad and (v.source is not None or v.new_leaf or _is_view(v)):
+        if v.meta.requires_grad and (v.source is not None or v.meta.is_leaf or _is_view(v)):
             _refuse(m, v, f"{name}_ of a leaf or view that requires gradients")
         consts = [arg.try_const() for arg in (*args, *kwargs.values())]
         if any(const is None for const in consts):
             _refuse(m, v, f"{name}_ with arguments that are not constant")
-        shared = v.views
-        rebind(v, m.node(name, [v, *(c.value for c in consts[: len(args)] if c)], _named(kwargs), method=True))
+        shared, unread = v.views, v.source is not None and v.cls in PLAIN_CLASSES and (v.node is None or not v.node.users)
+        of = UnchangedInput(v) if unread and (v.node is None or v.node.op == "placeholder") else v
+        rebind(v, m.node(name, [of, *(c.value for c in consts[: len(args)] if c)], _named(kwargs), method=True))
         v.views = shared
         if v.source is not None:
             slots = [f"{{{i}}}" for i in range(1, len(args) + 1)] + [f"{key}={{{i}}}" for i, key in enumerate(kwargs, len(args) + 1)]
-            _replayed(m, f"{{0}}.{name}_({', '.join(slots)})", v, *args, *kwargs.values())
+            operands = [*args, *kwargs.values()]
+            if unread:
+                text = f"{{{len(operands) + 1}}}({', '.join(['{0}', repr(f'{name}_'), *slots])})"
+                _replayed(m, text, v, *operands, _CHANGE_VIEW)
+            else:
+                _replayed(m, f"{{0}}.{name}_({', '.join(slots)})", v, *operands)
         return v
 
 

@@ -69,6 +69,24 @@ def other_memory_is_written_with_a_history(x, w):
 
 
 @programs.add(X.clone(), leaf(), graphs=None)
+def other_memory_is_added_to_with_a_history(x, w):
+    x.data = x.data * 2
+    x += w.sum(0)
+    return x.requires_grad, x.is_leaf, x
+
+
+@programs.add(X.clone(), leaf(), graphs=None)
+def views_from_before_a_break_get_the_history_of_a_write(x, w):
+    y, z = x * 1, x * 2
+    v, u, k = y[:1], z[:1], x.view(torch.int32)
+    magneto.graph_break()
+    y[0] = w.sum(0)
+    z += w.sum(0)
+    x[0] = w.sum(0)
+    return v.requires_grad, v.is_leaf, u.requires_grad, u * 2, v, k.requires_grad
+
+
+@programs.add(X.clone(), leaf(), graphs=None)
 def shapes_change_before_a_write_with_a_history(x, w):
     x.unsqueeze_(0)
     x[0, 0] = w.sum(0)

@@ -81,6 +81,7 @@ class SymbolicMachine:
         self.overlay: dict[tuple[int, str], Tracker | None] = {}
         self.references: dict[Tracker, Tracker] = {}
         self.memories: dict[int, Any] = {}  # of numpy arrays made here (trackers.array_memory), by the id of the array that owns them
+        self.begun: list[torch.Tensor] = []  # existing tensors that begin to have a history here
         self.streams: dict[
             int, Any
         ] = {}  # copies of the random generators whose state is known, by the id of the generator (trackers.draw)

@@ -70,6 +70,8 @@ class Machine(Protocol):
     """Side effects so far."""
     changing: frozenset[Source]
     """Sources of numbers and modules that are known to differ between calls."""
+    begun: list[Any]
+    """Existing tensors that begin to have a history of autograd."""
     references: dict[Tracker, Tracker]
     """Weak references made here, by their object: an object has one without callback."""
 

@@ -193,9 +193,10 @@ class Recorder:
             mutated.update(
                 dict.fromkeys([("out",)] if isinstance(kwargs["out"], Tracker) else [("out", i) for i in range(len(kwargs["out"]))])
             )
-        self._refuse_inference([_at(args, kwargs, path) for path in mutated])
-        node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
         gradient = self.grad_mode and any(tensor.meta.requires_grad for tensor in tensors)
+        self._refuse_inference([_at(args, kwargs, path) for path in mutated])
+        trackers.refuse_taken(machine, [_at(args, kwargs, path) for path in mutated if gradient and path[0] in _DIFFERENTIABLE])
+        node = append_call(self.graph, "call_method" if method else "call_function", target, fx_args, fx_kwargs)
         node.meta.update(val=result.value, stack=machine.user_stack(), counted=self.sizes.found > counted, recorded=gradient and mutated)
         self.n_calls += 1
         if result.random:
@@ -208,9 +209,7 @@ class Recorder:
         if result.aliases:
             self._join_views(args, kwargs, result, tracked, target)
         for path in mutated:
-            differentiable = gradient and path[0] in _DIFFERENTIABLE
-            self._refuse_doubtful(_at(args, kwargs, path), differentiable)
-            self._mark_mutated(args, kwargs, path, differentiable)
+            self._mark_mutated(args, kwargs, path, gradient and path[0] in _DIFFERENTIABLE)
         return tracked
 
     def _refused(self, problem: SizeUnknown, target: Any, *call: Any) -> NoReturn:
@@ -487,6 +486,7 @@ class Recorder:
 
     def _mark_mutated(self, args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple[Any, ...], gradient: bool) -> None:
         value = _at(args, kwargs, path)
+        self._refuse_doubtful(value, gradient)
         if isinstance(value, trackers.TensorTracker):
             memory = value.memory or (value,)
             self.selected.write(value, memory, gradient)
@@ -495,7 +495,6 @@ class Recorder:
             self._forget_counts(value)
             self.mutated.update(memory)
             if gradient and not value.meta.requires_grad and value.meta.dtype.is_floating_point:
-                trackers.refuse_taken(self.machine, value)
                 value.meta = value.meta.with_(requires_grad=True, is_leaf=False)
             trackers.written(value)
 

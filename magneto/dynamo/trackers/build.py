@@ -39,7 +39,7 @@ from magneto.dynamo.trackers.object import ObjectTracker, OpaqueTracker, WeakRef
 from magneto.dynamo.trackers.pymodule import PyModuleTracker
 from magneto.dynamo.trackers.read_only import wrap_view
 from magneto.dynamo.trackers.switched import wrap_disabled, wrap_optimized
-from magneto.dynamo.trackers.tensor import TensorTracker
+from magneto.dynamo.trackers.tensor import TensorTracker, of_one_base
 from magneto.dynamo.trackers.torch_calls import is_graph_callable
 from magneto.dynamo.trackers.torch_function import follows
 from magneto.graph.meta import TensorMeta
@@ -145,6 +145,8 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Tracker:
     if not plain or obj.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(obj) or _history_lost(obj):
         _typed(m, obj, source)
         return OpaqueTracker(obj, source, m)
+    if m.begun and any(of_one_base(obj, one) for one in m.begun):
+        m.graph_break("B104", operation="a read", value="a view of what has been written with a history")
     meta = TensorMeta.of(obj)
     row = TensorRow(cls, meta.dtype, meta.device, meta.shape, meta.strides, meta.requires_grad, obj.is_inference(), meta.lazy)
     meta, row, symbols = m.varying.enter(obj, source, meta, row)

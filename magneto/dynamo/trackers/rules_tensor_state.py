@@ -7,6 +7,7 @@ metadata (`rebind`). What autograd would record for a leaf made here is left to 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,16 @@ from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import BuiltinTracker
 from magneto.dynamo.trackers.klass import ClassTracker
-from magneto.dynamo.trackers.tensor import ATTR_SETTERS, PLAIN_CLASSES, MadeInput, TensorTracker, guard_leaf, join_memory, rebind
+from magneto.dynamo.trackers.tensor import (
+    ATTR_SETTERS,
+    PLAIN_CLASSES,
+    MadeInput,
+    TensorTracker,
+    guard_leaf,
+    join_memory,
+    of_one_base,
+    rebind,
+)
 from magneto.dynamo.trackers.torch_function import follows
 
 if TYPE_CHECKING:
@@ -152,13 +162,21 @@ def _is_data(value: TensorTracker, v: TensorTracker) -> bool:
     return node is not None and node.target is getattr and node.args == (v.node, "data") and meta == v.meta
 
 
-def refuse_taken(m: Machine, v: TensorTracker) -> None:
-    """A write with a history to `v`: what was given to an existing tensor as its data has none behind the region, nor has an alias."""
-    if any(isinstance(one, UnchangedInput) for one in v.memory or ()):
-        m.restart_before("a write", "the shape of the tensor has changed in place")
-    for one in v.views or (v,):
-        if one.source is not None and one.node is not None and one.node.target is getattr and one.node.args[1] == "data":
+def refuse_taken(m: Machine, written: Sequence[Any]) -> None:
+    """Writes with a history: what was given to an existing tensor as its data has none behind the region, nor has an alias; and other views from outside get one."""
+    for v in written:
+        if not isinstance(v, TensorTracker) or v.meta.requires_grad or not (v.meta.dtype.is_floating_point or v.meta.dtype.is_complex):
+            continue
+        if any(isinstance(one, UnchangedInput) for one in v.memory or ()):
+            m.restart_before("a write", "the shape of the tensor has changed in place")
+        group = v.views or [v]
+        begun = [one for one in group if one.source is not None and one.obj is not MISSING]
+        if any(one.node is not None and one.node.target is getattr and one.node.args[1] == "data" for one in begun):
             m.restart_before("a write", "the tensor has been given other memory")
+        others = [one for one in m.wrapped.values() if isinstance(one, TensorTracker) and one not in group and one.obj is not MISSING]
+        if any(of_one_base(one.obj, other.obj) for one in begun for other in others):
+            m.restart_before("a write", "another tensor from outside is a view of the same")
+        m.begun += [one.obj for one in begun]
 
 
 def _leave_memory(m: Machine, v: TensorTracker) -> None:

@@ -152,11 +152,16 @@ def join_views(argument: TensorTracker, result: TensorTracker) -> None:
     group.append(result)
 
 
+def of_one_base(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether what autograd learns of one existing tensor holds for the other."""
+    return (one._base if one._base is not None else one) is (other._base if other._base is not None else other)
+
+
 def written(tensor: TensorTracker) -> None:
     """After a write in place, `tensor.meta` being up to date: a gradient that flows into one view flows into its base and the other views."""
     if tensor.meta.requires_grad:
         for view in tensor.views or ():
-            if not view.meta.requires_grad:
+            if not view.meta.requires_grad and (view.meta.dtype.is_floating_point or view.meta.dtype.is_complex):
                 view.meta = view.meta.with_(requires_grad=True, is_leaf=False)
 
 

@@ -86,6 +86,14 @@ def views_from_before_a_break_get_the_history_of_a_write(x, w):
     return v.requires_grad, v.is_leaf, u.requires_grad, u * 2, v, k.requires_grad
 
 
+@programs.add(X.clone(), graphs=None)
+def views_require_gradients_with_their_base(x):
+    y = x * 1
+    v = y[0]
+    y.requires_grad = True
+    return v.requires_grad, v.is_leaf, (v * 2).requires_grad
+
+
 @programs.add(X.clone(), leaf(), graphs=None)
 def shapes_change_before_a_write_with_a_history(x, w):
     x.unsqueeze_(0)

@@ -67,6 +67,8 @@ def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
     if flag:
         if not (v.meta.dtype.is_floating_point or v.meta.dtype.is_complex):
             _refuse(m, v, "only floating-point tensors can require gradients")
+        if len(v.views or ()) > 1:
+            _refuse(m, v, "its views require gradients with it")
         outside = v.source is not None and v.cls is torch.Tensor and v.views is None and m.recorder.turns_leaves()  # type: ignore[attr-defined]
         if outside:  # in the graph a detached alias of it becomes the leaf; gradients reach the tensor itself as effects
             rebind(v, m.node("detach", [v], {}, method=True))

@@ -216,23 +216,30 @@ def detach_(m: Machine, v: TensorTracker) -> Any:
     return v
 
 
-class UnchangedInput(MadeInput):
-    """Another tensor on an input's memory: it stays as it is where views in place change the input behind the graph."""
+def unchanged(tensor: torch.Tensor, changes: int) -> torch.Tensor:
+    """Another tensor on its memory, which counts as written as often as views in place will change the tensor: what is kept for backward is from behind that."""
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (tensor._version + changes,))  # type: ignore[attr-defined]
+    return tensor.detach()
 
-    __slots__ = ("base",)
+
+class UnchangedInput(MadeInput):
+    """Stands for an input of which the graph reads nothing before views in place have changed it, behind the graph."""
+
+    __slots__ = ("base", "changes")
 
     def __init__(self, base: TensorTracker) -> None:
         super().__init__(base.obj.detach(), "unchanged")
-        self.base = base
+        self.base, self.changes = base, 0
         join_memory(base, self)
 
     def graph_input(self, em: Emitter) -> str:
         assert self.base.source is not None
-        return f"{em.source(self.base.source)}.detach()"
+        return f"{em.const(unchanged, 'unchanged')}({em.source(self.base.source)}, {self.changes})"
 
 
-def change_view(tensor: torch.Tensor, name: str, *args: Any, **kwargs: Any) -> None:
-    """A view in place ahead of all that the graph reads: what it keeps for backward is from behind the change."""
+def change_view(tensor: torch.Tensor, other: torch.Tensor, name: str, *args: Any, **kwargs: Any) -> None:
+    """A view in place, which has been counted when `other` was made."""
     version = 0 if tensor.is_inference() else tensor._version
     getattr(tensor, name)(*args, **kwargs)
     if not tensor.is_inference():
@@ -258,9 +265,12 @@ def _view_in_place(name: str) -> None:
         if v.source is not None:
             slots = [f"{{{i}}}" for i in range(1, len(args) + 1)] + [f"{key}={{{i}}}" for i, key in enumerate(kwargs, len(args) + 1)]
             operands = [*args, *kwargs.values()]
-            if unread:
-                text = f"{{{len(operands) + 1}}}({', '.join(['{0}', repr(f'{name}_'), *slots])})"
-                _replayed(m, text, v, *operands, _CHANGE_VIEW)
+            other = next((one for one in v.memory or () if unread and isinstance(one, UnchangedInput)), None)
+            if other is not None:
+                other.changes += 1
+                n = len(operands)
+                text = f"{{{n + 1}}}({', '.join(['{0}', f'{{{n + 2}}}', repr(f'{name}_'), *slots])})"
+                _replayed(m, text, v, *operands, _CHANGE_VIEW, other)
             else:
                 _replayed(m, f"{{0}}.{name}_({', '.join(slots)})", v, *operands)
         return v

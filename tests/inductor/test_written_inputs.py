@@ -166,6 +166,7 @@ def test_dtypes() -> None:
     run(fn, torch.ones(5), torch.arange(5), written=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*overlaps itself")
 def test_expanded_input_raises_as_in_eager() -> None:
     def fn(p: torch.Tensor) -> None:
         p.add_(1)

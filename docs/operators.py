@@ -59,6 +59,8 @@ EXCEPT: tuple[tuple[str, str], ...] = (
     (r"_?(adaptive_)?(avg|max)_pool[23]d\w*", "on the CPU where they are adaptive; integers, indices that somebody wants, windows of more than 16 elements, other layouts"),
     (r"upsample_nearest\w*", "factors that are no whole numbers"),
     (r"linalg_cross", "on the CPU; integers and complex numbers"),
+    (r"affine_grid_generator", "on the CPU; volumes, types other than float32"),
+    (r"avg_pool3d", "on the CPU; integers, windows of more than 16 elements that meet"),
     (r"grid_sampler_2d", "on the CPU; cubic, and mirrored beyond the edges"),
     (r"im2col", "complex numbers, integers"),
     (r"col2im", "sums of more than 30 windows, or of fewer in half precision; steps of windows with gaps"),

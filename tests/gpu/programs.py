@@ -331,6 +331,50 @@ def attention_in_bfloat16() -> Any:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2, (q, k, v)
 
 
+@program(1e-5)
+def rows_far_apart_and_signs_of_zeros() -> Any:
+    """Quotients of dividends that are nearly nothing, of zeros and by negative divisors; zeros are seen by their inverses."""
+    far = torch.arange(1024, device=DEVICE)
+
+    def run(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        rows = (x - (far[:, None] - far).abs()).softmax(-1)
+        return rows, 1 / (y / y.sum(-1, keepdim=True)), 1 / -z, 1 / (z // -3.0), 1 / torch.floor_divide(z, 7.0)
+
+    y = randn(64, 1024).relu() - 2
+    y[:, ::7], y[:, 1::7] = 0.0, -0.0
+    return run, (randn(8, 1024, 1024), y, torch.tensor([0.0, -0.0, 1.0, -5.0, 20.0], device=DEVICE))
+
+
+@program(1e-4)
+def operands_read_element_by_element() -> Any:
+    """Stencils, windows, records, patches, joined look-ups, large windows apart, coordinates; sizes from which blocks are large."""
+
+    def run(x: torch.Tensor, b: torch.Tensor, i: torch.Tensor, p: torch.Tensor, t: torch.Tensor) -> Any:
+        ring = sum(x.roll((a, c), (-2, -1)) for a in (-1, 0, 1) for c in (-1, 0, 1))
+        a, c = p[i], p[i.flip(0)]
+        angles = torch.stack([(k * p[:, 0]).sin() * p[:, 1].cos() for k in range(1, 10)], 1)
+        pools = F.max_pool2d(x, (1, 64)), F.avg_pool2d(x, 32), F.max_pool2d(x, 2), F.avg_pool2d(x, 3, 1, 1), F.max_pool2d(x, 3, 1, 1)
+        more = (
+            F.unfold(x[:, :1], 16, stride=16).transpose(1, 2),
+            F.local_response_norm(x, 5),
+            F.affine_grid(t, [2, 3, 64, 96], align_corners=False),
+        )
+        return (
+            ring,
+            torch.cat([a, c, a - c], 1),
+            angles,
+            *pools,
+            *more,
+            (p * p).sum(1).sqrt(),
+            (b & 15) | (b << 4),
+            (x.abs() + 1) ** -6,
+            x**4,
+        )
+
+    x, b = randn(4, 3, 512, 512), torch.randint(0, 256, (1 << 20,), device=DEVICE, dtype=torch.uint8)
+    return run, (x, b, torch.randint(-300000, 300000, (1 << 17,), device=DEVICE), randn(300000, 3), randn(2, 2, 3))
+
+
 @program(1e-4, train=True)
 def attention_written_out() -> Any:
     """Of a query that sees no key NaN is what eager makes NaN; where all that it sees is low, weights are alike."""

@@ -44,6 +44,7 @@ from magneto.inductor.schedule.memory import peak_bytes, plan_memory
 from magneto.inductor.schedule.prepared import keep_results
 from magneto.inductor.schedule.schedule import Schedule, schedule
 from magneto.inductor.schedule.table import gather
+from magneto.inductor.schedule.unroll import unrolled
 
 CHEAPLY = '__attribute__((optimize("O1"))) '
 """Before a kernel that runs seldom or does next to nothing: gcc takes half the time, and simd loops are vectorised all the same. (clang ignores it.)"""
@@ -155,7 +156,8 @@ def _finished(
 ) -> Finished:  # fmt: skip
     """Everything but the C compiler's work."""
     with timer("schedule"):
-        plan = gather(write_inputs(schedule(program, _updates(program, written), training), written))
+        plan = schedule(program, _updates(program, written), training)
+        plan = gather(write_inputs(plan if any_size() else unrolled(plan, on_gpu=False), written))
         plan = keep_results(plan, frozenset(b.name for k in state if (b := program.inputs[k]) is not None))
     with timer("codegen"):
         kernels = _texts(plan, name)

@@ -470,7 +470,7 @@ class Writer:
     def jumps(self, index: Expr) -> bool:
         """Does memory jump along the vector loop of squares, and lie side by side along the other one?"""
         other, vector = self.nest.inner[-2:]
-        return stride_along(index, other.sym) == 1 and (stride_along(index, vector.sym) or 0) >= 8
+        return stride_along(index, other.sym) == 1 and (stride_along(index, vector.sym) or 0) >= 2
 
     @property
     def square(self) -> str:

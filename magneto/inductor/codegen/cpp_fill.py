@@ -16,7 +16,7 @@ import torch
 from magneto.base.varying import sizes_vary
 from magneto.inductor.codegen.cpp_emit import Scope, indent, plain_loads
 from magneto.inductor.codegen.cpp_lookup import next_row
-from magneto.inductor.codegen.cpp_nest import TILE, stride_along
+from magneto.inductor.codegen.cpp_nest import FEW_LANES, TILE, stride_along
 from magneto.inductor.codegen.cpp_reduce import ArgFold, Fold
 from magneto.inductor.codegen.cpp_staged import LINE
 from magneto.inductor.codegen.cpp_turns import looked_at, near, turns
@@ -35,7 +35,6 @@ AHEAD = 4096  # bytes between what is computed and what is fetched
 LANES = 64
 LANES_FROM = 256  # elements: shorter loops keep one vector of accumulators
 BYTES_FROM = 1024  # elements: from here on bytes have four vectors of accumulators too
-FEW_LANES = 16  # of shorter loops whose lanes are joined by a function of ours
 STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
 STREAM_RUN = 512  # bytes that are written one after the other at least
 FETCHED_ROW = 512 << 10  # bytes of a row that is fetched while the one before is walked again, at most

@@ -17,12 +17,13 @@ from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size, chosen
 from magneto.inductor.codegen.cpp_beside import LEAST, beside, hoisted, repeated
 from magneto.inductor.codegen.cpp_ops import HEAVY
+from magneto.inductor.codegen.cpp_types import HALVES
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value, walk_values, weight
 from magneto.inductor.loops.span import symbols_of
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.fuse import member_stages
-from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel, Member
+from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel, Member, member_loads
 from magneto.symbolic import ZERO, Add, Expr, Sym, add, mul
 
 PARALLEL = 16384  # elements: below, starting threads costs more than it gains
@@ -34,6 +35,7 @@ DOWN_BYTES = 96 << 10  # of accumulators for all columns, at most
 SHORT = 7  # elements of a last dimension, at most, that is written out inside the vector loop over the one before
 LONG = 16  # of that one, at least
 WRITTEN_OUT = 256  # operations, at most
+FEW_LANES = 16  # accumulators side by side of a row of few elements
 TILE = 64
 STRIP = (
     256  # of the vector loop of squares: few enough pages of memory are walked along the other loop to be walked again for its next squares
@@ -172,8 +174,9 @@ def _nest(kernel: FusedKernel) -> Nest:
         return Nest(
             kernel, "outer", kernel.rows[:-1], (*kernel.cols, kernel.rows[-1]), apart.width, parallel, lanes=apart.lanes, beside=True
         )
-    if vector_row is not None:
-        turned = _turned_col(kernel, vector_row)
+    few = None if vector_row is not None or any_size() else _few_side_by_side(kernel)
+    if vector_row is not None or (vector_row := few) is not None:
+        turned = kernel.cols[-1] if few is not None else _turned_col(kernel, vector_row)
         if turned is None and parallel and (down := _downwards(kernel)) is not None:
             return down
         made = hoisted(kernel, {d.sym for d in kernel.cols}) if kernel.rows[-1] is vector_row else kernel
@@ -374,6 +377,25 @@ def _vector_row(kernel: FusedKernel) -> Dim | None:
     if not contiguous or any(linear.get(d.sym) == 1 for d in kernel.cols) or contiguous[0].size < 4:
         return None
     return contiguous[0]
+
+
+def _few_side_by_side(kernel: FusedKernel) -> Dim | None:
+    """The row dimension that is walked as a vector, in squares, where the rows themselves are too short to be vectors; None for others. Sums of 32 elements are vectors, extrema need more steps to be joined."""
+    linear, count = main_terms(kernel), prod(d.size for d in kernel.cols)
+    searches = any(m.kind in ("argmax", "argmin") for m in kernel.members)
+    if linear.get(kernel.cols[-1].sym) != 1 or count > TILE or any(m.down or m.is_scan for m in kernel.members):
+        return None
+    if searches and len(kernel.cols) > 1:
+        return None
+    if count >= 2 * FEW_LANES:
+        extrema = searches or any(m.kind in ("max", "min") for m in kernel.members)
+        whole = any(m.full and not m.is_reduction and m.name in kernel.stored for m in kernel.members)
+        halves = all(
+            load.dtype in HALVES for m in kernel.members if m.full for load in member_loads(m.body) if load.buffer not in kernel.computed
+        )
+        if not extrema or (whole and not halves):
+            return None
+    return min((d for d in kernel.rows if linear.get(d.sym, 0) > 1 and d.size >= TILE), key=lambda d: linear[d.sym], default=None)
 
 
 def _turned_col(kernel: FusedKernel, vector: Dim) -> Dim | None:

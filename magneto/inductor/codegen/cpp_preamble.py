@@ -456,12 +456,14 @@ _TILES = """\
     d[2 * i] = __builtin_shufflevector(s[i], s[i + 4], 0, 8, 1, 9, 2, 10, 3, 11); \\
     d[2 * i + 1] = __builtin_shufflevector(s[i], s[i + 4], 4, 12, 5, 13, 6, 14, 7, 15); }
 #define MG_EIGHT(T) \\
-    for (; b + 8 <= m; b += 8) { \\
+    const i64 last = (m - 1) * step + n - 8, most = n >= 8 ? m : last < 0 ? 0 : last / step + 1; /* rows of which eight elements may be read */ \\
+    for (; b < m && mg_min(b + 8, m) <= most; b += 8) { \\
         if (ahead) for (int i = 0; i < 8; i++) mg_ahead(from + (b + i) * step + ahead, n * sizeof(T)); \\
-        for (a = 0; a + 8 <= n; a += 8) { \\
+        for (i64 q = 0; q < n; q += 8) { \\
         typedef T row __attribute__((vector_size(8 * sizeof(T)))); \\
+        const i64 a = n < 8 ? 0 : mg_min(q, n - 8); \\
         row x[8], y[8]; \\
-        _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) __builtin_memcpy(&x[i], from + a + (b + i) * step, 8 * sizeof(T)); \\
+        _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) __builtin_memcpy(&x[i], from + a + mg_min(b + i, m - 1) * step, 8 * sizeof(T)); \\
         MG_TURN(y, x) MG_TURN(x, y) MG_TURN(y, x) \\
         _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) __builtin_memcpy(to + (a + i) * 64 + b, &y[i], 8 * sizeof(T)); \\
         } \\
@@ -470,9 +472,9 @@ _TILES = """\
 #define MG_EIGHT(T)
 #endif
 #define MG_TILE(T) static __attribute__((noinline, unused, optimize("O1"))) void mg_tile_##T(T *restrict to, const T *restrict from, i64 step, i64 n, i64 m, i64 ahead) { \\
-    i64 a = 0, b = 0; \\
+    i64 b = 0; \\
     MG_EIGHT(T) \\
-    for (i64 k = 0; k < m; k++) for (i64 i = k < b ? a : 0; i < n; i++) to[i * 64 + k] = from[i + k * step]; \\
+    for (; b < m; b++) for (i64 i = 0; i < n; i++) to[i * 64 + b] = from[i + b * step]; \\
 }
 MG_TILE(u8) MG_TILE(u16) MG_TILE(u32) MG_TILE(u64)
 """

@@ -17,7 +17,7 @@ from magneto.inductor.schedule.crossed import ACCUMULATORS, crossing, held, meet
 from magneto.inductor.schedule.domain import Alignment, Form, align, fresh_symbol, replaced, row_major, strided_terms
 from magneto.inductor.schedule.group import Group, flat_index
 from magneto.inductor.schedule.kernel import Dim, Member, member_loads
-from magneto.symbolic import Expr, Sym, substitute
+from magneto.symbolic import Expr, Sym, coefficient, substitute
 
 ROW_CACHE = 512 << 10  # bytes: a row that is walked again after a reduction must stay in a processor's own cache
 FEW_ROWS = 8  # with fewer rows a long reduction is split over threads, and nothing may be computed over its elements afterwards
@@ -237,11 +237,22 @@ def _unsound(fused: Group) -> No | None:
 
 
 def _apart(a: Group, b: Group, fused: Group, shared: Sequence[str], buffers: Mapping[str, Buffer]) -> No | None:
-    """On a GPU nothing is gained, and walks across memory are made, where two groups read the same buffers at different places."""
-    large = [name for name in shared if name in buffers and buffers[name].device.type == "cuda" and buffers[name].numel != 1]
-    if large and all(len(fused.reads[name]) == len(a.reads[name]) + len(b.reads[name]) for name in large):
-        return No("they read what they share at different places")
-    return None
+    """On a GPU nothing is gained, and walks across memory are made, where two groups read the same buffers at different places; on a CPU where two reductions walk them in different directions."""
+    large = [name for name in shared if name in buffers and buffers[name].numel != 1]
+    if not large:
+        return None
+    if buffers[large[0]].device.type == "cuda":
+        apart = all(len(fused.reads[name]) == len(a.reads[name]) + len(b.reads[name]) for name in large)
+    else:
+        dims, before = (*fused.rows, *fused.cols), {m.name for m in a.members}
+        apart = bool(a.cols and b.cols)
+        for name in large if apart else ():
+            ways: tuple[set[object], set[object]] = (set(), set())
+            for member in fused.members:
+                loads = (load for load in _loads(member) if load.buffer == name)
+                ways[member.name in before].update(tuple(coefficient(load.index, d.sym) for d in dims) for load in loads)
+            apart = apart and ways[0].isdisjoint(ways[1])
+    return No("they read what they share at different places") if apart else None
 
 
 def _loads(member: Member) -> list[Load]:

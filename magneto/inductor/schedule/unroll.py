@@ -1,7 +1,10 @@
-"""On a GPU: reductions of few elements written out. `unrolled(schedule)`.
+"""Reductions of few elements written out. `unrolled(schedule)`.
 
-A block of a reduction holds rows and what is reduced side by side, so that of four elements a row most threads would wait for the folding. Where memory is contiguous along the rows (sums of a few
+On a GPU a block of a reduction holds rows and what is reduced side by side, so that of four elements a row most threads would wait for the folding. Where memory is contiguous along the rows (sums of a few
 looked up vectors, of the copies of a head) each thread adds up one row: the kernel is pointwise, and its loads are as wide as any.
+
+On a CPU rows of few elements are no vectors, and what is computed behind them (an exponential of each distance) is none either. Written out, the vector runs over rows, whose elements the
+compiler reads together where there are as many as it can sort.
 """
 
 from __future__ import annotations
@@ -23,19 +26,20 @@ FEW = 8  # elements that are reduced
 RECORD, MANY = 4, 1 << 18  # elements of a row wherever they lie (coordinates), where there are so many rows
 ALONG = 16  # rows, at least, that lie one behind the other
 MOST = 256  # operations, all written out
+SORTED = (2, 3, 4, 8, 16)  # elements side by side that gcc reads as vectors and sorts
 FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 
 
-def unrolled(plan: Schedule) -> Schedule:
+def unrolled(plan: Schedule, on_gpu: bool = True) -> Schedule:
     """The schedule with such kernels as pointwise ones."""
-    steps = tuple([_unrolled(step) if isinstance(step, FusedKernel) and worthwhile(step) else step for step in plan.steps])
+    steps = tuple([_unrolled(step) if isinstance(step, FusedKernel) and worthwhile(step, on_gpu) else step for step in plan.steps])
     return replace(plan, steps=steps) if steps != plan.steps else plan
 
 
-def worthwhile(kernel: FusedKernel) -> bool:
+def worthwhile(kernel: FusedKernel, on_gpu: bool = True) -> bool:
     """Few elements, nothing stored but numbers of rows, folds that are operations, and rows that lie one behind the other."""
     count = prod(d.size for d in kernel.cols)
-    if not kernel.cols or not kernel.rows or count > FEW:
+    if not kernel.cols or not kernel.rows or count > (FEW if on_gpu else SORTED[-1]):
         return False
     for member in kernel.members:
         if member.is_reduction:
@@ -45,16 +49,28 @@ def worthwhile(kernel: FusedKernel) -> bool:
         elif member.is_scan or (member.full and member.name in kernel.stored):
             return False
     operations = sum(len(walk_values(m.body)) for m in kernel.members if m.full)
-    records = count <= RECORD and all(load.dtype.itemsize >= 4 for m in kernel.members for load in member_loads(m.body))
-    return operations * count <= MOST and (_contiguous(kernel) or (records and prod(d.size for d in kernel.rows) >= MANY))
+    return operations * count <= MOST and (
+        _contiguous(kernel, count <= FEW, not on_gpu and count in SORTED) or (on_gpu and _coordinates(kernel, count))
+    )
 
 
-def _contiguous(kernel: FusedKernel) -> bool:
+def _coordinates(kernel: FusedKernel, count: int) -> bool:
+    wide = all(load.dtype.itemsize >= 4 for m in kernel.members for load in member_loads(m.body))
+    return count <= RECORD and wide and prod(d.size for d in kernel.rows) >= MANY
+
+
+def _contiguous(kernel: FusedKernel, few: bool, apart: bool) -> bool:
+    """Do results lie one behind the other, and what is read (where there are `few`) too, or `apart`, but nowhere along other rows?"""
     stores = [m.store for m in kernel.members if m.name in kernel.stored]
     along = next((d for d in kernel.rows if d.size >= ALONG and all(coefficient(s, d.sym) is ONE for s in stores)), None)
     if along is None:
         return False
-    return all(coefficient(load.index, along.sym) in (ZERO, ONE) for m in kernel.members for load in member_loads(m.body))
+    loads = [load.index for m in kernel.members for load in member_loads(m.body)]
+    if few and all(coefficient(index, along.sym) in (ZERO, ONE) for index in loads):
+        return True
+    return apart and not any(
+        coefficient(index, d.sym) is ONE for index in loads if coefficient(index, along.sym) not in (ZERO, ONE) for d in kernel.rows
+    )
 
 
 def _unrolled(kernel: FusedKernel) -> FusedKernel:

@@ -1,0 +1,104 @@
+"""Rows of few elements: the vector runs over rows. Reductions of as many elements as gcc sorts are written out, others are walked by squares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magneto
+
+Function = Callable[..., torch.Tensor]
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype is torch.float64 else x.float()
+
+
+ROWS: dict[str, Function] = {
+    "amax": lambda x: x.amax(-1) + 1,
+    "amin": lambda x: x.amin(-1),
+    "argmax": lambda x: x.argmax(-1),
+    "squares": lambda x: (wide(x) * x).sum(-1),
+    "product": lambda x: (wide(x) / 4 + 1).prod(-1),
+    "any": lambda x: (x > 1).any(-1),
+    "all": lambda x: (x < 1).all(-1),
+    "integers": lambda x: (x * 4).nan_to_num().to(torch.int64).sum(-1),
+    "normalised": lambda x: x / (wide(x).norm(dim=-1, keepdim=True) + 1),
+    "softmax": lambda x: wide(x).softmax(-1),
+    "log of sums": lambda x: wide(x).logsumexp(-1),
+    "layer norm": lambda x: F.layer_norm(wide(x), x.shape[-1:]),
+    "down a column too": lambda x: wide(x).softmax(-1).sum(0),
+    "of a part": lambda x: x[:, 1:].amax(-1),
+    "of two": lambda x: torch.stack([x.amax(-1), x.amin(-1)], -1),
+}
+
+
+def compiled(function: Function, *inputs: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """The result, which has eager's strides and dtype, and the kernels' text."""
+    call = magneto.optimize("inductor", nopython=True)(function)
+    with torch.no_grad():
+        ours, eager = call(*inputs), function(*inputs)
+    assert ours.stride() == eager.stride() and ours.dtype is eager.dtype
+    return ours, "".join(magneto.inspect(call).kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 8, 9, 13, 16, 31, 33, 64, 65])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x = torch.randn(131, size).to(dtype)
+    if name in ("amax", "amin", "argmax", "integers", "of a part"):
+        x[5, size // 2], x[7], x[130, 1] = torch.nan, torch.nan, -torch.inf
+    function = ROWS[name]
+    ours, text = compiled(function, x)
+    eager, exact = function(x), function(x.double())
+    if ours.is_floating_point():
+        allowed = 2 * (eager.double() - exact).abs().nan_to_num().max() + 1e-13
+        allowed = allowed if dtype is torch.float64 else allowed + 2e-6
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=allowed.item(), equal_nan=True)
+    else:
+        assert torch.equal(ours, eager)
+    if size < 32 and name not in ("of a part", "of two", "down a column too"):
+        assert f"j0 < {size};" not in text or "mg_tile_" in text, "a vector over the few elements of a row"
+
+
+PAIRS: dict[str, Function] = {
+    "kernel": lambda x, y: torch.exp(-((x[:, None] - y) ** 2).sum(-1)),
+    "nearest": lambda x, y: ((x[:, None] - y) ** 2).sum(-1).amin(1),
+    "overlap": lambda x, y: (torch.minimum(x[:, None], y) - torch.maximum(x[:, None], y / 2)).clamp(min=0).prod(-1),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 16])
+def test_pairs(name: str, size: int) -> None:
+    torch.manual_seed(0)
+    x, y = torch.rand(70, size), torch.rand(83, size)
+    ours, text = compiled(PAIRS[name], x, y)
+    torch.testing.assert_close(ours, PAIRS[name](x, y), rtol=1e-5, atol=1e-6)
+    if size != 5:
+        assert f" < {size}; j" not in text, "a loop over what is written out"
+
+
+@pytest.mark.parametrize("size", [5, 9, 20])
+def test_rows_that_lie_apart(size: int) -> None:
+    """Columns of a wider matrix: what lies between them is not looked at."""
+    x = torch.randn(200, 3 * size)
+    x[:, :size] = torch.nan
+    x[:, 2 * size :] = torch.nan
+    part = x[:, size : 2 * size]
+    ours, text = compiled(lambda v: v.softmax(-1).amax(-1), part)
+    torch.testing.assert_close(ours, part.softmax(-1).amax(-1))
+    assert "mg_tile_" in text
+
+
+def test_reductions_in_two_directions_walk_memory_as_it_lies() -> None:
+    x = torch.randn(2, 130, 130)
+    call = magneto.optimize("inductor", nopython=True)(lambda v: (v.amin(1), v.amin(2)))
+    for ours, eager in zip(call(x), (x.amin(1), x.amin(2)), strict=True):
+        assert torch.equal(ours, eager)
+    assert len(magneto.inspect(call).kernels) == 2, "in one loop one of them would jump"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
+from magneto.inductor.loops.ir import Buffer, Constant, IndexValue, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
 from magneto.inductor.lower.box import Box, Computed, Stored, View
 from magneto.symbolic import ZERO, Expr, strided_form
 from magneto.symbolic import Const as IntConst
@@ -229,7 +229,7 @@ class Lowering:
         points = point_count(getattr(val, "shape", boxes[0].shape))
         for box in boxes:
             root = box.root
-            if not isinstance(root, Computed) or not root.reads <= self.steady:
+            if not isinstance(root, Computed) or not root.reads <= self.steady or (root.heavy and is_place(root)):
                 continue
             if (2 if root.heavy and not self.on_gpu else SAVED) * point_count(root.shape) > points:
                 continue
@@ -303,6 +303,11 @@ class Lowering:
         )
         for key in tuple(stale):
             del self._made[key]
+
+
+def is_place(box: Box) -> bool:
+    """Is it arithmetic of places, which becomes part of an address?"""
+    return not box.reads and isinstance(box.load(index_symbols(box.shape)), IndexValue)
 
 
 def merge_origins(a: tuple[Origin, ...], b: tuple[Origin, ...]) -> tuple[Origin, ...]:

@@ -12,7 +12,7 @@ import torch
 from magneto.base.dataclass import dataclass
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
-from magneto.inductor.lower.context import Lowering, merge_origins, point_count
+from magneto.inductor.lower.context import Lowering, is_place, merge_origins, point_count
 from magneto.inductor.lower.library import emit_call
 from magneto.symbolic import ZERO, Expr, to_expr, within
 from magneto.symbolic import Const as IntConst
@@ -86,7 +86,7 @@ def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
 def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_map: Callable[[Index], Index]) -> Box:
     for index in indices:
         root, reused = index.root, 2 * point_count(index.root.shape) <= point_count(val.shape)
-        if isinstance(root, Computed) and root.heavy and not root.reads and reused and not low.on_gpu:
+        if isinstance(root, Computed) and root.heavy and not root.reads and reused and not low.on_gpu and not is_place(index):
             low.realise(root)  # a table made with logarithms (relative positions): once, not for each row and in each walk
     if not any(index.reads for index in indices):
         if isinstance(x.root, Computed) and x.root.heavy and x.reads and 2 * point_count(x.shape) <= point_count(val.shape):

@@ -226,13 +226,8 @@ def _affine_grid(b: Builder, theta: Value, size: Sequence[int], align_corners: b
 
 
 def _parts(x: Value, counts: Sequence[int]) -> list[int] | None:
-    """The last dimensions of x, each cut into so many equal parts; None where they cannot be (or on the CPU)."""
-    whole = (
-        on_gpu(x)
-        and x.numel()
-        and x.dtype.is_floating_point
-        and all(c > 0 and s % c == 0 for s, c in zip(x.shape[-2:], counts, strict=True))
-    )
+    """The last dimensions of x, each cut into so many equal parts; None where they cannot be."""
+    whole = x.numel() and x.dtype.is_floating_point and all(c > 0 and s % c == 0 for s, c in zip(x.shape[-2:], counts, strict=True))
     return [n for s, c in zip(x.shape[-2:], counts, strict=True) for n in (c, s // c)] if whole else None
 
 
@@ -241,7 +236,11 @@ def _adaptive(b: Builder, x: Value, size: Sequence[int]) -> Any:
     parts, lead = _parts(x, size), x.ndim - 2
     if parts is None:
         return LIBRARY
-    total = x.to(compute_type(x.dtype)).reshape((*x.shape[:-2], *parts)).reduce("sum", (lead + 1, lead + 3))
+    total = x.to(compute_type(x.dtype)).reshape((*x.shape[:-2], *parts))
+    if on_gpu(x) or parts[2] == 1 or x.meta.strides[-1] != 1:
+        total = total.reduce("sum", (lead + 1, lead + 3))
+    else:  # rows are added up as they lie
+        total = total.reduce("sum", (lead + 1,)).reduce("sum", (lead + 2,))
     return (total / float(parts[1] * parts[3])).to(x.dtype)
 
 
@@ -259,7 +258,7 @@ def _adaptive_backward(b: Builder, grad: Value, x: Value) -> Any:
 def _adaptive_max(b: Builder, x: Value, size: Sequence[int]) -> Any:
     """Of several NaN the last is the maximum's place, of equal numbers the first."""
     parts, lead = _parts(x, size), x.ndim - 2
-    if parts is None:
+    if parts is None or (1 in b.wanted and not on_gpu(x) and (parts[0], parts[2]) != (1, 1)):
         return LIBRARY
     rows, height, columns, width = parts
     order = (*range(lead), lead, lead + 2, lead + 1, lead + 3)

@@ -10,7 +10,6 @@ import torch
 from magneto.graph.layout import wrap_dim
 from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.pooling import on_gpu
 from magneto.prims.decompositions.rows import FLOATS, LIBRARY, common
 from magneto.prims.decompositions.views import _flip
 from magneto.prims.value import Builder, Value
@@ -44,8 +43,8 @@ def _diagonal(b: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
 
 @row("linalg_cross.default")
 def _cross(b: Builder, x: Value, other: Value, dim: int = -1) -> Any:
-    """On a GPU, as one loop with what is around it."""
-    if not on_gpu(x) or x.dtype not in FLOATS or other.dtype is not x.dtype:
+    """As one loop with what is around it."""
+    if x.dtype not in FLOATS or other.dtype is not x.dtype:
         return LIBRARY
     dim = wrap_dim(dim, x.ndim)
     if x.ndim != other.ndim or not x.numel() or not other.numel():

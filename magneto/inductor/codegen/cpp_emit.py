@@ -18,7 +18,7 @@ from magneto.base.dataclass import dataclass, field
 from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, count_of
 from magneto.symbolic import Add, Expr, Sym, add, mul, to_c
 
 NARROW = 1 << 31
@@ -327,9 +327,12 @@ class Emitter:
                 return found
         raw = self.emit(symbol.value, mask)
         name = self.fresh("ix")
-        bad = f"(u64)(i64){raw} >= (u64){to_c(symbol.extent)}"
-        self._check(depth, bad, BAD_INDEX, mask)
-        self.scopes[depth].lines.append(f"i64 {name} = {bad} ? 0 : (i64){raw};")
+        place, count = f"(i64){raw}", count_of(symbol.value)
+        if count is None or not isinstance(symbol.extent, int) or count > symbol.extent:
+            bad = f"(u64)(i64){raw} >= (u64){to_c(symbol.extent)}"
+            self._check(depth, bad, BAD_INDEX, mask)
+            place = f"{bad} ? 0 : {place}"
+        self.scopes[depth].lines.append(f"i64 {name} = {place};")
         self.scopes[depth].memo[key] = name
         return name
 

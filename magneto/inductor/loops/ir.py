@@ -206,6 +206,13 @@ class Masked(Value):
         return Masked, (self.cond, self.value, self.other)
 
 
+def count_of(value: Value) -> int | None:
+    """How many places there are for an index that is a byte, or one converted; None: it may be any number."""
+    if isinstance(value, Op) and value.name == "convert_element_type" and value.dtype in (torch.int32, torch.int64):
+        value = value.args[0]
+    return {torch.uint8: 256, torch.bool: 2}.get(value.dtype)
+
+
 class Indirect(Sym):
     """An index computed by a Value: a leaf of index expressions, with 0 <= value < size (checked by the kernel)."""
 

@@ -1,6 +1,5 @@
 """Lowering of lookups. An index that is a loop expression of known bounds (iota and what is computed from it) becomes part of the
-address. An index read from memory is an `Indirect`, whose bounds the kernel checks; on the CPU, where the values are not put to use in a loop, the
-library does the lookup (and checks the bounds too)."""
+address. An index read from memory is an `Indirect`, whose bounds the kernel checks."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from magneto.base.dataclass import dataclass
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, index_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, count_of, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, is_place, merge_origins, point_count
 from magneto.inductor.lower.library import emit_call
@@ -44,10 +43,10 @@ def _position(value: Value, size: Size) -> Expr:
 
 
 def _in_loop(low: Lowering, index: Box, size: Size) -> bool:
-    """Is the lookup worth a place in a loop? Always where its index is computed there, and on a GPU; otherwise where loops read the result."""
+    """Is the lookup worth a place in a loop? Where its index is computed alone, and is no place that is known, only if loops read the result."""
     if not index.reads:
         return low.only_loops or known_index(index.load(index_symbols(index.shape)), size) is not None
-    return (low.only_loops or low.on_gpu) and index.dtype in (torch.int64, torch.int32)
+    return index.dtype in (torch.int64, torch.int32)
 
 
 def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
@@ -137,6 +136,8 @@ class Places:
         if (known := known_index(value, size)) is not None:
             return known
         assert isinstance(size, int)
+        if count_of(value) is not None:
+            return _position(value, size)
         below = Op("lt", (value, Const(0, value.dtype)), torch.bool)
         return _position(Op("where", (below, Op("add", (value, Const(size, value.dtype)), value.dtype), value), value.dtype), size)
 
@@ -161,8 +162,8 @@ def places_of(x: Box, indices: Sequence[Box | None]) -> Places | None:
 
 
 def lower_index(low: Lowering, val: Any, x: Box, indices: Sequence[Box | None]) -> Any:
-    """On a GPU, where a kernel of ours may compute what is looked up, and what follows."""
-    places = places_of(x, indices) if low.on_gpu else None
+    """A kernel of ours computes what is looked up, and what follows."""
+    places = places_of(x, indices)
     if places is None or places.shape != tuple(val.shape) or 0 in x.shape:
         return None
     return _looked_up(low, val, x, tuple(places.indices.values()), places)

@@ -296,6 +296,9 @@ def _short(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
         masked = (v for m in kernel.members for v in walk_values(m.body) if isinstance(v, Masked) and symbols_of(v.cond) != {short.sym})
         if any(isinstance(x, Load) for v in masked for x in walk_values(v.value)):
             continue  # gcc 12 takes the mask of the first lanes for all lanes of neighbouring loads under one condition
+        gathers = (s for index in kernel_indices(kernel) for s in index.free if isinstance(s, Indirect))
+        if short.size > 2 and any(short.sym not in symbols_of(s.value) for s in gathers):  # what is looked up lies side by side
+            continue
         for linear, _ in map(_terms, kernel_indices(kernel)):
             if linear.get(short.sym) == 1 and short.size <= linear.get(vector.sym, 0) <= 2 * short.size:
                 return short

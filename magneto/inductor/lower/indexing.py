@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from magneto.base.dataclass import dataclass
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, count_of, index_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, index_symbols
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, is_place, merge_origins, point_count
 from magneto.inductor.lower.library import emit_call
+from magneto.inductor.lower.values import make_op
 from magneto.symbolic import ZERO, Expr, to_expr, within
 from magneto.symbolic import Const as IntConst
 
@@ -136,10 +137,8 @@ class Places:
         if (known := known_index(value, size)) is not None:
             return known
         assert isinstance(size, int)
-        if count_of(value) is not None:
-            return _position(value, size)
-        below = Op("lt", (value, Const(0, value.dtype)), torch.bool)
-        return _position(Op("where", (below, Op("add", (value, Const(size, value.dtype)), value.dtype), value), value.dtype), size)
+        below = make_op("lt", (value, Const(0, value.dtype)), torch.bool)
+        return _position(make_op("where", (below, Op("add", (value, Const(size, value.dtype)), value.dtype), value), value.dtype), size)
 
 
 def spread_index(at: Index, shape: Sequence[Size]) -> Index:

@@ -1,0 +1,64 @@
+"""Lookups on the CPU are loops of ours: their values, negative places, the errors of others; what cannot be out of range is not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magneto
+
+X = torch.arange(3 * 40 * 6, dtype=torch.float32).reshape(3, 40, 6)
+ROWS = X.reshape(120, 6)
+I, J = torch.tensor([5, 0, 39, -1, -40, 7]), torch.tensor([0, 2, -1, 1, 0, -3])
+
+LOOKUPS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "rows": (lambda x, i: x[i], (ROWS, I)),
+    "columns": (lambda x, i: x[:, i], (X, I)),
+    "of 32 bits": (lambda x, i: x[:, i], (X, I.int())),
+    "pairs": (lambda x, j, i: x[j, i], (X, J, I)),
+    "pairs apart": (lambda x, j, i: x[j, :, i % 6], (X, J, I)),
+    "one for each row": (lambda x, i: x[torch.arange(6), i % 6], (ROWS, I)),
+    "matrix of places": (lambda x, i: x[i.view(2, 3)], (ROWS, I)),
+    "column of halves": (lambda x, i: x[i], (ROWS[:, 2].to(torch.bfloat16), I)),
+    "selected": (lambda x, i: x.index_select(1, i), (X, I.abs() % 40)),
+    "embedded": (lambda x, i: F.embedding(i, x), (ROWS, I.abs().view(3, 2))),
+    "gathered": (lambda x, i: x.gather(1, i), (ROWS, I[:, None].abs() % 6)),
+    "gathered rows": (lambda x, i: x.gather(1, i[None, :, None].expand(3, 6, 6)), (X, I.abs() % 40)),
+    "bytes": (lambda x, i: x[i.long()], (torch.randn(256, 4), torch.arange(90, dtype=torch.uint8).view(2, 45) * 2)),
+    "few bytes": (lambda x, i: x[i.long()], (ROWS, torch.arange(90, dtype=torch.uint8))),
+    "transposed": (lambda x, i: x.t()[i], (X[0], I % 6)),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_values(name: str) -> None:
+    function, inputs = LOOKUPS[name]
+    call = magneto.optimize("inductor", nopython=True)(function)
+    eager = function(*inputs)
+    for _ in range(2):
+        ours = call(*inputs)
+        assert torch.equal(ours, eager) and ours.stride() == eager.stride() and ours.dtype is eager.dtype
+    text = "".join(magneto.inspect(call).kernels)
+    assert "p0[" in text, "no kernel of ours"
+    if name == "bytes":
+        assert "status |=" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("rows", 120), ("rows", -121), ("pairs", 3), ("selected", -1), ("embedded", 120), ("gathered", 6)]
+)
+def test_places_out_of_range_raise_eagers_error(name: str, wrong: int) -> None:
+    function, (x, *rest) = LOOKUPS[name]
+    call = magneto.optimize("inductor", nopython=True)(function)
+    call(x, *rest)
+    bad = [i.clone() for i in rest]
+    bad[0].view(-1)[1] = wrong
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        function(x, *bad)
+    with pytest.raises(eager.type) as ours:
+        call(x, *bad)
+    assert str(ours.value).splitlines()[0] == str(eager.value).splitlines()[0]
+    assert torch.equal(call(x, *rest), function(x, *rest))

@@ -15,7 +15,10 @@ from torch import fx
 from magneto.graph.meta import TensorMeta
 from magneto.prims.decompositions import factories, indexing, padding, rearranging, views
 
-_INEXACT = frozenset("aten.trace.default aten.arange.default aten.arange.start aten.arange.start_step".split()) | padding.SUMS
+_INEXACT = (
+    frozenset("aten.trace.default aten.linalg_cross.default aten.arange.default aten.arange.start aten.arange.start_step".split())
+    | padding.SUMS
+)
 _MOVES = frozenset(name for family in (views, rearranging, indexing, factories, padding) for name in family.ROWS) - _INEXACT
 _ARITHMETIC = frozenset(
     "add sub rsub mul div true_divide neg abs floor ceil trunc round sign sgn positive square maximum minimum max.other min.other clamp clamp_min clamp_max relu hardtanh threshold_backward "

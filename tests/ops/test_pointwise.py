@@ -150,6 +150,7 @@ GRADIENTS: dict[str, Callable[..., Any]] = {
     "hardswish_backward": torch.ops.aten.hardswish_backward,
     "hardsigmoid_backward": torch.ops.aten.hardsigmoid_backward,
     "leaky_relu_backward": lambda g, x: torch.ops.aten.leaky_relu_backward(g, x, 0.2, False),
+    "prelu_backward": lambda g, x: torch.ops.aten._prelu_kernel_backward(g, x, g.abs()),
     "elu_backward": lambda g, x: torch.ops.aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
     "elu_backward_result": lambda g, x: torch.ops.aten.elu_backward(g, 0.5, 1.0, 1.0, True, x),
     "softplus_backward": lambda g, x: torch.ops.aten.softplus_backward(g, x, 1, 20),

@@ -7,6 +7,7 @@ import torch
 
 import magneto
 from magneto.prims.decompose import decompose
+from magneto.prims.exact import gives_eagers_bits
 from tests.ops.checking import run_graph
 from tests.prims.test_decompose import Recorder, targets
 
@@ -36,6 +37,12 @@ def test_other_types() -> None:
     x = torch.randint(9, (4, 3))
     r = Recorder(x, x.flip(0))
     assert targets(decompose(r.output(r(aten.linalg_cross.default, *r.nodes)))) == ["aten.linalg_cross.default"]
+
+
+def test_eagers_bits_are_its_own_kernels() -> None:
+    x = torch.randn(4, 3)
+    r = Recorder(x, x.flip(0))
+    assert not gives_eagers_bits(r(aten.linalg_cross.default, *r.nodes))
 
 
 def test_kernel_has_no_tables() -> None:

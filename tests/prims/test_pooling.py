@@ -141,6 +141,10 @@ def test_gradients_of_maxima(args: tuple[Any, ...], dtype: torch.dtype, gpu: Non
         check_sums(r, graph)
 
 
+def last(x: torch.Tensor) -> torch.Tensor:
+    return x.to(memory_format=torch.channels_last)
+
+
 def check_sums(r: Recorder, graph: Any) -> None:
     """As `check`; the library's kernels on the CPU add up in the tensors' own type, so that half types are compared with what it makes of floats."""
     (old,) = r.graph.output_node().args[0]
@@ -164,7 +168,7 @@ def test_gradients_of_averages(args: tuple[Any, ...], dtype: torch.dtype, gpu: N
 
 @pytest.mark.parametrize("size", [[18, 80], [9, 120], [27, 40]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_of_enlargement(size: list[int], dtype: torch.dtype, gpu: None) -> None:
+def test_gradients_of_enlargement(size: list[int], dtype: torch.dtype) -> None:
     for memory in (torch.contiguous_format, torch.channels_last):
         r = Recorder(torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype).to(memory_format=memory))
         graph = decompose(r.output(r(aten.upsample_nearest2d_backward.default, r.nodes[0], size, [2, 3, 9, 40])))
@@ -172,10 +176,16 @@ def test_gradients_of_enlargement(size: list[int], dtype: torch.dtype, gpu: None
         check_sums(r, graph)
 
 
-def test_on_the_cpu_gradients_stay_library_calls() -> None:
-    r = Recorder(torch.randn(2, 3, 18, 80))
-    graph = decompose(r.output(r(aten.upsample_nearest2d_backward.default, r.nodes[0], [18, 80], [2, 3, 9, 40])))
-    assert targets(graph) == ["aten.upsample_nearest2d_backward.default"]
+def test_on_the_cpu_windows_that_meet_go_to_the_library_channels_last() -> None:
+    x = torch.randn(2, 3, 12, 16)
+    for given, size, step, loops in (
+        (x, [2, 2], [2, 2], True), (last(x), [2, 2], [2, 2], True), (x, [3, 3], [1, 1], True), (last(x), [3, 3], [1, 1], False),
+    ):  # fmt: skip
+        r = Recorder(aten.avg_pool2d(given, size, step), given)
+        graph = decompose(r.output(r(aten.avg_pool2d_backward.default, *r.nodes, size, step, [0, 0], False, True, None)))
+        assert (targets(graph) != ["aten.avg_pool2d_backward.default"]) is loops
+        if loops:
+            check_sums(r, graph)
 
 
 # ---- maxima with indices, as on a GPU ------------------------------------------------------------------------------------

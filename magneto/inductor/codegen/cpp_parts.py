@@ -1,4 +1,4 @@
-"""Loops cut where conditions change: each part of what is concatenated, padded or rotated is a loop of its own, without conditions and without the other parts' work.
+"""Loops cut where conditions change: each part of what is concatenated, padded, mirrored or rotated is a loop of its own, without conditions and without the other parts' work.
 
 Under a condition memory is read element by element where elements have 8 or 16 bits, and what stands in the branches is computed everywhere.
 """
@@ -16,8 +16,8 @@ from magneto.inductor.codegen.cpp_nest import cut_dims, main_terms, stride_along
 from magneto.inductor.codegen.cpp_ops import DIVIDING, HEAVY
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
 from magneto.inductor.schedule.domain import fresh_symbol
-from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, member_loads
-from magneto.symbolic import Cmp, Expr, add, coefficient, evaluate, substitute, walk
+from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member, member_loads
+from magneto.symbolic import Cmp, Expr, Max, Min, add, coefficient, evaluate, substitute, walk
 from magneto.symbolic import Const as IntConst
 
 MOST = 5  # parts
@@ -64,8 +64,14 @@ def _cost(kernel: FusedKernel) -> float:
     return points * _work(kernel) + points / run * BEGUN
 
 
-def _guarded(member: object) -> bool:
-    return any(isinstance(value, Masked) for value in walk_values(member.body))  # type: ignore[attr-defined]
+def _guarded(member: Member) -> bool:
+    return any(isinstance(value, Masked) or bool(_bends(value)) for value in walk_values(member.body))
+
+
+def _bends(value: Value) -> list[Max | Min]:
+    """Where the index of a load goes another way, at edges that are repeated or mirrored: narrow elements are read one by one then, wider ones gathered."""
+    narrow = isinstance(value, Load) and value.dtype.itemsize < 4
+    return [part for part in walk(value.index) if isinstance(part, Max | Min)] if narrow else []  # type: ignore[attr-defined]
 
 
 def _ends(body: Value, dim: Dim) -> Iterator[int]:
@@ -80,6 +86,12 @@ def _ends(body: Value, dim: Dim) -> Iterator[int]:
                         yield -(first // step.value) if step.value > 0 else first // -step.value + 1
                     elif first % step.value == 0:
                         yield from (-first // step.value, -first // step.value + 1)
+        for bend in _bends(value):
+            if bend.free == {dim.sym} and len(bend.args) == 2:
+                apart = add(bend.args[0], -bend.args[1])
+                if isinstance(step := coefficient(apart, dim.sym), IntConst):
+                    first = evaluate(apart, {dim.sym: 0})
+                    yield -(first // step.value) if step.value > 0 else first // -step.value + 1
 
 
 def _work(kernel: FusedKernel) -> float:
@@ -89,8 +101,9 @@ def _work(kernel: FusedKernel) -> float:
         guarded = {v for value in walk_values(member.body) if isinstance(value, Masked) for v in walk_values(value.value)}
         for value in walk_values(member.body):
             if isinstance(value, Load):
-                jumps = any((stride_along(value.index, symbol) or 0) > 1 for symbol in along)
-                found += 1 if value not in guarded else 10 if jumps or value.dtype.itemsize < 4 else 2
+                jumps, narrow = any((stride_along(value.index, symbol) or 0) > 1 for symbol in along), value.dtype.itemsize < 4
+                bent = any(not bend.free.isdisjoint(along) for bend in _bends(value))
+                found += 10 if bent or (value in guarded and (jumps or narrow)) else 2 if value in guarded else 1
             elif isinstance(value, Op | Masked):
                 found += 10 if isinstance(value, Op) and value.name in HEAVY else 1
     return found

@@ -175,6 +175,22 @@ def _prelu(x: Value, weight: Value) -> Value:
     return (x > 0.0).where(x, weight * x)
 
 
+@row("_prelu_kernel_backward")
+def _prelu_backward(b: Any, grad: Value, x: Value, weight: Value) -> Any:
+    """Of the input, and of a weight for each element: its sum fuses with this."""
+    return _prelu_of_input(b, grad, x, weight), _prelu_of_weight(b, grad, x)
+
+
+@elementwise(3)
+def _prelu_of_input(grad: Value, x: Value, weight: Value) -> Value:
+    return (x > 0.0).where(grad, weight * grad)
+
+
+@elementwise(2)
+def _prelu_of_weight(grad: Value, x: Value) -> Value:
+    return (x > 0.0).where(0.0, x * grad)
+
+
 @row("elu")
 @elementwise(1)
 def _elu(x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:

@@ -367,7 +367,8 @@ def _avg_pool_backward(
     divisor: int | None,
 ) -> Any:  # fmt: skip
     windows = _Windows(x, size, step, pad, ceil_mode)
-    if not on_gpu(x) or not windows.fit() or not x.dtype.is_floating_point or divisor == 0:
+    meet = any(k > s for k, s in zip(windows.size, windows.step, strict=True))
+    if not windows.fit() or not x.dtype.is_floating_point or divisor == 0 or (meet and not on_gpu(x) and grad.meta.strides[-1] != 1):
         return LIBRARY
     if divisor is None and (windows.beyond or (any(windows.pad) and not count_include_pad)):
         return LIBRARY
@@ -378,7 +379,7 @@ def _avg_pool_backward(
 def _nearest_backward(dims: int) -> Any:
     def row(b: Builder, grad: Value, size: Sequence[int], inputs: Sequence[int], *scales: float | None) -> Any:
         lead = grad.ndim - dims
-        if not on_gpu(grad) or not grad.numel():
+        if not grad.numel():
             return LIBRARY
         factors = [large // small for large, small in zip(size, inputs[lead:], strict=True)]
         given = [*scales, *[None] * (dims - len(scales))]

@@ -54,6 +54,7 @@ PROGRAMS: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {
     "stacked": (lambda x, y: torch.stack([x.sin(), y.cos()]), (R(640, 64), R(640, 64)), 2),
     "in two dimensions": (lambda x, y: torch.cat([torch.cat([x.sin(), y], 1), torch.cat([y, x.cos()], 1)]), (R(32, 64), R(32, 64)), 4),
     "one after the other": (lambda x: torch.cat([rotated(x).exp(), x.tanh()], -1), (R(99, 64),), 3),
+    "maxima of halves": (lambda x: F.max_pool2d(x, 3, 2, 1), (R(2, 3, 66, 66).bfloat16(),), 2),
     "two results": (lambda x, y: (torch.cat([x.sin(), y], 1), torch.cat([y, x.cos()], 1)), (R(64, 64), R(64, 64)), 2),  # type: ignore[dict-item]
 }
 

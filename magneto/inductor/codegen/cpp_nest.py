@@ -296,6 +296,8 @@ def _short(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
         masked = (v for m in kernel.members for v in walk_values(m.body) if isinstance(v, Masked) and symbols_of(v.cond) != {short.sym})
         if any(isinstance(x, Load) for v in masked for x in walk_values(v.value)):
             continue  # gcc 12 takes the mask of the first lanes for all lanes of neighbouring loads under one condition
+        if _unsorted(kernel, vector):
+            continue
         gathers = (s for index in kernel_indices(kernel) for s in index.free if isinstance(s, Indirect))
         if short.size > 2 and any(short.sym not in symbols_of(s.value) for s in gathers):  # what is looked up lies side by side
             continue
@@ -303,6 +305,13 @@ def _short(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
             if linear.get(short.sym) == 1 and short.size <= linear.get(vector.sym, 0) <= 2 * short.size:
                 return short
     return None
+
+
+def _unsorted(kernel: FusedKernel, vector: Dim) -> bool:
+    """Are numbers compared that stand where gcc sorts them into vectors for sums only? (It sorts powers of two, and three, for anything.)"""
+    values = [v for m in kernel.members for v in walk_values(m.body)]
+    steps = {_terms(v.index)[0].get(vector.sym, 0) for v in values if isinstance(v, Load)}
+    return any(isinstance(v, Op) and v.name in ("maximum", "minimum") for v in values) and any(s > 3 and s & (s - 1) for s in steps)
 
 
 # ---- indices of a kernel -------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ MAX_OPS = 64
 MAX_READS = 12
 WORTH_KEEPING = 3  # operations; with fewer, several consumers recompute (one load and arithmetic against a store and a load)
 TABLE = 8  # operations; a number made of the index alone by fewer is made anew for each element
+FEW_PLACES = 4
 SAVED = 4  # elements computed per element of what does not change, at least, to put it into memory
 CHEAP_OPS = 6  # at most as many are done again where that reads no more memory than the result has
 GPU_OPS = 16  # the same on a GPU, whose kernels wait for memory
@@ -306,8 +307,8 @@ class Lowering:
 
 
 def is_place(box: Box) -> bool:
-    """Is it arithmetic of places, which becomes part of an address?"""
-    return not box.reads and isinstance(box.load(index_symbols(box.shape)), IndexValue)
+    """Is it arithmetic of few places, which becomes part of an address? (It may divide: over so few the loop is written out.)"""
+    return not box.reads and point_count(box.shape) <= FEW_PLACES and isinstance(box.load(index_symbols(box.shape)), IndexValue)
 
 
 def merge_origins(a: tuple[Origin, ...], b: tuple[Origin, ...]) -> tuple[Origin, ...]:

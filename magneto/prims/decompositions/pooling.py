@@ -40,6 +40,16 @@ class _Windows:
         self.beyond = any(self._reach(d) > self.inputs[d] + 2 * self.pad[d] for d in range(n))
         self.spread = any(d != 1 for d in self.dilation)
 
+    @property
+    def meet(self) -> bool:
+        """Do windows have elements in common?"""
+        return any(k > s for k, s in zip(self.size, self.step, strict=True))
+
+    @property
+    def apart(self) -> bool:
+        """Rows that lie in memory as they are, of windows that neither meet nor reach beyond: a CPU's loops do better than the library then."""
+        return not (self.meet or self.beyond or any(self.pad) or self.spread) and self.x.meta.strides[-1] == 1
+
     def _count(self, d: int, ceil_mode: bool) -> int:
         rest = self.inputs[d] + 2 * self.pad[d] - self.dilation[d] * (self.size[d] - 1) - 1
         count = (rest + (self.step[d] - 1 if ceil_mode else 0)) // self.step[d] + 1
@@ -149,7 +159,7 @@ def _maxima(b: Builder, windows: _Windows) -> Any:
         return cut.reduce("amax", windows.folded()), None
     if not windows.fit() or x.dtype is torch.bool:
         return LIBRARY
-    if on_gpu(x) and x.dtype.is_floating_point and (b.wanted != {0} or windows.spread or len(windows.size) != 2):
+    if (on_gpu(x) or windows.apart) and x.dtype.is_floating_point and (b.wanted != {0} or windows.spread or len(windows.size) != 2):
         return _places(b, windows)
     if b.wanted != {0} or windows.spread:
         return LIBRARY
@@ -343,7 +353,7 @@ def _returned(b: Builder, grad: Value, windows: _Windows, chosen: Any = None) ->
 
 def _maximum_returned(b: Builder, grad: Value, windows: _Windows, indices: Value) -> Any:
     x, place = windows.x, b.places.get(indices.node)
-    if not on_gpu(x) or not windows.fit() or windows.spread:
+    if not (on_gpu(x) or windows.apart) or not windows.fit() or windows.spread:
         return LIBRARY
 
     def flat(parts: Sequence[Value], sizes: Sequence[int]) -> Value:
@@ -367,8 +377,12 @@ def _avg_pool_backward(
     divisor: int | None,
 ) -> Any:  # fmt: skip
     windows = _Windows(x, size, step, pad, ceil_mode)
-    meet = any(k > s for k, s in zip(windows.size, windows.step, strict=True))
-    if not windows.fit() or not x.dtype.is_floating_point or divisor == 0 or (meet and not on_gpu(x) and grad.meta.strides[-1] != 1):
+    if (
+        not windows.fit()
+        or not x.dtype.is_floating_point
+        or divisor == 0
+        or (windows.meet and not on_gpu(x) and grad.meta.strides[-1] != 1)
+    ):
         return LIBRARY
     if divisor is None and (windows.beyond or (any(windows.pad) and not count_include_pad)):
         return LIBRARY

@@ -20,7 +20,7 @@ from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member, me
 from magneto.symbolic import Cmp, Expr, Max, Min, add, coefficient, evaluate, substitute, walk
 from magneto.symbolic import Const as IntConst
 
-MOST = 5  # parts
+MOST = 8  # parts
 LONG = 16  # elements of the largest that lie side by side, at least: of fewer no vectors are made
 SMALL = 512  # elements of the largest, at least
 BEGUN = 16  # operations of an element on its own, and of beginning a loop

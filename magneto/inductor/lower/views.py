@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from magneto.inductor.loops.ir import Const, Scalar, Size, Value, index_symbols
-from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
+from magneto.inductor.lower.box import Box, Computed, Index, Stored, View, cost_of
 from magneto.inductor.lower.context import Lowering, merge_origins
 from magneto.inductor.lower.values import constant, make_masked
 from magneto.symbolic import ZERO, Expr, add, compare, conj, floordiv, mod, mul
 
 MAX_CAT_PIECES_ON_GPU = 12
-MAX_CAT_PIECES = 4  # more pieces than this are copied by the library's cat: a chain of conditions per element costs more
+MAX_CAT_PIECES = 8  # more pieces than this are copied by the library's cat: a chain of conditions per element costs more
+MAX_COPIED_PIECES = 4  # the same where nothing is computed of them, nor they of anything, and each has
+COPIED_RUN = 16  # elements side by side
 
 
 def _is_one(s: Size) -> bool:
@@ -158,6 +160,7 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
         not pieces
         or len(pieces) > (MAX_CAT_PIECES_ON_GPU if low.on_gpu else MAX_CAT_PIECES)
         or any(p.dtype is not val.dtype for p in pieces)
+        or (len(pieces) > MAX_COPIED_PIECES and not low.on_gpu and not low.only_loops and _are_runs(val, pieces, dim))
     ):
         return None
     if len(pieces) == 2 and (rotated := _rotation(low, val, pieces[0], pieces[1], dim)) is not None:
@@ -197,6 +200,12 @@ def lower_cat(low: Lowering, val: Any, xs: Sequence[Box], dim: int = 0) -> Box |
         ops, heavy, origins, reads = ops + o, heavy + h, merge_origins(more, origins), reads | p.reads
     box = Computed(fn, val.shape, val.strides, val.dtype, val.device, reads, origins, ops, heavy)
     return low.computed(box)
+
+
+def _are_runs(val: Any, pieces: Sequence[Box], dim: int) -> bool:
+    """Pieces in memory, of which the library copies long runs?"""
+    sizes = [n * run for p in pieces if isinstance(n := p.shape[dim], int) and isinstance(run := val.strides[dim], int)]
+    return all(isinstance(p.root, Stored) for p in pieces) and min(sizes, default=0) >= COPIED_RUN
 
 
 def _rotation(low: Lowering, val: Any, first: Box, second: Box, dim: int) -> Box | None:

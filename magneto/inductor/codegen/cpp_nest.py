@@ -299,7 +299,10 @@ def _short(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
         if _unsorted(kernel, vector):
             continue
         gathers = (s for index in kernel_indices(kernel) for s in index.free if isinstance(s, Indirect))
-        if short.size > 2 and any(short.sym not in symbols_of(s.value) for s in gathers):  # what is looked up lies side by side
+        guarded = any(isinstance(v, Masked) for m in kernel.members for v in walk_values(m.body))
+        if (
+            short.size > 2 and not guarded and any(short.sym not in symbols_of(s.value) for s in gathers)
+        ):  # what is looked up lies side by side
             continue
         for linear, _ in map(_terms, kernel_indices(kernel)):
             if linear.get(short.sym) == 1 and short.size <= linear.get(vector.sym, 0) <= 2 * short.size:

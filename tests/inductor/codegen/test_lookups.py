@@ -62,3 +62,11 @@ def test_places_out_of_range_raise_eagers_error(name: str, wrong: int) -> None:
         call(x, *bad)
     assert str(ours.value).splitlines()[0] == str(eager.value).splitlines()[0]
     assert torch.equal(call(x, *rest), function(x, *rest))
+
+
+def test_few_elements_of_several_lookups_are_written_out() -> None:
+    """Their conditions are decided then."""
+    x, i, j = torch.randn(9, 2), torch.randint(9, (500,)), torch.randint(9, (500,))
+    call = magneto.optimize("inductor", nopython=True)(lambda x, i, j: torch.cat([x[i], x[j], x[i] - x[j]], -1))
+    assert torch.equal(call(x, i, j), torch.cat([x[i], x[j], x[i] - x[j]], -1))
+    assert " < 6; j" not in "".join(magneto.inspect(call).kernels)

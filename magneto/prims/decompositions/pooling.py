@@ -72,7 +72,7 @@ class _Windows:
             x = x.b.emit("pad", x, tuple(lo), tuple(hi), 0.0)
         return [functools.reduce(lambda y, at: self._along(y, *at), enumerate(tap), x) for tap in itertools.product(*map(range, self.size))]
 
-    def apart(self) -> Value | None:
+    def cut(self) -> Value | None:
         """Windows of many elements that lie side by side, as a reduction: x with two dimensions for each of its last, the second of them a window's; None for others (and on a CPU)."""
         fits = self.step == self.size and not any(self.pad) and not self.spread and not self.beyond and min(self.count) > 0
         if not on_gpu(self.x) or not fits or math.prod(self.size) <= MOST_TAPS or not self.x.numel():
@@ -155,7 +155,7 @@ for _dims in (2, 3):
 
 def _maxima(b: Builder, windows: _Windows) -> Any:
     x = windows.x
-    if b.wanted == {0} and x.dtype is not torch.bool and (cut := windows.apart()) is not None:
+    if b.wanted == {0} and x.dtype is not torch.bool and (cut := windows.cut()) is not None:
         return cut.reduce("amax", windows.folded()), None
     if not windows.fit() or x.dtype is torch.bool:
         return LIBRARY
@@ -197,7 +197,7 @@ def _avg_pool(dims: int) -> Any:
         if (dims == 3 and not on_gpu(x)) or not x.dtype.is_floating_point or divisor == 0:
             return LIBRARY
         dtype, number = compute_type(x.dtype), float(divisor or math.prod(windows.size))
-        if (cut := windows.apart()) is not None:
+        if (cut := windows.cut()) is not None:
             return (cut.to(dtype).reduce("sum", windows.folded()) / number).to(x.dtype)
         if not windows.fit() or (windows.beyond and count_include_pad and divisor is None):
             return LIBRARY

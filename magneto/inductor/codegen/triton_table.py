@@ -32,7 +32,9 @@ class _Block(Writer):
         axes = (Axis("x", body.rows, BLOCK),) if body.rows else ()
         super().__init__(Blocks(body, axes, False, WARPS), parameters(body), {})
         self.wide = wide
-        self.emitter = Emitter(self.pointers, [a.name for a in axes], {"x": "xmask"} if masked else {}, wide, self._resolve)
+        emitter = Emitter(self.pointers, [a.name for a in axes], {"x": "xmask"} if masked else {}, wide, self._resolve)
+        emitter.blocks, emitter.divisors = self.emitter.blocks, self.emitter.divisors
+        self.emitter = emitter
 
     def lines(self) -> list[str]:
         for axis in self.blocks.axes:

@@ -310,6 +310,8 @@ def test_many_kernels_become_one() -> None:
     if os.environ.get("MAGNETO_UPDATE_GOLDEN"):
         path.write_text(written(table.kernel))
     assert written(table.kernel) == path.read_text()
+    (quotients,) = tables("a table of quotients by a number")
+    assert "lib.divide(" in quotients.kernel.body
     (numbers,) = tables("a table of single numbers")
     assert numbers.block == 0 and len(numbers.sizes) == 20
 

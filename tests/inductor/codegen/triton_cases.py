@@ -502,6 +502,15 @@ for _dtype in (torch.float32, torch.bfloat16):
         g.output(*found)
 
 
+@case("a table of quotients by a number")
+def _quotients(g: Graph) -> None:
+    found = []
+    for n, size in enumerate([1, 7, 1024, 3000, *range(40, 56)]):
+        by = g.broadcast_in_dim(g.sqrt(g.input(torch.tensor(0.5 + n))), (size,), ())
+        found.append(g.div(g.input(torch.randn(size)), by))
+    g.output(*found)
+
+
 @case("a table of single numbers")
 def _numbers(g: Graph) -> None:
     g.output(*[g.add(g.sqrt(g.input(torch.tensor(float(n)))), 1.0) for n in range(20)])

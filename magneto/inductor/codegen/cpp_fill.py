@@ -199,7 +199,7 @@ class Fill:
             body = [re.sub(rf"\b({'|'.join(arrays)})\[{name} - b", rf"\1[{name} - g", line) for line in scope.lines]
             scope = replace(scope, lines=body)
         if chunks and not self.folds:
-            even = not (nest.any or aligned) and size % VECTOR == 0 and (start.isdigit() or nest.chunk % VECTOR == 0)
+            even = not (nest.any or aligned) and size % VECTOR == 0 and (start.isdigit() or (nest.chunk > 0 and nest.chunk % VECTOR == 0))
             lines = self._chunks(name, first, last, body, even)
         else:
             lines = self._plain(name, first, last, size, scope, start.isdigit(), chunks)

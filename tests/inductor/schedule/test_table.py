@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import magneto
@@ -130,3 +131,21 @@ def test_reductions_of_other_kinds() -> None:
     bad = tensors(*shapes)
     bad[3][0, 0] = float("nan")
     torch.testing.assert_close(magneto.optimize("inductor")(fn)(bad), fn(bad), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8], ids=str)
+def test_rows_of_any_length_are_walked_to_their_end(dtype: torch.dtype) -> None:
+    """Elements behind the last whole vector, in types that are converted in vectors too."""
+
+    def step(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(torch._foreach_add(torch._foreach_mul(tensors, 3), 1))
+
+    given = [(torch.randn(n, generator=torch.Generator().manual_seed(n)) * 9).to(dtype) for n in (1, 7, 15, 16, 17, 33, 100, 1023, 9000)]
+    joined = [t.view(-1, 1)[: len(t)] for t in given[:6]]
+    for found, wanted in zip(magneto.optimize("inductor", nopython=True)(step)(given), step(given), strict=True):
+        assert torch.equal(found, wanted)
+
+    def pieces(*tensors: torch.Tensor) -> torch.Tensor:
+        return torch.cat([t * 2 if k else t for k, t in enumerate(tensors * 2)])
+
+    assert torch.equal(magneto.optimize("inductor", nopython=True)(pieces)(*joined), pieces(*joined))

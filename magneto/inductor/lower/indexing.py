@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from magneto.base.dataclass import dataclass
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Op, Size, Value, index_symbols
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Op, Size, Value, index_symbols, walk_values
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, is_place, merge_origins, point_count
 from magneto.inductor.lower.library import emit_call
@@ -57,16 +57,16 @@ def lower_index_select(low: Lowering, val: Any, x: Box, dim: int, index: Box) ->
     dim = dim % len(x.shape)
     rank = len(index.shape)
     size = x.shape[dim]
-    if not _in_loop(low, index, size):
+
+    def index_map(i: Index) -> Index:
+        return (*i[:dim], position_of(index, i[dim : dim + rank], size), *i[dim + rank :])
+
+    if not _in_loop(low, index, size) or _unseen(low, val, x, index_map):
         if rank == 1:
             return emit_call(low, aten.index_select.default, (x, dim, index), {}, val)
         if dim == 0 and len(x.shape) == 2:
             return emit_call(low, aten.embedding.default, (x, index), {}, val)
         return None
-
-    def index_map(i: Index) -> Index:
-        return (*i[:dim], position_of(index, i[dim : dim + rank], size), *i[dim + rank :])
-
     return _looked_up(low, val, x, (index,), index_map)
 
 
@@ -80,7 +80,23 @@ def lower_gather(low: Lowering, val: Any, x: Box, dim: int, index: Box) -> Any:
     def index_map(i: Index) -> Index:
         return (*i[:dim], position_of(index, i, size), *i[dim + 1 :])
 
+    if _unseen(low, val, x, index_map):
+        return emit_call(low, aten.gather.default, (x, dim, index), {}, val)
     return _looked_up(low, val, x, (index,), index_map)
+
+
+def _unseen(low: Lowering, val: Any, x: Box, index_map: Callable[[Index], Index]) -> bool:
+    """Are all elements along a dimension that is looked up the same one, so that nothing would depend on the index, nor check it?"""
+    if low.on_gpu:
+        return False
+    places = index_map(index_symbols(val.shape))
+    wanted = {s for place in places for s in place.free if isinstance(s, Indirect)}
+    seen = {
+        s
+        for v in walk_values(x.load(places))
+        for s in (v.index if isinstance(v, Load) else v.expr if isinstance(v, IndexValue) else ZERO).free
+    }
+    return not wanted <= seen
 
 
 def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_map: Callable[[Index], Index]) -> Box:
@@ -164,6 +180,8 @@ def lower_index(low: Lowering, val: Any, x: Box, indices: Sequence[Box | None]) 
     """A kernel of ours computes what is looked up, and what follows."""
     places = places_of(x, indices)
     if places is None or places.shape != tuple(val.shape) or 0 in x.shape:
+        return None
+    if _unseen(low, val, x, places):
         return None
     return _looked_up(low, val, x, tuple(places.indices.values()), places)
 

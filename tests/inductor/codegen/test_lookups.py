@@ -70,3 +70,16 @@ def test_few_elements_of_several_lookups_are_written_out() -> None:
     call = magneto.optimize("inductor", nopython=True)(lambda x, i, j: torch.cat([x[i], x[j], x[i] - x[j]], -1))
     assert torch.equal(call(x, i, j), torch.cat([x[i], x[j], x[i] - x[j]], -1))
     assert " < 6; j" not in "".join(magneto.inspect(call).kernels)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda t, i: t[i], lambda t, i: t[i] * 2, lambda t, i: t.index_select(0, i), lambda t, i: torch.zeros(5)[i] + 1]
+)
+@pytest.mark.parametrize("wrong", [5, -6])
+def test_places_that_decide_nothing_are_checked(function: Callable[..., torch.Tensor], wrong: int) -> None:
+    """Of a tensor all of whose elements are one."""
+    call = magneto.optimize("inductor", nopython=True)(function)
+    table = torch.arange(1, 2).expand(5)
+    assert torch.equal(call(table, torch.tensor([0, 4])), function(table, torch.tensor([0, 4])))
+    with pytest.raises(IndexError):
+        call(table, torch.tensor([0, wrong]))

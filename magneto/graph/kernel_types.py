@@ -50,6 +50,8 @@ def _kind(value: Any) -> Any:
         return value.dtype, value.ndim
     if isinstance(value, (tuple, list)):
         return tuple(map(_kind, value))
+    if isinstance(value, int | float):
+        return type(value), value == 0  # by which integers are not divided
     return value if isinstance(value, torch.dtype) else type(value)
 
 

@@ -48,6 +48,13 @@ def test_taken(fn, dtype):
     assert fake_call(fn, [TensorMeta.of(x)], {}).value.shape == fn(x).shape
 
 
+def test_a_division_by_zero_refuses_no_other():
+    meta = TensorMeta.of(torch.ones(2, 3, dtype=torch.int16))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        fake_call(lambda x: x // 0, [meta], {})
+    assert fake_call(lambda x: x // 2, [meta], {}).value.shape == (2, 3)
+
+
 def test_an_operation_whose_result_nobody_uses_raises():
     def program(x, log):
         log.append(1)

@@ -13,6 +13,7 @@ from math import frexp, ldexp
 import torch
 
 from magneto.base.dataclass import dataclass, field
+from magneto.base.flags import config
 from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_nest import spread_out
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, ROUGH, op_text
@@ -23,10 +24,8 @@ from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, 
 from magneto.symbolic import Const as IntConst
 
 NARROW = 1 << 31
-SHARED, SHARED_TWICE = (
-    256,
-    32,
-)  # elements of a block along an axis, some of which a thread holds, that make a divisor which they share worth inverting; where several quotients do
+SHARED = 256  # elements of a block along an axis, some of which a thread holds, that make a divisor which they share worth inverting
+SHARED_TWICE = 32  # the same where there are several quotients by it
 SQRT_HALF = 0.7071067811865476
 NOTHING: frozenset[str] = frozenset()
 
@@ -180,6 +179,7 @@ class Emitter:
             value.name == "div"
             and kind is torch.float32
             and not (rough or self.rough or consts[1])
+            and config.numerics == "fast"  # quotients below 2**-103
             and self._shared(value.args[1], names[1], axes)
         ):
             return f"lib.divide({texts[0]}, {texts[1]})", axes

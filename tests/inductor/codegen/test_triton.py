@@ -608,9 +608,10 @@ def test_a_lookup_under_a_condition_on_data_is_checked_under_it() -> None:
     assert kernel.body.count("| ~(") == 1  # the place is read under the condition itself
 
 
-@pytest.mark.parametrize(("length", "shared"), [(1024, True), (49, False)])
-def test_quotients_of_long_rows(length: int, shared: bool) -> None:
-    """What is known of a divisor that a thread's elements share is computed once."""
+@pytest.mark.parametrize(("length", "numerics", "shared"), [(1024, "fast", True), (49, "fast", False), (1024, "eager", False)])
+def test_quotients_of_long_rows(length: int, numerics: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of a divisor that a thread's elements share is computed once; not where quotients are to have eager's bits down to the smallest."""
+    monkeypatch.setattr(config, "numerics", numerics)
 
     def build(g: Graph) -> None:
         x = g.input(torch.empty(4096, length))

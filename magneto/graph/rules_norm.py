@@ -55,7 +55,8 @@ def _layer_norm(
     _check(value, normalized, (weight, bias), value.device.type == "cpu")
     out = _fresh(value.shape, value)
     statistics = value.shape[:axis] + (1,) * len(normalized)
-    mean = _fresh(statistics, value, _statistics_dtype(value, weight))
+    dtype = compute_type(value.dtype) if value.device.type == "cuda" else _statistics_dtype(value, weight)
+    mean = _fresh(statistics, value, dtype)
     return out, mean, mean
 
 

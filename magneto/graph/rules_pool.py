@@ -152,9 +152,18 @@ def _edge_pad(meta: TensorMeta, pad: Sequence[int]) -> TensorMeta:
 
 @rule("pixel_shuffle.default")
 def _pixel_shuffle(meta: TensorMeta, factor: int) -> TensorMeta:
+    """CUDA has no kernel for it: the result of dimensions cut and exchanged lies in rows. So in `_pixel_unshuffle`."""
     if len(meta.shape) < 3 or factor <= 0 or meta.shape[-3] % (factor * factor):
         raise RuleError("pixel_shuffle")
-    if len(meta.shape) > 3 and not meta.is_contiguous():
+    if len(meta.shape) > 3 and not meta.is_contiguous() and meta.device.type != "cuda":
         raise RuleError("layout of pixel_shuffle")
     shape = (*meta.shape[:-3], meta.shape[-3] // factor**2, meta.shape[-2] * factor, meta.shape[-1] * factor)
+    return TensorMeta(shape, contiguous_strides(shape), meta.dtype, meta.device)
+
+
+@rule("pixel_unshuffle.default")
+def _pixel_unshuffle(meta: TensorMeta, factor: int) -> TensorMeta:
+    if len(meta.shape) < 3 or factor <= 0 or meta.shape[-2] % factor or meta.shape[-1] % factor or meta.device.type != "cuda":
+        raise RuleError("pixel_unshuffle")
+    shape = (*meta.shape[:-3], meta.shape[-3] * factor**2, meta.shape[-2] // factor, meta.shape[-1] // factor)
     return TensorMeta(shape, contiguous_strides(shape), meta.dtype, meta.device)

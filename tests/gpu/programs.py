@@ -282,6 +282,17 @@ def layer_norms_of_few_and_many_rows() -> Any:
     return lambda x, y: (first(x), second(y)), (randn(10, 197, 768, grad=True), randn(8448, 1024, grad=True))
 
 
+@program(1e-3, train=True)
+def layer_norms_of_halves_in_short_rows() -> Any:
+    """Gradients nearly cancel there: the statistics must not be rounded between the directions."""
+    return lambda x, w: F.layer_norm(x, (2,), w), (randn(500, 2, dtype=torch.float16, grad=True), randn(2, dtype=torch.float16, grad=True))
+
+
+@program(1e-6, train=True)
+def single_elements_of_tensors() -> Any:
+    return lambda x, y: torch.stack([x[:, 0] * y[:, 1], x[:, 1] - y[:, 0]], -1), (randn(1, 6, grad=True), randn(1, 6, grad=True))
+
+
 @program(1e-4, train=True)
 def attention_with_one_projection() -> Any:
     """The gradient of the projection's bias sums rows that lie in three tensors by heads."""

@@ -165,6 +165,8 @@ ON_CUDA: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], t
     "roll": (lambda x: x.roll(1, 1), (2, 3, 4, 5), (60, 1, 15, 3), (60, 20, 5, 1)),
     "nonzero_static": (lambda x: torch.nonzero_static(x, size=3), (4, 5), (5, 1), (1, 3)),
     "logsigmoid": (torch.nn.functional.logsigmoid, (5, 8), (1, 5), (1, 5)),
+    "pixel_shuffle": (lambda x: torch.nn.functional.pixel_shuffle(x, 2), (2, 8, 6, 4), (192, 1, 32, 8), (192, 96, 8, 1)),
+    "pixel_unshuffle": (lambda x: torch.nn.functional.pixel_unshuffle(x, 2), (2, 8, 6, 4), (192, 1, 32, 8), (192, 6, 2, 1)),
     "a norm of ATen's": (
         lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
         (5, 2, 3, 9),
@@ -180,6 +182,14 @@ def test_layouts_of_cuda(name: str) -> None:
     call, shape, strides, expected = ON_CUDA[name]
     found = fake_call(call, (TensorMeta(shape, strides, torch.float32, torch.device("cuda", 0)),)).value
     assert steps(found) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_statistics_of_a_layer_norm_on_cuda(dtype: torch.dtype) -> None:
+    """They have the type in which they are computed: a gradient computed of rounded ones is a thousand times as far off where it cancels."""
+    x = TensorMeta.contiguous((3, 4), dtype, torch.device("cuda", 0))
+    found = propagate(aten.native_layer_norm.default, (x, [4], None, None, 1e-5), {})
+    assert [one.dtype for one in found] == [dtype, *[torch.promote_types(dtype, torch.float32)] * 2]
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float64, (36, 9, 3, 1)), (torch.float32, (36, 1, 12, 4))])

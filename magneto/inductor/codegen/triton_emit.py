@@ -282,7 +282,7 @@ class Emitter:
             self.positional.add(condition.text)
         inner = self._both(condition, under)
         read = value.value if value.other is Const(0, value.dtype) else None
-        if isinstance(read, Load) and not self.resolve(read) and not self.found((read, None)):
+        if isinstance(read, Load) and not self.resolve(read) and not self.found((read, None)) and not self._readable(read, inner.axes):
             a = self.emit(read, inner)  # elsewhere 0 is read
             return a.text, a.axes
         a, b = self.emit(value.value, inner), self.emit(value.other, under)

@@ -32,7 +32,8 @@ def _layer_norm(b: Builder, x: Value, shape: Sequence[int], weight: Value | None
         result = result * weight.to(dtype).along(x.shape, inner)
     if bias is not None:
         result = result + bias.to(dtype).along(x.shape, inner)
-    statistics = dtype if weight is not None and weight.dtype is not x.dtype else x.dtype
+    wide = x.device.type == "cuda" or (weight is not None and weight.dtype is not x.dtype)
+    statistics = dtype if wide else x.dtype
     return result.to(x.dtype), mean.kept(x.shape, inner).to(statistics), rstd.kept(x.shape, inner).to(statistics)
 
 

@@ -431,6 +431,18 @@ def _views(g: Graph) -> None:
     )
 
 
+@case("single elements among zeros", 0)
+def _alone(g: Graph) -> None:
+    """Read once for all places, where another result reads the same element too: the zeros stay."""
+    grad, x = g.input(torch.randn(1, 2)), g.input(torch.randn(1, 6))
+    first, second = (g.broadcast_in_dim(g.reshape(g.slice(grad, (0, k), (1, k + 1), (1, 1)), ()), (1, 1), ()) for k in (0, 1))
+    other = g.mul(first, g.slice(x, (0, 1), (1, 2), (1, 1)))
+    g.output(
+        g.add(g.pad(second, (0, 1), (0, 4), 0.0), g.pad(other, (0, 0), (0, 5), 0.0)),
+        g.add(g.pad(g.neg(second), (0, 0), (0, 5), 0.0), g.pad(first, (0, 3), (0, 2), 0.0)),
+    )
+
+
 def pooled(g: Graph, args: tuple[Any, ...], x: torch.Tensor, seen: bool) -> None:
     """Maxima and their gradient, which reads places in the windows; `seen`: what somebody sees of the indices. As decomposed for a GPU."""
     aten = torch.ops.aten

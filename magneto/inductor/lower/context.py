@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Buffer, Constant, IndexValue, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
+from magneto.inductor.loops.ir import Buffer, Constant, IndexValue, Indirect, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
 from magneto.inductor.lower.box import Box, Computed, Stored, View
 from magneto.symbolic import ZERO, Expr, strided_form
 from magneto.symbolic import Const as IntConst
@@ -276,7 +276,7 @@ class Lowering:
             buffer = Buffer("", root.shape, compact_strides(root.shape, root.strides), root.dtype, root.device)
         symbols = index_symbols(box.shape)
         form = strided_form(buffer.offset(box.root_index(symbols)), symbols)
-        if form is None:
+        if form is None or any(isinstance(s, Indirect) for s in form[1].free):
             return None
         strides = tuple(t if s == 1 else _size(x) for s, x, t in zip(box.shape, form[0], box.strides, strict=True))
         if any(isinstance(s, int) and s < 0 for s in strides):

@@ -456,6 +456,18 @@ def pooled(g: Graph, args: tuple[Any, ...], x: torch.Tensor, seen: bool) -> None
     g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in r.graph.output_node().args[0])
 
 
+@case("gradients of averages of single elements", 0)
+def _single(g: Graph) -> None:
+    """What is looked up lies at a place that is no loop variable."""
+    aten, last = torch.ops.aten, torch.channels_last
+    r = Recorder(torch.randn(1, 3, 1, 3), torch.randn(1, 3, 1, 3).to(memory_format=last), torch.randn(2, 3, 4, 1))
+    args = [1, 1], [1, 1], [0, 0], False, True, None
+    with mock.patch.object(pooling, "on_gpu", lambda x: True):
+        back = (r(aten.avg_pool2d_backward.default, grad, grad, *args) for grad in r.nodes)
+        g.fx = decompose(r.output(*back))
+    g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in r.graph.output_node().args[0])
+
+
 for _dtype, _seen in ((torch.float32, True), (torch.float32, False), (torch.bfloat16, False)):
 
     @case(f"maxima of windows of {_dtype}{', seen' if _seen else ''}", 0)

@@ -16,7 +16,20 @@ from typing import Any
 
 import torch
 
-from magneto.inductor.loops.ir import Buffer, Constant, IndexValue, Indirect, LibraryCall, Node, Origin, Pointwise, Size, ViewOf, index_symbols, loads
+from magneto.inductor.loops.ir import (
+    Buffer,
+    Constant,
+    IndexValue,
+    Indirect,
+    LibraryCall,
+    Node,
+    Origin,
+    Pointwise,
+    Size,
+    ViewOf,
+    index_symbols,
+    loads,
+)
 from magneto.inductor.lower.box import Box, Computed, Stored, View
 from magneto.symbolic import ZERO, Expr, strided_form
 from magneto.symbolic import Const as IntConst

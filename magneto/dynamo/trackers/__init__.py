@@ -34,6 +34,7 @@ from magneto.dynamo.trackers import (
     rules_hook,
     rules_identity,
     rules_iterate,
+    rules_masked,
     rules_methods,
     rules_namespace,
     rules_number,

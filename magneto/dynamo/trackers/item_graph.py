@@ -31,10 +31,10 @@ _EXPRESSIONS: dict[str, Any] = {
 _READ = ("{}.item()", "float({}.item())")
 
 
-def graph_number(m: Machine, value: Tracker) -> TensorTracker | None:
+def graph_number(m: Machine, value: Tracker, kinds: tuple[type, ...] = (float,)) -> TensorTracker | None:
     """The tensor of a float that the graph computes, or that changes from call to call; None for other numbers."""
     if isinstance(value, ItemTracker):
-        return _computed(m, value) if value.cls is float else None
+        return _computed(m, value) if value.cls in kinds else None
     if isinstance(value, ConstTracker) and type(value.value) is float and changing(m, value):
         guard_types(m, value)
         return m.number_input(value)
@@ -59,7 +59,7 @@ def _computed(m: Machine, item: ItemTracker) -> TensorTracker | None:
 
 def _operand(m: Machine, value: Tracker) -> Any:
     """A float as an operand of arithmetic in the graph; None where Python's arithmetic may be another."""
-    held = graph_number(m, value)
+    held = graph_number(m, value, (float, int))
     if held is not None or isinstance(value, ItemTracker):
         return held
     const = value.try_const()
@@ -99,11 +99,12 @@ def _extreme(fn: Any, formula: Any) -> None:
         names = m.frames[-1].globals  # type: ignore[attr-defined]
         kinds = {v.python_type() for v in (left, right) if is_operand(v)}
         whole = {int} if str(names.get("__name__", "")).startswith("torch.optim") else set()
-        if more or options or float not in kinds or kinds - whole != {float} or not (is_operand(left) and is_operand(right)):
+        cls = int if kinds == {int} else float
+        if more or options or (cls is float and kinds - whole != {float}) or not (is_operand(left) and is_operand(right)):
             return NotImplemented
         item = left if isinstance(left, ItemTracker) else right
         assert isinstance(item, ItemTracker)
-        return ItemTracker(float, template, (left, right), item.born, item.operation)
+        return ItemTracker(cls, template, (left, right), item.born, item.operation)
 
     prefer(fn, ItemTracker, Tracker)(body)
     prefer(fn, ConstTracker, ItemTracker)(body)
@@ -143,11 +144,11 @@ for _fn in (torch.lerp, torch.Tensor.lerp, torch.Tensor.lerp_):
 def _beside(m: Machine, tensor: TensorTracker, item: ItemTracker) -> TensorTracker | None:
     """The number as an operand of an elementwise operation with `tensor`, where it means what Python's number means."""
     dtype = tensor.meta.dtype
-    if item.cls is not float or not (dtype.is_floating_point or dtype.is_complex):
+    if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    if not tensor.meta.ndim and dtype not in (torch.float32, torch.float64):
+    if (not tensor.meta.ndim or item.cls is int) and dtype not in (torch.float32, torch.float64):
         return None
-    held = graph_number(m, item)
+    held = graph_number(m, item, (float, int))
     if held is None or tensor.meta.ndim:
         return held
     return m.node("to", [held, dtype], {}, method=True)  # type: ignore[return-value]

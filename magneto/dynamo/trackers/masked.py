@@ -1,4 +1,5 @@
-"""What a boolean mask selects, where the program only computes with its elements and writes them back: `x[mask] *= 2`, `x[mask] = y[mask].exp()`.
+"""What a boolean mask selects, where the program only computes with its elements and writes them back (`x[mask] *= 2`, `x[mask] = y[mask].exp()`) or reduces them
+(rules_masked.py).
 
 How many elements there are depends on data; so the graph computes with all of them, and what is written is chosen by the mask. The elements that are not selected are ones: no
 gradient that is infinite there reaches the tensor. Whoever asks for anything else makes capture start again, with a break where the mask is the index.
@@ -10,6 +11,7 @@ import operator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from magneto.base.errors import GraphBreak
@@ -28,15 +30,15 @@ if TYPE_CHECKING:
 
 
 class MaskedTracker(Tracker):
-    """The elements of `whole` that `mask` selects. `born`, `reason`: the break instead; `written`: what the graph had written by then."""
+    """The elements of `whole` that `mask` selects. `born`, `reason`: the break instead; `written`: what the graph had written by then; `aliased`: eager's has views."""
 
-    __slots__ = ("born", "mask", "reason", "whole", "written")
+    __slots__ = ("aliased", "born", "mask", "reason", "whole", "written")
     unknown = True
     exact_type = torch.Tensor
 
     def __init__(self, m: Machine, whole: TensorTracker, mask: TensorTracker, of: MaskedTracker | None = None) -> None:
         super().__init__()
-        self.whole, self.mask = whole, mask
+        self.whole, self.mask, self.aliased = whole, mask, False
         self.born: int = of.born if of is not None else m.frames[-1].count  # type: ignore[attr-defined]
         self.reason: GraphBreak = (
             of.reason if of is not None else GraphBreak("B105", m.user_stack(), operation="indexing with a boolean mask")
@@ -46,10 +48,25 @@ class MaskedTracker(Tracker):
     def needed(self, m: Machine) -> NoReturn:
         raise Restart(self.born, self.reason, False)
 
+    @property
+    def rest(self) -> int:
+        """Dimensions of one selected element."""
+        return self.whole.meta.ndim - self.mask.meta.ndim
+
+    def selects_alike(self, m: Machine, other: MaskedTracker) -> bool:
+        """Whether elements of both are the same in number."""
+        return other.written[1] == self.written[1] and _same(m, other.mask, self.mask)
+
     def special_attr(self, m: Machine, name: str) -> Tracker | None:
         guard_class(m, torch.Tensor)
-        found = getattr(torch.Tensor, name)
-        return BoundMethodTracker(BuiltinTracker(found), self) if found in _METHODS else self.needed(m)
+        if name == "shape":
+            return m.apply(torch.Tensor.size, self)
+        if name == "ndim":
+            return m.const(self.rest + 1)
+        if name in ("dtype", "device", "requires_grad"):
+            return m.const(getattr(self.whole.meta, name))
+        found = getattr(torch.Tensor, name, None)
+        return BoundMethodTracker(BuiltinTracker(found), self) if found is not None and found in METHODS else self.needed(m)
 
     def special_set(self, m: Machine, name: str, value: Tracker | None) -> bool:
         self.needed(m)
@@ -68,7 +85,7 @@ def select(m: Machine, v: TensorTracker, mask: Tracker) -> MaskedTracker | None:
     n, placed = mask.meta.ndim, mask.meta.device == v.meta.device
     if not (n and placed and _plain(v) and _plain(mask) and _alike(v, mask, n)) or m.known(mask) is not None:
         return None
-    return MaskedTracker(m, m.node(torch.where, [_over(m, mask, v), v, True], {}), mask)  # type: ignore[arg-type]
+    return MaskedTracker(m, m.node(torch.where, [over(m, mask, v), v, True], {}), mask)  # type: ignore[arg-type]
 
 
 def put(m: Machine, v: TensorTracker, key: Tracker, value: MaskedTracker) -> None:
@@ -79,7 +96,7 @@ def put(m: Machine, v: TensorTracker, key: Tracker, value: MaskedTracker) -> Non
         value.needed(m)
     if any(overlaps(one.shape, one.strides) for one in _probes(v)) or _may_share(v, value.mask):
         value.needed(m)
-    m.node("copy_", [v, m.node(torch.where, [_over(m, value.mask, v), whole, v], {})], {}, method=True)
+    m.node("copy_", [v, m.node(torch.where, [over(m, value.mask, v), whole, v], {})], {}, method=True)
 
 
 def _written(m: Machine, mask: TensorTracker) -> tuple[Any, int]:
@@ -135,19 +152,36 @@ def _computed_alike(one: Any, other: Any, met: list[fx.Node]) -> bool:
     return bool(one == other)
 
 
-def _over(m: Machine, mask: Tracker, v: TensorTracker) -> Tracker:
+def over(m: Machine, mask: Tracker, v: TensorTracker) -> Tracker:
     """The mask with the dimensions of `v`."""
     for _ in range(v.meta.ndim - mask.meta.ndim):  # type: ignore[attr-defined]
         mask = m.node("unsqueeze", [mask, -1], {}, method=True)
     return mask
 
 
-def _operand(m: Machine, of: MaskedTracker, v: Tracker) -> Tracker:
-    """What is computed with in the stead of `v`."""
+def check(m: Machine, of: MaskedTracker) -> None:
+    """The mask is what it was when it selected."""
+    if _written(m, of.mask) != of.written:
+        of.needed(m)
+
+
+def operand(m: Machine, of: MaskedTracker, v: Tracker) -> Tracker:
+    """What is computed with in the stead of `v`. What learns is one where nothing is selected, so that no NaN flows back from there."""
     if isinstance(v, MaskedTracker):
-        return v.whole if v.written[1] == of.written[1] and _same(m, v.mask, of.mask) else of.needed(m)
-    single = isinstance(v, TensorTracker) and not v.meta.ndim and not v.meta.requires_grad
-    return v if single or isinstance(v, (ConstTracker, ItemTracker)) else of.needed(m)
+        return v.whole if v.rest == of.rest and of.selects_alike(m, v) else of.needed(m)
+    if not isinstance(v, TensorTracker):
+        return v if isinstance(v, (ConstTracker, ItemTracker)) else of.needed(m)
+    n = v.meta.ndim
+    if not _plain(v) or n > of.rest or not v.meta.requires_grad:
+        return v if n <= of.rest and _plain(v) else of.needed(m)
+    if not n and v.meta.dtype is not of.whole.meta.dtype:
+        of.needed(m)  # of no dimensions it would not decide the type of the result
+    return m.node(torch.where, [over(m, of.mask, of.whole), v, True], {})
+
+
+def over_elements(m: Machine, of: MaskedTracker, fill: Any) -> Tracker:
+    """The whole with another number where nothing is selected."""
+    return m.node(torch.where, [over(m, of.mask, of.whole), of.whole, fill], {})
 
 
 def _elementwise(fn: Any, apply: Any, floats: bool, in_place: bool) -> None:
@@ -155,15 +189,20 @@ def _elementwise(fn: Any, apply: Any, floats: bool, in_place: bool) -> None:
 
     def body(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
         of = next(arg for arg in args if isinstance(arg, MaskedTracker))
-        if _written(m, of.mask) != of.written or (in_place and of is not args[0]):
+        check(m, of)
+        if "out" in kwargs or (in_place and (of is not args[0] or of.aliased)):
             of.needed(m)
-        operands = [_operand(m, of, arg) for arg in args]
-        result = m.apply(apply, *operands, **{name: _operand(m, of, arg) for name, arg in kwargs.items()})
+        operands = [operand(m, of, arg) for arg in args]
+        result = m.apply(apply, *operands, **{name: operand(m, of, arg) for name, arg in kwargs.items()})
+        if result is of.whole:
+            return of
         if not isinstance(result, TensorTracker) or (floats and not result.meta.dtype.is_floating_point):
+            of.needed(m)
+        if result.meta.device != of.whole.meta.device or result.meta.ndim != of.whole.meta.ndim:
             of.needed(m)
         if not in_place:
             return MaskedTracker(m, result, of.mask, of)
-        if result.meta.dtype is not of.whole.meta.dtype:
+        if result.meta.dtype is not of.whole.meta.dtype or result.meta.sizes() != of.whole.meta.sizes():
             of.needed(m)
         of.whole = result
         return of
@@ -172,12 +211,15 @@ def _elementwise(fn: Any, apply: Any, floats: bool, in_place: bool) -> None:
     prefer(fn, Tracker, MaskedTracker)(body)
 
 
-_METHODS: set[Any] = set()
+METHODS: set[Any] = set()
 _OPERATORS = "add sub mul truediv pow floordiv mod and_ or_ xor eq ne lt le gt ge neg pos invert"
 _NAMES = (
-    "abs neg exp expm1 log log1p log2 sqrt rsqrt reciprocal square sin cos tanh sigmoid relu floor ceil round trunc sign clamp clamp_min clamp_max nan_to_num "
-    "add sub mul div pow logical_not"
+    "abs neg exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square sin cos tan tanh sinh cosh asinh atan atan2 sigmoid relu erf floor ceil round trunc frac "
+    "sign where masked_fill clamp clamp_min clamp_max nan_to_num add sub mul div true_divide pow logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
+    "bitwise_not maximum minimum hypot xlogy lerp logaddexp isnan isinf isfinite eq ne lt le gt ge sinc logit"
 )
+_METHODS_ONLY = "float double half bfloat16 long int bool to clone"
+_FUNCTIONS = "relu relu6 gelu silu mish elu selu celu softplus softsign logsigmoid leaky_relu hardtanh hardsigmoid hardswish sigmoid tanh tanhshrink softshrink"
 _OF_FLOATS = frozenset(("floordiv", "mod", "pow", "div", "reciprocal"))
 
 for _name in _OPERATORS.split():
@@ -186,6 +228,13 @@ for _name in _OPERATORS.split():
         _elementwise(_in_place, getattr(operator, _name), _name in _OF_FLOATS, True)
 for _name in _NAMES.split():
     _fn = getattr(torch, _name)
-    for _form, _writes in ((_fn, False), (getattr(torch.Tensor, _name), False), (getattr(torch.Tensor, f"{_name}_"), True)):
-        _elementwise(_form, _fn, _name in _OF_FLOATS, _writes)
-        _METHODS.add(_form)
+    for _form, _writes in ((_fn, False), (getattr(torch.Tensor, _name, None), False), (getattr(torch.Tensor, f"{_name}_", None), True)):
+        if _form is not None:
+            _elementwise(_form, _fn, _name in _OF_FLOATS, _writes)
+            METHODS.add(_form)
+for _name in _METHODS_ONLY.split():
+    _fn = getattr(torch.Tensor, _name)
+    _elementwise(_fn, _fn, False, False)
+    METHODS.add(_fn)
+for _fn in (torch.clone, torch.zeros_like, torch.ones_like, *(getattr(F, _name) for _name in _FUNCTIONS.split())):
+    _elementwise(_fn, _fn, False, False)

@@ -16,7 +16,6 @@ from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_bool, is_num
 from magneto.dynamo.trackers.container import SequenceTracker, SliceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import FALLBACKS
 from magneto.dynamo.trackers.function import FunctionTracker
-from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.mapping import DictTracker
 from magneto.dynamo.trackers.number_size import size_of
@@ -109,7 +108,7 @@ def lower(m: Machine, v: Tracker) -> Any:
         return lower(m, payload_of(v))
     if isinstance(v, OpaqueTracker) and isinstance(v.obj, (torch.Generator, torch.Stream)):
         return v.pin(m)
-    if isinstance(v, ItemTracker):
+    if hasattr(v, "needed"):
         v.needed(m)
     if isinstance(v.obj, torch.Tensor):
         m.graph_break("B109", value=v.show())

@@ -26,6 +26,7 @@ from magneto.dynamo.trackers import (
     rules_cudnn,
     rules_deque,
     rules_exception,
+    rules_flex,
     rules_function,
     rules_function_hook,
     rules_functional_call,

@@ -22,6 +22,7 @@ from magneto.dynamo.trackers import (
     rules_checkpoint,
     rules_class,
     rules_container,
+    rules_control_flow,
     rules_copy,
     rules_cudnn,
     rules_deque,

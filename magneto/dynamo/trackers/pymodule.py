@@ -22,6 +22,10 @@ _LEFT_ALONE = frozenset(
 )
 
 
+ATTRIBUTES: dict[str, tuple[types.CodeType, Any]] = {}
+"""What stands for a module's attribute in a function of a certain code."""
+
+
 def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | None:
     """The module's global; missing names ask the module's __getattr__ (one of the module's class is executed: it imports)."""
     obj = module.obj
@@ -29,6 +33,8 @@ def module_attr(m: Machine, module: PyModuleTracker, name: str) -> Tracker | Non
     overlay: dict[tuple[int, str], Tracker | None] = m.overlay  # type: ignore[attr-defined]
     if (id(namespace), name) in overlay:  # a `global` statement of the region
         return overlay[(id(namespace), name)]
+    if name in ATTRIBUTES and m.frames[-1].code is ATTRIBUTES[name][0]:  # type: ignore[attr-defined]
+        return held(m, ATTRIBUTES[name][1], name)
     if name == "onnx" and obj is torch:
         importlib.import_module("torch.onnx")  # torch does it when it is first asked for
     if name in namespace:

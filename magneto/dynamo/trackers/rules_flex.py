@@ -23,6 +23,7 @@ from magneto.dynamo.trackers.build import FUNCTION_BUILDERS
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import CODE_RULES, STAND_INS, BuiltinTracker, FunctionTracker
 from magneto.dynamo.trackers.klass import held
+from magneto.dynamo.trackers.pymodule import ATTRIBUTES
 from magneto.dynamo.trackers.tensor import TensorTracker
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _refuse(m: Machine, reason: str) -> Any:
 @rule(by_scores, Tracker)
 def called_once(m: Machine, fn: Tracker, /, *args: Tracker) -> Any:
     graph: fx.Graph = m.recorder.graph  # type: ignore[attr-defined]
-    last = next(reversed(graph.nodes))
+    last = next(iter(reversed(graph.nodes)))
     try:
         result: Any = m.call(fn, args, {})
     except Raised:
@@ -158,32 +159,26 @@ _ELEMENTWISE = _IN_PLACE | frozenset(
 )
 
 
-def _mark_static(x: Any, dim: Any = None) -> None:
-    raise NotImplementedError
+class Marks:
+    """In place of `torch._dynamo`, which is not imported for this: sizes are what they are."""
+
+    @staticmethod
+    def mark_static(x: Any, dim: int) -> None:
+        pass
 
 
-@rule(_mark_static, Tracker)
-def mark_static(m: Machine, /, *args: Tracker, **kwargs: Tracker) -> Any:
-    """Sizes are what they are."""
-    if m.frames[-1].code is not flex.flex_attention.__code__:  # type: ignore[attr-defined]
-        m.graph_break("B106", callee="mark_static")
-    return None
-
-
-def _marking(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:
-    """Also the operator's own `__call__`, and a context that names nodes of graphs."""
-    marks = obj.__name__ == "mark_static" and str(obj.__module__).startswith("torch._dynamo")
+def _built(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:
+    """The operator's own `__call__`, and a context that names nodes of graphs."""
     names = (obj.__name__, obj.__module__) == ("annotate", "torch.fx.traceback")
-    if not marks and not names and obj is not type(_HOP).__call__:
+    if not names and obj is not type(_HOP).__call__:
         return None
     if not isinstance(source, Held):
         m.guard(Kind.ID_IS, source, obj)
-    if names:
-        return held(m, contextlib.nullcontext, "annotate")
-    return BuiltinTracker(_mark_static if marks else _operator, source)
+    return held(m, contextlib.nullcontext, "annotate") if names else BuiltinTracker(_operator, source)
 
 
-FUNCTION_BUILDERS.append(_marking)
+FUNCTION_BUILDERS.append(_built)
+ATTRIBUTES["_dynamo"] = (flex.flex_attention.__code__, Marks)
 CODE_RULES[flex.flex_attention.__code__] = _as_a_whole
 CODE_RULES[flex.create_block_mask.__code__] = _as_a_whole
 CODE_RULES[flex.create_mask.__code__] = _as_a_whole

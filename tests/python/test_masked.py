@@ -62,6 +62,29 @@ def rows_and_views(x, s):
     return y
 
 
+@CAPTURED.append
+def what_learns(x, s):
+    y = x * 1
+    w, v = x[0, 0] * 2, x[1] + 1
+    m, r = y > 0, y[:, 1] > 0
+    y[m] *= w
+    y[y < -1] = w
+    y[r] *= v
+    y[~r] = v * s
+    y[r, 0] = w
+    y[r, 1:] = y[r, 1:].exp() * s - v[1:]
+    y[m.t().t(),] += 1 - w
+    return y, y[r, 2].sum()
+
+
+@CAPTURED.append
+def whole_numbers(x, s):
+    i = (x * 9).long()
+    i[i > 3] %= 4
+    i[i < 0] = i[i < 0] // 2 + i[i < 0] ** 2
+    return i, x[i > 0].sum()
+
+
 @BREAKING.append
 def used_otherwise(x, k):
     m = x > 0

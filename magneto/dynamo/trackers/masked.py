@@ -18,6 +18,7 @@ from magneto.base.errors import GraphBreak
 from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import CannotEmit, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
+from magneto.dynamo.trackers.container import TupleTracker
 from magneto.dynamo.trackers.dispatch import prefer
 from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
 from magneto.dynamo.trackers.item import ItemTracker
@@ -78,19 +79,53 @@ class MaskedTracker(Tracker):
         return f"elements of {self.whole.show()}"
 
 
-def select(m: Machine, v: TensorTracker, mask: Tracker) -> MaskedTracker | None:
-    """`v[mask]`; None where a break says better what it is."""
-    if m.unknown_sizes or not m.selects() or not isinstance(mask, TensorTracker) or mask.meta.dtype is not torch.bool:
+def select(m: Machine, v: TensorTracker, key: Tracker) -> MaskedTracker | None:
+    """`v[key]`; None where a break says better what it is."""
+    if m.unknown_sizes or not m.selects():
         return None
-    n, placed = mask.meta.ndim, mask.meta.device == v.meta.device
-    if not (n and placed and _plain(v) and _plain(mask) and _alike(v, mask, n)) or m.known(mask) is not None:
+    v, mask = _place(m, v, key)
+    if not isinstance(mask, TensorTracker) or not _selects(m, v, mask):
         return None
     return MaskedTracker(m, m.node(torch.where, [over(m, mask, v), v, True], {}), mask)  # type: ignore[arg-type]
+
+
+def _selects(m: Machine, v: TensorTracker, mask: TensorTracker) -> bool:
+    n, placed = mask.meta.ndim, mask.meta.device == v.meta.device and mask.meta.dtype is torch.bool
+    return bool(n and placed and _plain(v) and _plain(mask) and _alike(v, mask, n)) and m.known(mask) is None
+
+
+def _place(m: Machine, v: TensorTracker, key: Tracker) -> tuple[TensorTracker, Tracker]:
+    """`x[mask, 0]` is `x[:, 0][mask]`."""
+    parts = list(key.items(m)) if isinstance(key, TupleTracker) and key.cls is tuple else [key]
+    mask = parts[0] if parts else key
+    if not isinstance(mask, TensorTracker) or mask.meta.dtype is not torch.bool or not mask.meta.ndim:
+        return v, key
+    rest = [const.value for part in parts[1:] if (const := part.try_const()) is not None and type(const.value) in (int, slice)]
+    if len(rest) < len(parts) - 1 or mask.meta.ndim + len(rest) > v.meta.ndim or not _plain(v):
+        return v, key
+    places = (*[slice(None)] * mask.meta.ndim, *rest)
+    return (m.node(operator.getitem, [v, places], {}) if rest else v), mask  # type: ignore[return-value]
+
+
+def fill(m: Machine, v: TensorTracker, key: Tracker, value: TensorTracker) -> bool:
+    """`v[key] = value` of a value that learns, the same for each element; False where the operation itself stays in the graph."""
+    if m.unknown_sizes or not m.selects() or value.meta.dtype is not v.meta.dtype or not _plain(value):
+        return False
+    v, mask = _place(m, v, key)
+    if not isinstance(mask, TensorTracker) or not _selects(m, v, mask) or value in (v.memory or ()) or _may_share(v, mask):
+        return False
+    n = value.meta.ndim
+    sizes = v.meta.sizes()[v.meta.ndim - n :] if n <= v.meta.ndim - mask.meta.ndim else (None,)
+    if sizes != value.meta.sizes() or any(overlaps(one.shape, one.strides) for one in _probes(v)):
+        return False
+    m.node("copy_", [v, m.node(torch.where, [over(m, mask, v), value, v], {})], {}, method=True)
+    return True
 
 
 def put(m: Machine, v: TensorTracker, key: Tracker, value: MaskedTracker) -> None:
     """`v[key] = value`."""
     whole = value.whole
+    v, key = _place(m, v, key)
     fits = _plain(v) and v.meta.dtype is whole.meta.dtype and v.meta.ndim == whole.meta.ndim and _alike(v, whole, v.meta.ndim)
     if not fits or not _same(m, key, value.mask) or _written(m, value.mask) != value.written:
         value.needed(m)
@@ -196,7 +231,9 @@ def _elementwise(fn: Any, apply: Any, floats: bool, in_place: bool) -> None:
         result = m.apply(apply, *operands, **{name: operand(m, of, arg) for name, arg in kwargs.items()})
         if result is of.whole:
             return of
-        if not isinstance(result, TensorTracker) or (floats and not result.meta.dtype.is_floating_point):
+        known = args[1].try_const() if len(args) == 2 and floats else None
+        harmless = not floats or (known is not None and type(known.value) is int and known.value > 0)
+        if not isinstance(result, TensorTracker) or not (harmless or result.meta.dtype.is_floating_point):
             of.needed(m)
         if result.meta.device != of.whole.meta.device or result.meta.ndim != of.whole.meta.ndim:
             of.needed(m)

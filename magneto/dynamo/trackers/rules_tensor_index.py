@@ -92,6 +92,8 @@ def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -
     if isinstance(value, masked.MaskedTracker):
         masked.put(m, v, key, value)
         return
+    if isinstance(value, TensorTracker) and value.meta.requires_grad and masked.fill(m, v, key, value):
+        return
     if places.write(m, v, _parts(m, key), value):
         return
     if isinstance(value, ConstTracker) and is_numpy_scalar(value.read()) and not isinstance(value.read(), (int, float, complex)):

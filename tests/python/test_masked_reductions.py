@@ -61,6 +61,8 @@ CAPTURED: dict[str, Any] = {
     "types": lambda x, y, w, m, r, k: (x[m].double().mean(), x[m].to(torch.float64).sum(), x[m].bfloat16().mean(), (x[m] * 9).long().sum(), x[m].half().sum()),
     "written": lambda x, y, w, m, r, k: _written(x.clone(), m, w),
     "detached": lambda x, y, w, m, r, k: (x[m].detach() * y[m]).sum(),
+    "spread": lambda x, y, w, m, r, k: (x[m].std(), x[m].var(), x[r].var(0), x[r].std(dim=0, keepdim=True), torch.std(x[m], unbiased=False), x[m].var(correction=0)),
+    "no spread": lambda x, y, w, m, r, k: ((x[m] * 0).std(), (x[r] * 0 + 2).std(0).sum()),
     "masks made twice": lambda x, y, w, m, r, k: (x[(x > 0) & m] * y[(x > 0) & m]).sum(),
     "transposed": lambda x, y, w, m, r, k: (x.t()[m.t()].mean(), x.t()[:, r].sum() if False else x.t().contiguous()[m.t()].sum()),
 }  # fmt: skip
@@ -77,10 +79,27 @@ COUNTED_TWICE = ("masks made twice", "bce outside of what it takes")
 """By the backend whose graphs hold sizes from data: it does not see that they are the same."""
 NEED_SOME: dict[str, Any] = {
     "largest": lambda x, y, w, m, r, k: (x[m].max(), torch.max(x[m]), x[m].min(), x[m].amax(), x[r].amax(0), x[r].amin((0, 1)), (k[r] + 1).max()),
-    "spread": lambda x, y, w, m, r, k: (x[m].std(), x[m].var(), x[r].var(0), x[r].std(dim=0, keepdim=True), torch.std(x[m], unbiased=False), x[m].var(correction=0)),
-    "no spread": lambda x, y, w, m, r, k: ((x[m] * 0).std(), (x[r] * 0 + 2).std(0).sum()),
     "asserted": lambda x, y, w, m, r, k: _asserted(x, m),
 }  # fmt: skip
+
+
+def test_in_a_whole_step() -> None:
+    model = torch.nn.Linear(4, 4)
+
+    def step(x, k):
+        opt.zero_grad()
+        out, known = model(x), k > 0
+        loss = F.cross_entropy(out[known], k[known]) + out[known].std() + (out[out > 0] - 1).square().mean()
+        loss.backward()
+        opt.step()
+        return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+    found = []
+    for form in (step, magneto.optimize("inductor", nopython=True)(step)):
+        model.load_state_dict({"weight": torch.eye(4), "bias": torch.zeros(4)})
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        found.append([form(x, k.abs() % 4) for x, *_, k in map(_arguments, range(4))])
+    assert_equal(found[1], found[0], 1e-5)
 
 
 def _asserted(x, m):

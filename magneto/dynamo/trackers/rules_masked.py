@@ -193,20 +193,18 @@ def _mean(m: Machine, of: MaskedTracker, asked: Asked) -> Tracker:
 
 def _spread(root: bool) -> Reduce:
     def reduce(m: Machine, of: MaskedTracker, asked: Asked) -> Tracker:
-        """The variance, or its root, whose gradient is 0 where it is 0. Where there are too few elements, eager warns."""
+        """The variance, or its root, whose gradient is 0 where it is 0. Of too few elements it is NaN, without eager's warning."""
         dtype, options = of.whole.meta.dtype, asked.options
         less = options.pop("correction", int(options.pop("unbiased", True)))
         if not dtype.is_floating_point or type(less) is not int or options:
             of.needed(m)
         count = _elements(m, of, asked.dims)
-        enough = number_of(m, count, f"Tensor.{'std' if root else 'var'}", int)  # type: ignore[arg-type]
-        if enough is None or not m.assume(ItemTracker(bool, f"({{}} > {max(less, 0)})", (enough,), enough.born, enough.operation)):
-            of.needed(m)
         mean = m.node(operator.truediv, [_total(m, of, Asked(asked.dims, asked.places, None, True, {})), count], {})
         apart = m.node(operator.sub, [over_elements(m, of, False), mean], {})
         apart = m.node(torch.where, [over(m, of.mask, of.whole), apart, False], {})
         squares = m.node("sum", [m.node("square", [apart], {}, method=True), *asked.to()], {}, method=True)
-        found = m.node(operator.truediv, [squares, m.node(operator.sub, [count, less], {})], {})
+        degrees = m.node("clamp", [m.node(operator.sub, [count, less], {}), 0], {}, method=True)
+        found = m.node(operator.truediv, [squares, degrees], {})
         if root:
             none = m.node(operator.eq, [found, 0], {})
             found = m.node(torch.where, [none, found, m.node("sqrt", [m.node(torch.where, [none, 1.0, found], {})], {}, method=True)], {})

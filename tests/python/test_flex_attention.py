@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import AuxRequest, and_masks, create_block_mask, create_mask, flex_attention, or_masks
 
 import magneto
@@ -163,6 +164,28 @@ def test_gradients_of_what_a_function_holds(backend: str, mask: Any) -> None:
     compiled = magneto.optimize(backend, nopython=True)(attend)
     for seed in range(2):
         _compare(attend, compiled, _q(seed), _q(seed + 1), learned=learned, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("name", ("none", "table", "blind"))
+@pytest.mark.parametrize("mask", ("none", "blind"))
+def test_gradients_of_the_formula(mask: str, name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that eager has on a GPU: it refuses them on the CPU."""
+    monkeypatch.setattr(flex, "_validate_device", lambda q, k, v: None)
+    blocks = MASKS[mask] and create_block_mask(MASKS[mask], 1, 1, 16, 16, device="cpu")
+
+    def attend(q, k, v):
+        return flex_attention(q, k, v, score_mod=SCORES[name], block_mask=blocks, enable_gqa=True, return_lse=True)
+
+    found = []
+    for form in (attend, magneto.optimize(backend, nopython=True)(attend)):
+        args = [_q(seed, heads).requires_grad_() for seed, heads in ((1, 4), (2, 2), (3, 2))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out, sums = form(*args)
+        (out.square().sum() + sums.nan_to_num(0, 0, 0).sin().sum()).backward()
+        found.append([out, sums, *[arg.grad for arg in args]])
+    assert_equal(found[1], found[0], 5e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -43,9 +43,7 @@ CAPTURED: dict[str, Any] = {
         F.cross_entropy(x[r], k[r], reduction="sum", ignore_index=2),
         F.cross_entropy(x[r], k[r], reduction="none").mean(),
     ),
-    "cross entropy of pixels": lambda x, y, w, m, r, k: F.cross_entropy(
-        torch.stack([x, y, x * y], -1)[m], k[:, None].clamp(max=2).expand(5, 4)[m]
-    ),
+    "cross entropy of pixels": lambda x, y, w, m, r, k: _pixels(torch.stack([x, y, x * y], -1), k[:, None].clamp(max=2).expand(5, 4), m),
     "nll": lambda x, y, w, m, r, k: (F.nll_loss(x[r].log_softmax(-1), k[r]), F.nll_loss(F.log_softmax(x, -1)[r], k[r])),
     "kl": lambda x, y, w, m, r, k: F.kl_div(x[r].log_softmax(1), y[r].softmax(1), reduction="batchmean"),
     "masked select": lambda x, y, w, m, r, k: (torch.masked_select(x, m).sum(), x.masked_select(x > 0).mean()),
@@ -66,6 +64,11 @@ CAPTURED: dict[str, Any] = {
     "masks made twice": lambda x, y, w, m, r, k: (x[(x > 0) & m] * y[(x > 0) & m]).sum(),
     "transposed": lambda x, y, w, m, r, k: (x.t()[m.t()].mean(), x.t()[:, r].sum() if False else x.t().contiguous()[m.t()].sum()),
 }  # fmt: skip
+
+
+def _pixels(x, k, m):
+    picked = x.log_softmax(-1)[m].gather(-1, k[m].unsqueeze(-1)).squeeze(-1)
+    return F.cross_entropy(x[m], k[m]), (F.cross_entropy(x[m], k[m], reduction="none") * x[m, 0].detach()).mean(), picked.sum()
 
 
 def _written(x, m, w):

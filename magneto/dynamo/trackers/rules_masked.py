@@ -398,13 +398,13 @@ def _classes(fn: Any) -> None:
         ignored = _constant(m, of, given.get("ignore_index", m.const(-100)))
         none = _constant(m, of, given.get("reduction", m.const("mean"))) == "none"
         n, alike = of.mask.meta.ndim, labels.rest == of.rest - 1 and of.selects_alike(m, labels)
-        if not alike or labels.whole.meta.dtype is not torch.int64 or (none and n > 1):
+        if not alike or labels.whole.meta.dtype is not torch.int64 or (none and None in labels.whole.meta.sizes()):
             of.needed(m)
         flat = [of.whole, over_elements(m, labels, ignored)]
         if n > 1:
             flat = [m.node("flatten", [one, 0, n - 1], {}, method=True) for one in flat]  # type: ignore[misc]
         found = m.apply(fn, *flat, *args, **kwargs)
-        return _each(m, of, found) if none else found
+        return _each(m, of, m.node("reshape", [found, labels.whole.meta.sizes()], {}, method=True)) if none else found
 
     prefer(fn, MaskedTracker, MaskedTracker)(body)
 

@@ -203,7 +203,9 @@ def _contiguous_unless_recorded(call: Callable[..., Any]) -> Callable[..., Any]:
             return result
         if (x.requires_grad and torch.is_grad_enabled()) or torch._C._functorch.is_functorch_wrapped_tensor(x):
             return result
-        return result.contiguous()
+        if result.stride() == contiguous_strides(tuple(result.shape)):
+            return result
+        return result.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps odd strides of dimensions of one element
 
     return called
 

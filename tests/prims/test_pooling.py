@@ -31,6 +31,14 @@ POOLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "max_oblong": lambda x: F.max_pool2d(x, (1, 3), (2, 1), (0, 1)),
     "max_ceil": lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
     "max_ceil_unpadded": lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True),
+    "max_large_same_size": lambda x: F.max_pool2d(x, 5, 1, 2),
+    "max_large_apart": lambda x: F.max_pool2d(x, (3, 8), (3, 8), (1, 4)),
+    "max_large_dilated": lambda x: F.max_pool2d(x, (4, 5), (2, 3), 2, (2, 1), ceil_mode=True),
+    "max_long": lambda x: F.max_pool2d(x, (1, 31), (1, 6), (0, 15)),
+    "max_of_rows": lambda x: F.max_pool1d(x.flatten(-2)[..., ::2], 4),
+    "max_of_long_rows": lambda x: F.max_pool1d(x.flatten(0, -2), 31, 1, 15),
+    "max_of_one_window": lambda x: F.max_pool1d(x.flatten(1, -2).transpose(-1, -2), x.shape[-2] * 3 if x.ndim > 3 else x.shape[-2]),
+    "max_of_negatives": lambda x: -F.max_pool2d(-x, 5, 1, 2),
     "average": lambda x: F.avg_pool2d(x, 2),
     "average_same_size": lambda x: F.avg_pool2d(x, 3, 1, 1),
     "average_of_inside": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
@@ -69,10 +77,11 @@ def test_gradients_still_have_their_indices() -> None:
     torch.testing.assert_close(x.grad, y.grad)
 
 
+@pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("indices", [False, True])
-def test_maxima_without_indices_are_no_library_call(indices: bool) -> None:
+def test_maxima_without_indices_are_no_library_call(indices: bool, size: int) -> None:
     r = Recorder(images()[0])
-    pair = r(aten.max_pool2d_with_indices.default, r.nodes[0], [3, 3], [2, 2], [1, 1])
+    pair = r(aten.max_pool2d_with_indices.default, r.nodes[0], [size, size], [2, 2], [1, 1])
     results = [r(operator.getitem, pair, k) for k in range(1 + indices)]
     graph = decompose(r.output(*results))
     r.check(graph)

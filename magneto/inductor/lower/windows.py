@@ -23,7 +23,7 @@ def lower_window(which: int, low: Lowering, val: Any, x: Box, size: Shape, step:
     """The maximum (`which` 0), or its place among the elements of the window (1). What is computed ahead for the windows alone is computed for each of their elements where that reads no more than the
     result (`settle` has put anything else into memory). Both bodies share their parts and go to memory at once, so that one kernel computes both."""
     lead = len(x.shape) - len(size)
-    lowest = constant(-inf, x.dtype)
+    lowest = constant(-inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min, x.dtype)
 
     def fn(index: Index) -> Value:
         before = tuple(index[:lead])
@@ -37,7 +37,9 @@ def lower_window(which: int, low: Lowering, val: Any, x: Box, size: Shape, step:
             if number == 0:
                 best, place = tap, convert(index_value(_first_inside(begin, size, dilation), torch.int64), torch.int32)
                 continue
-            taken = make_op("bitwise_or", (make_op("gt", (tap, best), torch.bool), make_op("isnan", (tap,), torch.bool)), torch.bool)
+            taken = make_op("gt", (tap, best), torch.bool)
+            if x.dtype.is_floating_point:
+                taken = make_op("bitwise_or", (taken, make_op("isnan", (tap,), torch.bool)), torch.bool)
             best = make_op("where", (taken, tap, best), x.dtype)
             place = make_op("where", (taken, Const(number, torch.int32), place), torch.int32)
         return (best, convert(place, torch.int8))[which]

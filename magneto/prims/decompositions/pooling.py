@@ -20,10 +20,24 @@ from magneto.prims.value import Builder, Value
 ROWS, row = rule_table()
 
 MOST_TAPS = 16  # elements of a window: longer chains than this do not fit one loop
+DIRECT = 9  # elements of windows that meet, on a CPU: of more, maxima are taken along one dimension after the other
 
 
 def _each(values: Sequence[int], n: int) -> tuple[int, ...]:
     return tuple(values) if len(values) == n else (values[0],) * n
+
+
+@functools.cache
+def _in_two(size: int) -> tuple[int, int, int]:
+    """(near, far, apart): `far` rows of `near` elements, which begin `apart` of each other, cover a row of so many elements with the fewest elements in sum."""
+    ways = [(size, 1, 1)] if size <= MOST_TAPS else []
+    ways += [
+        (a, b, (size - a) // (b - 1))
+        for a in range(2, size)
+        for b in range(2, size)
+        if (size - a) % (b - 1) == 0 and (size - a) // (b - 1) <= a
+    ]
+    return min(ways, key=lambda way: way[0] + way[1] + 4 * (way[1] > 1)) if size < 256 else (size, 1, 1)
 
 
 class _Windows:
@@ -81,6 +95,30 @@ class _Windows:
         for d, axis in enumerate(self.axes):
             x = x.narrow(axis, 0, self.count[d] * self.size[d])
         return x.reshape((*x.shape[: self.axes[0]], *itertools.chain(*zip(self.count, self.size, strict=True))))
+
+    def passes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Maxima of large windows as maxima along one dimension after the other, and of long windows as maxima of maxima of neighbours: arguments of `window_max`. Of equal elements the first one stays, row by row,
+        as it does in the window. Empty where that is no gain."""
+        near_and_far = [_in_two(k) for k in self.size]
+        if (
+            math.prod(self.size) <= (DIRECT if self.meet and not on_gpu(self.x) else MOST_TAPS)
+            or min(self.count) < 1
+            or not self.x.numel()
+            or max(map(max, near_and_far)) > MOST_TAPS
+        ):
+            return []
+        found, now = [], list(self.inputs)
+        for d in reversed(range(len(self.size))):
+            (near, far, apart), step, pad, spread, count = near_and_far[d], self.step[d], self.pad[d], self.dilation[d], self.count[d]
+            each = math.gcd(step, apart * spread) if far > 1 else step
+            begun = count if far == 1 else ((count - 1) * step + (far - 1) * apart * spread) // each + 1
+            for one in ((near, each, pad, spread, begun), (far, step // each, 0, apart * spread // each, count)):
+                args = [[other] * len(now) for other in (1, 1, 0, 1)] + [now]
+                for every, own in zip(args, one, strict=True):
+                    every[d] = own
+                if one[0] > 1 or one[1] > 1:
+                    found.append(tuple(map(tuple, args)))
+        return found
 
     def folded(self) -> tuple[int, ...]:
         """The dimensions of such an x that are windows'."""
@@ -157,6 +195,8 @@ def _maxima(b: Builder, windows: _Windows) -> Any:
     x = windows.x
     if b.wanted == {0} and x.dtype is not torch.bool and (cut := windows.cut()) is not None:
         return cut.reduce("amax", windows.folded()), None
+    if b.wanted == {0} and x.dtype is not torch.bool and (passes := windows.passes()):
+        return functools.reduce(lambda y, args: b.emit("window_max", y, *args), passes, x), None
     if not windows.fit() or x.dtype is torch.bool:
         return LIBRARY
     if (on_gpu(x) or windows.apart) and x.dtype.is_floating_point and (b.wanted != {0} or windows.spread or len(windows.size) != 2):

@@ -23,7 +23,9 @@ def test_results(mode: str, corners: bool) -> None:
     for way, memory in itertools.product(WAYS, (torch.contiguous_format, torch.channels_last)):
         if memory is torch.channels_last and x.ndim != 4:
             continue
-        given = x.to(memory_format=memory)
+        given = (
+            x.repeat(1, 1 if memory is torch.contiguous_format else 4, 1, 1)[: x.shape[0]].to(memory_format=memory) if x.ndim == 4 else x
+        )
 
         def fn(x: torch.Tensor) -> torch.Tensor:
             return F.interpolate(x * 2, mode=mode, align_corners=corners, **way) + 1  # noqa: B023
@@ -97,7 +99,7 @@ def test_places_beyond_32_bits(corners: bool) -> None:
 
 
 def test_channels_side_by_side_stay_so() -> None:
-    """What stands between the two dimensions lies as the image does: vectors run along channels, and no index is divided by them."""
+    """Vectors run along channels, no index is divided by them, and nothing goes through memory between the two dimensions."""
     x = torch.randn(2, 16, 20, 20).to(memory_format=torch.channels_last)
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -106,6 +108,6 @@ def test_channels_side_by_side_stay_so() -> None:
     compiled = magneto.compile(fn)
     assert torch.allclose(compiled(x), fn(x), 1e-5, 1e-6)
     kernels = "\n".join(magneto.inspect(compiled).kernels)
-    assert kernels.count("index_select mul add") == 2
+    assert kernels.count("index_select mul add") == 1
     assert "% 16" not in kernels
     assert "/ 16)" not in kernels

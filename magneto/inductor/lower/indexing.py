@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from magneto.base.dataclass import dataclass
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Op, Size, Value, index_symbols, walk_values
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Op, Size, Value, index_symbols, reach, walk_values
 from magneto.inductor.lower.box import Box, Computed, Index, View, cost_of
 from magneto.inductor.lower.context import Lowering, is_place, merge_origins, point_count
 from magneto.inductor.lower.library import emit_call
@@ -19,6 +19,8 @@ from magneto.symbolic import Const as IntConst
 
 aten = torch.ops.aten
 
+SEEN_AGAIN = 4  # times, at most, that each element is read where it is looked up again rather than copied
+GATHERED = 4  # operations that an element costs whose neighbours lie elsewhere
 FEW = 8  # a lookup of so few of a tensor's elements computes them, rather than putting the tensor into memory (the loss: one logarithm of softmax a row)
 
 
@@ -109,7 +111,7 @@ def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_ma
             low.realise(x.root)  # its work would be repeated in each window
         return View(x, index_map, tuple(val.shape), tuple(val.strides))
     made_of_indices = isinstance(x.root, Computed) and not x.reads and not x.root.heavy
-    if FEW * point_count(val.shape) > point_count(x.root.shape) and not made_of_indices:
+    if FEW * point_count(val.shape) > point_count(x.root.shape) and not made_of_indices and not _is_a_lookup(low, val, x):
         low.realise(x.root)  # looked up elements are read, not computed anew
     (ops, heavy, origins), reads = cost_of(x), x.reads
     for index in indices:
@@ -119,8 +121,25 @@ def _looked_up(low: Lowering, val: Any, x: Box, indices: Sequence[Box], index_ma
     def fn(i: Index) -> Value:
         return x.load(index_map(i))
 
-    origins = merge_origins(origins, low.origins)
-    return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, origins, ops + 1, heavy))
+    origins, ops = merge_origins(origins, low.origins), ops + (GATHERED if _one_by_one(low, val, index_map) else 1)
+    return low.computed(Computed(fn, val.shape, val.strides, x.dtype, x.device, reads, origins, ops, heavy))
+
+
+def _one_by_one(low: Lowering, val: Any, index_map: Callable[[Index], Index]) -> bool:
+    """On a CPU, are neighbours in memory looked up at places of their own? In a second walk that is more work than reading them where the first one has kept them."""
+    at = index_symbols(val.shape)
+    beside = {symbol for symbol, step in zip(at, val.strides, strict=True) if step == 1}
+    places = (s for place in index_map(at) for s in place.free if isinstance(s, Indirect))
+    return not low.on_gpu and any(not beside.isdisjoint(reach(s)) for s in places)
+
+
+def _is_a_lookup(low: Lowering, val: Any, x: Box) -> bool:
+    """Is what is looked up itself (at most) looked up, in rows whose elements lie side by side? Reading these rows where they are spares their copies in memory (a CPU's images with channels last)."""
+    root = x.root
+    if low.on_gpu or not isinstance(root, Computed) or root.ops > 1 or root.heavy or not x.shape or len(root.reads) > 2:
+        return False
+    side_by_side = val.strides[-1] == 1 == x.strides[-1] and val.shape[-1] == x.shape[-1]
+    return side_by_side and point_count(val.shape) <= SEEN_AGAIN * point_count(x.shape)
 
 
 # ---- several index tensors -----------------------------------------------------------------------------------------------

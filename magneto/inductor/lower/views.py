@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from magneto.inductor.loops.ir import Const, Scalar, Size, Value, index_symbols
+from magneto.inductor.loops.ir import Const, Indirect, Scalar, Size, Value, index_symbols, loads
 from magneto.inductor.lower.box import Box, Computed, Index, Stored, View, cost_of
-from magneto.inductor.lower.context import Lowering, merge_origins
+from magneto.inductor.lower.context import Lowering, dense_strides, merge_origins, point_count
 from magneto.inductor.lower.values import constant, make_masked
 from magneto.symbolic import ZERO, Expr, add, compare, conj, floordiv, mod, mul
 
 MAX_CAT_PIECES_ON_GPU = 12
 MAX_CAT_PIECES = 8  # more pieces than this are copied by the library's cat: a chain of conditions per element costs more
 MAX_COPIED_PIECES = 4  # the same where nothing is computed of them, nor they of anything, and each has
+REPEATED = 8  # times, from which on what is looked up is put into memory on a CPU, rather than looked up each time
 COPIED_RUN = 16  # elements side by side
 
 
@@ -30,12 +31,18 @@ def lower_broadcast_in_dim(low: Lowering, val: Any, x: Box, shape: Sequence[Size
     root = x.root
     if isinstance(root, Computed) and root.heavy and root.reads and _numel(shape) != _numel(x.shape):
         low.realise(root)  # its work would be repeated along the new dimensions
+    elif not low.on_gpu and isinstance(root, Computed) and REPEATED * point_count(x.shape) <= point_count(shape) and _looks_up(root):
+        x = low.copy(x, dense_strides(x.shape))  # as its readers walk it
     picks = tuple(None if _is_one(s) else d for s, d in zip(x.shape, dims, strict=True))
 
     def index_map(index: Index) -> Index:
         return tuple([ZERO if d is None else index[d] for d in picks])
 
     return _as_is(low, x, index_map, val)
+
+
+def _looks_up(box: Computed) -> bool:
+    return any(isinstance(s, Indirect) for load in loads(box.load(index_symbols(box.shape))) for s in load.index.free)
 
 
 def _numel(shape: Sequence[Size]) -> Size:

@@ -20,6 +20,7 @@ ROWS, row = rule_table()
 
 _A = -0.75  # of the cubic convolution, as in the library
 MOST = 1 << 31  # of whole numbers in places: loops may count with 32 bits
+VECTOR = 8  # channels side by side, at least, for which the sums of one dimension are not put into memory, on a CPU
 Tap = tuple[Value, Value]
 """Which elements along a dimension, and their weights."""
 
@@ -130,6 +131,8 @@ def _interpolated(dims: int, taps: Callable[[_Dimension], list[Tap]]) -> tuple[A
             return _weighted(result, lead, found[0], found[1:]).to(x.dtype)
         order = (0, *range(2, x.ndim), 1) if _channels_last(x) else tuple(range(x.ndim))
         result = result.transpose(order)
+        if _channels_last(x) and len(found) == 2 and taps is _Dimension.linear and x.shape[1] >= VECTOR:
+            return _weighted(result, 1, found[0], found[1:]).transpose([order.index(d) for d in range(x.ndim)]).to(x.dtype)
         for d, these in enumerate(found):
             result = _weighted(result, order.index(lead + d), these)
         return result.transpose([order.index(d) for d in range(x.ndim)]).to(x.dtype)

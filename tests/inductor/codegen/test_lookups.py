@@ -30,6 +30,9 @@ LOOKUPS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
     "bytes": (lambda x, i: x[i.long()], (torch.randn(256, 4), torch.arange(90, dtype=torch.uint8).view(2, 45) * 2)),
     "few bytes": (lambda x, i: x[i.long()], (ROWS, torch.arange(90, dtype=torch.uint8))),
     "transposed": (lambda x, i: x.t()[i], (X[0], I % 6)),
+    "of what was looked up": (lambda x, i: x[:, i][i[:4] % 3], (X, I)),
+    "rows of rows": (lambda x, i: x.index_select(1, i % 40).index_select(0, i[:3] % 3) * 2, (X, I)),
+    "of all samples": (lambda x, i: X.new_ones(9, 6, 6) + x[i % 40].t(), (X[0], I)),
 }
 
 
@@ -70,6 +73,19 @@ def test_few_elements_of_several_lookups_are_written_out() -> None:
     call = magneto.optimize("inductor", nopython=True)(lambda x, i, j: torch.cat([x[i], x[j], x[i] - x[j]], -1))
     assert torch.equal(call(x, i, j), torch.cat([x[i], x[j], x[i] - x[j]], -1))
     assert " < 6; j" not in "".join(magneto.inspect(call).kernels)
+
+
+def test_what_many_samples_share_is_looked_up_once() -> None:
+    def bias(a: torch.Tensor, t: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return (a + t[i].permute(2, 0, 1)).softmax(-1)
+
+    a, t, i = torch.randn(8, 4, 20, 20), torch.randn(30, 4), torch.randint(-30, 30, (20, 20))
+    call = magneto.optimize("inductor", nopython=True)(bias)
+    torch.testing.assert_close(call(a, t, i), bias(a, t, i))
+    assert "".join(magneto.inspect(call).kernels).count("status |=") == 1
+    i[3, 4] = 30
+    with pytest.raises(IndexError):
+        call(a, t, i)
 
 
 @pytest.mark.parametrize(

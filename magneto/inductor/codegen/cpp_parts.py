@@ -70,8 +70,7 @@ def _guarded(member: Member) -> bool:
 
 def _bends(value: Value) -> list[Max | Min]:
     """Where the index of a load goes another way, at edges that are repeated or mirrored: narrow elements are read one by one then, wider ones gathered."""
-    narrow = isinstance(value, Load) and value.dtype.itemsize < 4
-    return [part for part in walk(value.index) if isinstance(part, Max | Min)] if narrow else []  # type: ignore[attr-defined]
+    return [part for part in walk(value.index) if isinstance(part, Max | Min)] if isinstance(value, Load) else []
 
 
 def _ends(body: Value, dim: Dim) -> Iterator[int]:
@@ -103,7 +102,9 @@ def _work(kernel: FusedKernel) -> float:
             if isinstance(value, Load):
                 jumps, narrow = any((stride_along(value.index, symbol) or 0) > 1 for symbol in along), value.dtype.itemsize < 4
                 bent = any(not bend.free.isdisjoint(along) for bend in _bends(value))
-                found += 10 if bent or (value in guarded and (jumps or narrow)) else 2 if value in guarded else 1
+                found += (
+                    10 if (bent and narrow) or (value in guarded and (jumps or narrow)) else 4 if bent else 2 if value in guarded else 1
+                )
             elif isinstance(value, Op | Masked):
                 found += 10 if isinstance(value, Op) and value.name in HEAVY else 1
     return found

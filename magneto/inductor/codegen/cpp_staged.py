@@ -15,7 +15,8 @@ from magneto.base.varying import any_size, sizes_vary
 from magneto.inductor.codegen.cpp_emit import indent
 from magneto.inductor.codegen.cpp_nest import ROWS_WANTED, Nest, nest_of, order_within, stride_along
 from magneto.inductor.codegen.cpp_types import memory_type
-from magneto.inductor.loops.ir import Indirect
+from magneto.inductor.loops.ir import Indirect, Value
+from magneto.inductor.schedule.domain import fresh_symbol
 from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member
 from magneto.symbolic import Expr, add, evaluate, mul, to_c
 
@@ -45,7 +46,7 @@ def staged(whole: Writer, pieces: Sequence[FusedKernel]) -> list[str] | None:
     results = _results(pieces[0]).values()
     if any_size() or sizes_vary() or any(m.kind != POINT for m in pieces[0].members) or not all(whole.is_large(m) for m in results):
         return None
-    groups = _groups(tuple(pieces))
+    groups = _groups(tuple(pieces)) or _groups(_cut_shared(tuple(pieces)))
     return None if groups is None else _text(whole, groups)
 
 
@@ -56,6 +57,27 @@ def _groups(kernels: tuple[FusedKernel, ...]) -> list[Group] | None:
         if (rest := _groups(kernels[len(group.kernels) :])) is not None:
             return [group, *rest]
     return None if kernels else []
+
+
+def _cut_shared(kernels: tuple[FusedKernel, ...]) -> tuple[FusedKernel, ...]:
+    """The kernels with a shared dimension as two, at a point of which too little is written for a block, and for all of which too much."""
+    member = next(iter(_results(kernels[0]).values()))
+    common = [d for d in kernels[0].rows if all(d in k.rows for k in kernels)]
+    common.sort(key=lambda d: -(stride_along(member.store, d.sym) or 0))
+    for n, dim in enumerate(common):
+        inner, outer = _block(kernels, member.name, common[: n + 1]), _block(kernels, member.name, common[:n])
+        if inner is None or outer is None:
+            continue
+        least, most = inner[1] * member.buffer.dtype.itemsize, outer[1] * member.buffer.dtype.itemsize
+        few = next((k for k in range(2, dim.size) if dim.size % k == 0 and BLOCK[0] <= k * least <= BLOCK[1]), 0)
+        if least < BLOCK[0] and most > BLOCK[1] and few:
+            apart = Dim(fresh_symbol(dim.size // few), dim.size // few), Dim(fresh_symbol(few), few)
+            mapping: dict[Expr, Expr] = {dim.sym: add(mul(apart[0].sym, few), apart[1].sym)}
+            memo: dict[Value, Value] = {}
+            rows = [tuple(piece for d in k.rows for piece in (apart if d is dim else (d,))) for k in kernels]
+            members = [tuple(m.mapped(mapping, memo) for m in k.members) for k in kernels]
+            return tuple(replace(k, rows=r, members=m) for k, r, m in zip(kernels, rows, members, strict=True))
+    return kernels
 
 
 def _results(kernel: FusedKernel) -> dict[str, Member]:

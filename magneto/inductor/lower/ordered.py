@@ -37,10 +37,10 @@ from magneto.inductor.loops.ir import (
     reads,
     reduce_symbols,
 )
-from magneto.inductor.lower.box import Box, Index, Stored, cost_of
-from magneto.inductor.lower.context import Lowering, dense_strides, is_dense, merge_origins, point_count
+from magneto.inductor.lower.box import Box, Computed, Index, Stored, cost_of
+from magneto.inductor.lower.context import UNSUPPORTED_DTYPES, Lowering, dense_strides, is_dense, merge_origins, point_count
 from magneto.inductor.lower.indexing import places_of, position_of, spread_index
-from magneto.inductor.lower.values import convert
+from magneto.inductor.lower.values import HALF, convert, make_op
 from magneto.inductor.lower.views import lower_flip
 from magneto.symbolic import ZERO, compare
 
@@ -174,6 +174,8 @@ def lower_embedding_backward(low: Lowering, val: Any, grad: Box, index: Box, row
 
 def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
     rank = len(x.shape)
+    if not low.on_gpu and (chosen := _one_of_each_row(low, val, x, dim, index, source)) is not None:
+        return chosen
     if not rank or len(index.shape) != rank or not _fits(low, val, ADDED, index.shape) or index.dtype is not torch.int64:
         return None
     serial = (dim % rank,)
@@ -183,6 +185,32 @@ def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, sou
     place = _moved(at, serial[0], position_of(index, at, x.shape[serial[0]]))
     init = x.load(index_symbols(tuple(val.shape)))
     return _emit(low, "scatter_add", val, tuple(index.shape), serial, source.load(at), (x, index, source), place, init)
+
+
+def _one_of_each_row(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Box | None:
+    """Where one element of each row is added to (the gradient of one that was looked up): every element asks whether it is that one, in loops that fuse with what follows."""
+    rank, shape = len(x.shape), tuple(val.shape)
+    d = dim % max(rank, 1)
+    fits = rank and len(index.shape) == rank and index.dtype is torch.int64 and source.dtype is val.dtype is not torch.bool
+    if not fits or index.shape[d] != 1 or any(a != b for k, (a, b) in enumerate(zip(index.shape, shape, strict=True)) if k != d):
+        return None
+    if any(box.dtype in UNSUPPORTED_DTYPES for box in (x, source)) or not index.reads:
+        return None
+
+    acc = torch.float32 if val.dtype in HALF else val.dtype
+
+    def fn(at: Index) -> Value:
+        row = _moved(at, d, ZERO)
+        chosen = IndexValue(compare("eq", at[d], Indirect(index.load(row), shape[d])), torch.bool)
+        before = x.load(at)
+        added = convert(make_op("add", (convert(before, acc), convert(source.load(row), acc)), acc), val.dtype)
+        return make_op("where", (chosen, added, before), val.dtype)
+
+    ops, heavy, origins, reads = 3, 0, low.origins, x.reads | index.reads | source.reads
+    for box in (x, source, index):
+        more, costly, others = cost_of(box)
+        ops, heavy, origins = ops + more, heavy + costly, merge_origins(others, origins)
+    return low.computed(Computed(fn, val.shape, val.strides, val.dtype, val.device, reads, origins, ops, heavy))
 
 
 def lower_scatter_reduce(

@@ -241,3 +241,44 @@ def test_the_same_bits_with_any_number_of_threads() -> None:
     one, *others = [with_threads(n, lambda: fn(x, i)) for n in (1, 2, 3, 2)]
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_one_addition_to_each_row_is_a_choice(dtype: torch.dtype, dim: int) -> None:
+    x, source = numbers((5, 4, 6), dtype), numbers((5, 4, 6), dtype)
+    if dtype.is_floating_point:
+        x[0], source[0, :2], source[1, 0, 0] = -0.0, -0.0, float("nan")
+    index = torch.randint(0, 4, (5, 4, 6))
+    index, source = (t.narrow(dim, 0, 1) for t in (index, source))
+
+    def fn(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.scatter_add(dim, index, source), (x * 2).scatter_add(dim, index, source + 1) * 3
+
+    ours, calls = library_calls(fn, x, index, source)
+    eager = fn(x, index, source)
+    equal(ours, eager)
+    assert calls == 0 and all(torch.equal(a.signbit() & (a == a), b.signbit() & (b == b)) for a, b in zip(ours, eager, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [-1, 40])
+def test_the_gradient_of_a_chosen_element_is_part_of_what_follows(wrong: int) -> None:
+    def loss(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return -x.log_softmax(-1).gather(1, t[:, None]).mean()
+
+    compiled = magneto.optimize("inductor")(loss)
+    x, t = torch.randn(30, 40), torch.randint(0, 40, (30,))
+    grads = []
+    for fn in (loss, compiled):
+        leaf = x.clone().requires_grad_()
+        fn(leaf, t).backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads)
+    with recording("artifact") as found:
+        magneto.optimize("inductor")(loss)(x.clone().requires_grad_(), t).backward()
+    assert [event.library_calls for event in found if event.artifact == "plan"] == [0, 0]
+    add = magneto.optimize("inductor")(lambda x, t: x.scatter_add(1, t[:, None], x[:, :1]) * 2)
+    add(x, t)
+    t[7] = wrong
+    with pytest.raises((IndexError, RuntimeError)):
+        add(x, t)

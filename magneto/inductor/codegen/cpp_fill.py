@@ -39,6 +39,7 @@ STREAM_FROM = 8 << 20  # bytes of a result that is not kept in the caches
 STREAM_RUN = 512  # bytes that are written one after the other at least
 FETCHED_ROW = 512 << 10  # bytes of a row that is fetched while the one before is walked again, at most
 FETCHED_RUN = 16  # elements of a row of a block (cpp_staged), at least, that is fetched
+FAR = 256  # elements between what neighbours in a vector read
 SQUARE_RUN = 256  # the same of the rows of a square (cpp_nest.TILE)
 CONVERT_FROM = 64  # elements: shorter loops convert float16 one by one
 CONVERTED = 6  # arrays of converted elements, at most
@@ -368,7 +369,12 @@ class Fill:
 
 
 def simd_loop(name: str, first: str, last: str, body: Sequence[str], clauses: str) -> list[str]:
-    return [f"#pragma omp simd{clauses}", f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{", *indent(body), "}"]
+    """Where neighbours are read together at each of steps that are far apart, no vectors are made: gcc sorts into them all that lies in between, in minutes."""
+    head = f"for (i64 {name} = {first}; {name} < {last}; {name}++) {{"
+    steps = [(m[1], m[2]) for line in body for m in re.finditer(rf"\b(p\d+)\[[^\]]*?\b(\d+) \* {name}\b", line) if int(m[2]) >= FAR]
+    if len(steps) > len(set(steps)):
+        return [head, *indent(['__asm__ volatile("");', *body]), "}"]
+    return [f"#pragma omp simd{clauses}", head, *indent(body), "}"]
 
 
 def _renamed(line: str, names: dict[str, str]) -> str:

@@ -18,8 +18,9 @@ from magneto.base.dataclass import dataclass, field
 from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
-from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, count_of
-from magneto.symbolic import Add, Expr, Sym, add, mul, to_c
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, bounds_of
+from magneto.symbolic import Add, Expr, Sym, add, evaluate, mul, to_c, walk
+from magneto.symbolic import Const as IntConst
 
 NARROW = 1 << 31
 SQRT_HALF = math.sqrt(0.5)
@@ -149,6 +150,8 @@ class Emitter:
             return f"({compute_type(value.dtype)})({narrow or self.index(value.expr, mask, depth)})"
         if isinstance(value, Masked):
             condition = self.emit(value.cond, mask)
+            if not mask and self._needed_anyway(value):
+                return f"{condition} ? {self.emit(value.value)} : {self.emit(value.other)}"
             inner = f"({mask} & {condition})" if mask else condition
             self._mask_depths[inner] = max(self.depth(value.cond), self._mask_depths.get(mask, 0))
             return f"{condition} ? {self.emit(value.value, inner)} : {self.emit(value.other, mask)}"
@@ -175,10 +178,24 @@ class Emitter:
             return f"{args[0]} * {literal(1 / divisor.value.real, torch.float32)}"
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
             return f"mg_div_by({args[0]}, {', '.join(self._inverse(value.args[1], args[1], mask))})"
-        if value.name in DIVIDING and not is_float(operand):
+        if value.name in DIVIDING and not is_float(operand) and not (isinstance(value.args[1], Const) and value.args[1].value):
             self._check(depth, f"{args[1]} == 0", ZERO_DIVISION, mask)
             args[1] = f"({args[1]} == 0 ? 1 : {args[1]})"
         return op_text(value.name, args, operand, value.dtype)
+
+    def _needed_anyway(self, value: Masked) -> bool:
+        """Is what a condition on one loop variable guards known outside of that loop? Some point of it takes that: it is computed ahead, without a condition (under one gcc makes no vectors of a load that stays)."""
+        if not isinstance(value.cond, IndexValue) or len(value.cond.expr.free) != 1 or not self._reads_memory(value.value):
+            return False
+        (symbol,) = value.cond.expr.free
+        least, most = symbol.lo, symbol.hi
+        if isinstance(symbol, Indirect) or self.depth(value.value) >= self.depths[symbol] or least is None or most is None:
+            return False
+        numbers = (
+            part.const if isinstance(part, Add) else part.value for part in walk(value.cond.expr) if isinstance(part, Add | IntConst)
+        )
+        edges = (at + step for n in numbers for at in (n, -n) for step in (-1, 0, 1))
+        return any(evaluate(value.cond.expr, {symbol: at}) for at in (least, most, *edges) if least <= at <= most)
 
     def _one_plus(self, value: Op) -> Op | None:
         """The function in 1 + erf(x), 1 + exp(x) and 1 + tanh(x): it needs no accuracy far below 1 and is much cheaper so. The hearts of gelu and the sigmoid function."""
@@ -326,9 +343,12 @@ class Emitter:
             if (found := scope.memo.get(key)) is not None:
                 return found
         raw = self.emit(symbol.value, mask)
+        place, (least, most) = f"(i64){raw}", bounds_of(symbol.value)
         name = self.fresh("ix")
-        place, count = f"(i64){raw}", count_of(symbol.value)
-        if count is None or not isinstance(symbol.extent, int) or count > symbol.extent:
+        if least >= 0 and isinstance(symbol.extent, int) and most < symbol.extent:
+            if symbol.value.dtype is torch.int32:
+                return place  # 32 bits wide, which is what the vector unit gathers by
+        else:
             bad = f"(u64)(i64){raw} >= (u64){to_c(symbol.extent)}"
             self._check(depth, bad, BAD_INDEX, mask)
             place = f"{bad} ? 0 : {place}"

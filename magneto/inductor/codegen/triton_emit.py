@@ -18,7 +18,7 @@ from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_nest import spread_out
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, ROUGH, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
-from magneto.inductor.loops.ir import SCANS, Const, IndexValue, Indirect, Load, Masked, Op, Value, walk_values
+from magneto.inductor.loops.ir import SCANS, Const, IndexValue, Indirect, Load, Masked, Op, Value, bounds_of, walk_values
 from magneto.inductor.loops.philox import limit_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
 from magneto.symbolic import Const as IntConst
@@ -383,6 +383,10 @@ class Emitter:
         if not isinstance(extent, int):
             raise CannotEmit(f"a symbolic extent {extent}")
         axes = raw.axes | (under.axes if under is not None else NOTHING)
+        if bounds_of(symbol.value)[0] >= 0 and bounds_of(symbol.value)[1] < extent:
+            if self.passing and self.inner in raw.axes:
+                self.places.append(raw.text)
+            return self.name(f"({raw.text}).to({kind})", raw.axes, key, "i")
         inside = self.name(f"({raw.text} >= 0) & ({raw.text} < {extent})", raw.axes, prefix="c")
         mask = self.mask(axes, under)
         asserted = inside.text if mask is None else f"{inside.text} | ~({mask})"

@@ -206,11 +206,48 @@ class Masked(Value):
         return Masked, (self.cond, self.value, self.other)
 
 
-def count_of(value: Value) -> int | None:
-    """How many places there are for an index that is a byte, or one converted; None: it may be any number."""
-    if isinstance(value, Op) and value.name == "convert_element_type" and value.dtype in (torch.int32, torch.int64):
-        value = value.args[0]
-    return {torch.uint8: 256, torch.bool: 2}.get(value.dtype)
+def bounds_of(value: Value) -> tuple[int, int]:
+    """The least and the largest number that a whole number can be, as far as its operations say."""
+    found = _BOUNDS.get(value)
+    if found is None:
+        low, high = (0, 1) if value.dtype is torch.bool else (torch.iinfo(value.dtype).min, torch.iinfo(value.dtype).max)
+        first, last = _bounds(value) or (low, high)
+        found = _BOUNDS[value] = (first, last) if low <= first and last <= high else (low, high)
+    return found
+
+
+_BOUNDS: WeakKeyDictionary[Value, tuple[int, int]] = WeakKeyDictionary()
+
+
+def _bounds(value: Value) -> tuple[int, int] | None:
+    """Without regard to the width of the type: what is beyond it wraps."""
+    if isinstance(value, Const):
+        return int(value.value.real), int(value.value.real)
+    if isinstance(value, IndexValue):
+        expr = value.expr
+        return None if expr.lo is None or expr.hi is None else (expr.lo, expr.hi)
+    if isinstance(value, Masked):
+        (a, b), (c, d) = bounds_of(value.value), bounds_of(value.other)
+        return min(a, c), max(b, d)
+    if (
+        not isinstance(value, Op)
+        or any(a.dtype.is_floating_point or a.dtype.is_complex for a in value.args)
+        or value.name not in _INTERVALS
+    ):
+        return None
+    return _INTERVALS[value.name](*map(bounds_of, value.args))
+
+
+_INTERVALS: dict[str, Callable[..., tuple[int, int] | None]] = {
+    "convert_element_type": lambda x: x,
+    "where": lambda _, x, y: (min(x[0], y[0]), max(x[1], y[1])),
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "remainder": lambda _, y: (0, y[1] - 1) if y[0] > 0 else None,
+    "shift_right": lambda x, y: (x[0] >> y[0], x[1] >> y[0]) if y[0] == y[1] and 0 <= y[0] < 8 else None,
+}
 
 
 class Indirect(Sym):

@@ -13,7 +13,7 @@ from torch import fx
 from magneto.graph.layout import overlaps
 from magneto.graph.meta import TensorMeta
 from magneto.inductor.loops.ir import Buffer, Constant, LibraryCall, Node, Origin, Pointwise, Program, Reduction, Scalar, Size, ViewOf
-from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, views, windows
+from magneto.inductor.lower import bags, elementwise, indexing, operations, ordered, reductions, search, views, windows
 from magneto.inductor.lower.box import Box, Stored
 from magneto.inductor.lower.context import CONVERTED, UNSUPPORTED_DTYPES, CannotLower, Lowering, point_count, same_layout
 from magneto.inductor.lower.library import emit_call
@@ -21,7 +21,7 @@ from magneto.inductor.lower.library import emit_call
 PRIM_ROWS: dict[str, Callable[..., Any]] = {**elementwise.ROWS, **views.ROWS, **reductions.ROWS, **indexing.ROWS, **windows.ROWS}
 """One row per prim with a loop form: fn(lowering, meta value of the result, *args, **kwargs) -> box(es), or None: run as library call."""
 
-OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS, **ordered.OP_ROWS, **bags.OP_ROWS}
+OP_ROWS: dict[Any, Callable[..., Any]] = {**operations.ROWS, **indexing.OP_ROWS, **ordered.OP_ROWS, **bags.OP_ROWS, **search.OP_ROWS}
 """ATen overloads that are not simply called: fn as in PRIM_ROWS."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Scalar, Value, count_of
+from magneto.inductor.loops.ir import Const, IndexValue, Masked, Op, Scalar, Value, bounds_of
 from magneto.symbolic import Const as IntConst
 from magneto.symbolic import Expr, add, compare, conj, floordiv, maximum, minimum, mod, mul
 
@@ -144,7 +144,7 @@ def make_op(name: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value:
     if (found := _fold_index(name, args, dtype)) is not None:
         return found
     if len(args) == 2:
-        if name == "lt" and _is(args[1], 0) and count_of(args[0]) is not None:
+        if name == "lt" and _is(args[1], 0) and not args[0].dtype.is_floating_point and bounds_of(args[0])[0] >= 0:
             return Const(False, torch.bool)
         if name in _UNIT:
             found = _fold_unit(name, args, dtype)

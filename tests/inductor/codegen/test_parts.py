@@ -86,6 +86,7 @@ BLOCKS: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {  # and in 
     "few wide images": (lambda x: F.pad(x, (3, 1, 1, 2)), (R(2, 126, 508).bfloat16(),), 3),
     "rolled": (lambda x: x.roll((3, 5), (-2, -1)) + 1, (R(5, 32, 64),), 1),
     "rolled rows of 60": (lambda x: x.roll((3, 5), (-2, -1)) + 1, (R(70, 32, 60).double(),), 1),
+    "mirrored": (lambda x: F.pad(x, (3, 3, 3, 3), mode="reflect"), (R(35, 2, 100, 100),), 1),
     "odd": (lambda x, y: torch.cat([x, y], -1) * 2, (R(80, 370).half(), R(80, 991).half()), 1),
     "many bytes": (lambda x, y, z: torch.cat([x, y, z], 1), tuple(torch.randint(9, (300, n)).byte() for n in (77, 1301, 12)), 1),
     "short rows": (lambda x: x[:, :30, :25] + 1, (R(100, 40, 64),), 1),
@@ -101,6 +102,29 @@ def test_large_results_are_put_together_in_blocks(monkeypatch: pytest.MonkeyPatc
     text = run(function, *inputs)
     assert text.count("#pragma omp for ") == walks and text.count("omp parallel") == 1
     assert re.search(r"mg_stream\(p(\d) [^;]*, p\1s, ", text)
+
+
+def test_what_is_read_at_every_point_of_a_part_is_read_ahead_of_the_loop() -> None:
+    """gcc makes no vectors of a load under a condition that stays where it is."""
+
+    def sink(x: torch.Tensor, s: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, s.view(1, -1, 1, 1).expand(2, -1, 9, 1), row[:, None, None, None].expand(2, 3, 9, 2)], -1).softmax(-1)[
+            ..., :-1
+        ]
+
+    text = run(sink, R(2, 3, 9, 40), R(3), R(2))
+    assert text.count("? p0[") == 4 == text.count(" ? p")  # in two walks and what is left of them
+
+
+def test_ends_of_long_rows_are_no_vectors() -> None:
+    """gcc would take minutes for the loops along columns that are a row's length apart."""
+
+    def returns(r: torch.Tensor) -> torch.Tensor:
+        return sum(0.9**k * F.pad(r, (0, k))[:, k : k + r.shape[1]] for k in range(4))  # type: ignore[return-value]
+
+    text = run(returns, R(16, 700))
+    assert text.count("__asm__ volatile") == 2  # of three columns the last one reads one number
+    assert not re.search(r"omp simd\n *for \(i64 (j\d).*\n.*700 \* \1.*\n.*\n.*700 \* \1", text)
 
 
 def test_short_parts_stay_one_loop() -> None:

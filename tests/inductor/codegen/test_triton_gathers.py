@@ -310,6 +310,12 @@ def test_bags_by_offsets_are_walked_between_offsets(mode: int, monkeypatch: pyte
     assert max(plan.buffers[name].nbytes for step in plan.steps if isinstance(step, FusedKernel) for name in step.writes) == 8 * 200 * 128
 
 
+def test_searches_are_kernels_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, kernels = of_case("searches", monkeypatch)
+    assert not calls(plan) and sum("device_assert" in k.body for k in kernels) <= 2  # of what is gathered behind them
+    assert all(len(k.body) < 4000 for k in kernels if k.body.count("tl.store(") == 1)
+
+
 PAIRED = """def kernel(p0, p1, p2, XBLOCK: tl.constexpr):
     x = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
     y, x = (x // 64) % 8, (x // 8) % 8

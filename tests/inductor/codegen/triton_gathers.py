@@ -173,3 +173,23 @@ def _unit(g: Graph) -> Iterator[Any]:
     rows = g.index_select(g.eq(*(g.broadcast_in_dim(steps, (9, 9), (d,)) for d in (0, 1))), 0, classes)
     yield g.convert_element_type(rows, torch.int64)
     yield g.sum(g.convert_element_type(g.convert_element_type(rows, torch.int64), torch.float32), (0,))
+
+
+@case("searches", 0)
+def _searches(g: Graph) -> Iterator[Any]:
+    nan, inf = float("nan"), float("inf")
+    x = torch.cat([torch.randn(60), torch.tensor([nan, inf, -inf, 0.0, -0.0, 1.0])])
+    for count in (0, 1, 2, 5, 16, 31, 66):
+        boundaries = torch.cat([x, x])[:count].round().sort()[0]
+        for dtype in (torch.float32, torch.bfloat16):
+            for right in (False, True):
+                searched, found = g.input(x.to(dtype)), g.input(boundaries.to(dtype))
+                yield g.call(aten.bucketize.Tensor, searched, found, right=right)
+                yield g.add(g.call(aten.bucketize.Tensor, g.mul(searched, 2.0), found, out_int32=True, right=right), 1)
+    rows, numbers = torch.randint(-9, 9, (3, 2, 7)).sort(-1)[0], torch.randint(-12, 12, (3, 2, 11))
+    for side in ("left", "right"):
+        places = g.call(aten.searchsorted.Tensor, g.input(rows), g.input(numbers), side=side)
+        yield places
+        yield g.gather(g.input(torch.randn(3, 2, 8)), 2, places)
+    unsorted = g.input(torch.randn(50))
+    yield g.call(aten.searchsorted.Tensor, unsorted, g.input(torch.randn(80)))

@@ -137,7 +137,12 @@ def _pad(*args: Any, **kwargs: Any) -> Any:
         dim, (before, after) = x.ndim - 1 - k // 2, pad[k : k + 2]
         parts = [x.narrow(dim, x.shape[dim] - before, before)] * bool(before) + [x] + [x.narrow(dim, 0, after)] * bool(after)
         x = torch.cat(parts, dim) if len(parts) > 1 else x
-    return x.contiguous()
+    return _dense(x)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """`contiguous`, which keeps odd strides of dimensions of one element, without those."""
+    return x if x.stride() == contiguous_strides(tuple(x.shape)) else x.clone(memory_format=torch.contiguous_format)
 
 
 def _is_wrapped_once(x: Any, pad: Any) -> bool:
@@ -203,9 +208,7 @@ def _contiguous_unless_recorded(call: Callable[..., Any]) -> Callable[..., Any]:
             return result
         if (x.requires_grad and torch.is_grad_enabled()) or torch._C._functorch.is_functorch_wrapped_tensor(x):
             return result
-        if result.stride() == contiguous_strides(tuple(result.shape)):
-            return result
-        return result.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps odd strides of dimensions of one element
+        return _dense(result)
 
     return called
 

@@ -113,3 +113,9 @@ def test_sizes_that_change() -> None:
     compiled = magneto.compile(fn := lambda x: F.pad(x, (1, 2, 2, 1), mode="circular") + F.pad(x, (1, 2, 2, 1), mode="reflect"))
     for n in (5, 6, 9):
         same(fn, compiled, torch.randn(2, 3, n, n + 1))
+
+
+def test_one_channel_that_lies_last_has_eagers_strides() -> None:
+    x = torch.randn(8, 1, 9, 16).to(memory_format=torch.channels_last)
+    for mode in MODES:
+        same(fn := lambda x: F.pad(x, (1, 5, 1, 4), mode=mode), magneto.compile(fn), x)  # noqa: B023

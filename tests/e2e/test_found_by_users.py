@@ -249,3 +249,25 @@ def test_optimised_functions_have_the_attributes_of_functions():
     compiled = magneto.optimize("eager")(f)
     assert typing.get_type_hints(compiled) == typing.get_type_hints(f)
     assert compiled.tag == "kept" and compiled.__wrapped__ is f
+
+
+X = torch.arange(48.0).reshape(4, 3, 4)
+EMPTY, PLACES = torch.ones(0, 4), torch.zeros(3, dtype=torch.int64)
+REFUSED = {
+    "a mask that is shorter than its dimension": lambda: X[:, torch.tensor([True, False])],
+    "a mask that is longer than its dimension": lambda: X[..., torch.tensor([True, False, True, False, False])],
+    "a mask with one dimension too many": lambda: X[0, 0, 0, torch.tensor([True])],
+    "masks that fit": lambda: (X[:, torch.tensor([True, False, True])], X[None, ..., torch.tensor([True, False, True, False]), None]),
+    "ends of two types": lambda: torch.lerp(X, X.double(), 0.5) + 1,
+    "weights of another type": lambda: torch.lerp(X, X + 1, X.double()) + 1,
+    "a weight of another type that is a number": lambda: torch.lerp(X, X + 1, X.double()[0, 0, 0]) + 1,
+    "rows of an empty table": lambda: torch.nn.functional.embedding(PLACES, EMPTY) + 1,
+    "elements of an empty dimension": lambda: EMPTY.index_select(0, PLACES) + 1,
+    "gathered from an empty dimension": lambda: EMPTY.gather(0, PLACES[:, None].expand(-1, 4)) + 1,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_is_refused(name: str, backend: str) -> None:
+    same(REFUSED[name], magneto.optimize(backend)(REFUSED[name]))

@@ -28,7 +28,7 @@ def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
     if (chosen := masked.select(m, v, key)) is not None:
         return chosen
     key = size_of(m, key) if m.changing else key
-    key = known_index(m, key)
+    key = known_index(m, key, v)
     parts = _parts(m, key)
     if not any(map(_is_place, parts)) or not m.selects():
         return m.node(operator.getitem, [v, lower(m, key)], {})
@@ -63,14 +63,15 @@ def _one(m: Machine, place: Tracker) -> Tracker:
     return m.node("to", [m.node("reshape", [place, 1], {}, method=True), torch.int64], {}, method=True)
 
 
-def known_index(m: Machine, key: Tracker) -> Tracker:
-    """The index as torch takes it. Boolean masks select a number of elements known only at run time, unless the mask is known."""
+def known_index(m: Machine, key: Tracker, v: TensorTracker, dim: int = 0) -> Tracker:
+    """The index of `v` (of its dimension `dim` and those behind) as torch takes it. Boolean masks select a number of elements known only at run time, unless the mask is known."""
     if isinstance(key, TupleTracker) and key.cls is tuple:
-        return TupleTracker([known_index(m, part) for part in key.items(m)])
+        parts = key.items(m)
+        return TupleTracker([known_index(m, part, v, at) for part, at in zip(parts, _dims(parts, v.meta.ndim), strict=True)])
     if isinstance(key, TensorTracker) and (not key.meta.ndim or key.meta.dtype in (torch.bool, torch.uint8)):
         value = m.known(key)
         if value is not None and value.dtype in (torch.bool, torch.uint8) and value.ndim:
-            return _by_number(m, value)
+            return _by_number(m, value, v, dim)
         if value is not None:
             return m.const(value.item())
         if key.meta.dtype in (torch.bool, torch.uint8) and not (m.unknown_sizes and key.meta.ndim and key.meta.dtype is torch.bool):
@@ -80,9 +81,26 @@ def known_index(m: Machine, key: Tracker) -> Tracker:
     return key
 
 
-def _by_number(m: Machine, mask: torch.Tensor) -> Tracker:
+def _dims(parts: list[Tracker], ndim: int) -> list[int]:
+    """Of each part of an index, the dimension it is about, as far as masks of one dimension ask for that."""
+    made, at, left = [], 0, sum(map(_taken, parts))
+    for part in parts:
+        made.append(at)
+        left -= _taken(part)
+        at = ndim - left if isinstance(part, ConstTracker) and part.read() is Ellipsis else at + _taken(part)
+    return made
+
+
+def _taken(part: Tracker) -> int:
+    """How many dimensions a part of an index takes."""
+    if isinstance(part, ConstTracker):
+        return 0 if part.read() is None or isinstance(part.read(), bool) or part.read() is Ellipsis else 1
+    return part.meta.ndim if isinstance(part, TensorTracker) and part.meta.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _by_number(m: Machine, mask: torch.Tensor, v: TensorTracker, dim: int) -> Tracker:
     """A known mask of one dimension as the numbers of the elements it selects."""
-    if mask.ndim != 1:
+    if mask.ndim != 1 or dim >= v.meta.ndim or v.meta.shape[dim] != len(mask):
         m.graph_break("B105", operation="indexing with a boolean mask")
     return m.node(torch.tensor, [mask.nonzero().flatten().tolist()], {"dtype": torch.int64})
 
@@ -99,7 +117,7 @@ def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -
     if isinstance(value, ConstTracker) and is_numpy_scalar(value.read()) and not isinstance(value.read(), (int, float, complex)):
         m.graph_break("B104", operation="x[...] =", value=value.show())  # torch takes those of numpy's scalars that are Python's too
     key = size_of(m, key) if m.changing else key
-    parts = [known_index(m, part) if isinstance(part, TensorTracker) and not part.meta.ndim else part for part in _parts(m, key)]
+    parts = [known_index(m, part, v) if isinstance(part, TensorTracker) and not part.meta.ndim else part for part in _parts(m, key)]
     first = next((part for part in parts if not _is_int(part)), None)
     plain = all(_is_place(part) or is_slice(part) or isinstance(part, ConstTracker) for part in parts)
     if first is not None and _is_place(first) and plain and m.selects():

@@ -46,7 +46,10 @@ def _position(value: Value, size: Size) -> Expr:
 
 
 def _in_loop(low: Lowering, index: Box, size: Size) -> bool:
-    """Is the lookup worth a place in a loop? Where its index is computed alone, and is no place that is known, only if loops read the result."""
+    """Is the lookup worth a place in a loop? Where its index is computed alone, and is no place that is known, only if loops read the result.
+    Nothing can be read of an empty dimension: the library says so."""
+    if size == 0:
+        return False
     if not index.reads:
         return low.only_loops or known_index(index.load(index_symbols(index.shape)), size) is not None
     return index.dtype in (torch.int64, torch.int32)

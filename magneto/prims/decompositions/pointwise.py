@@ -446,8 +446,9 @@ def at_most(x: Value, high: Any) -> Value:
 
 @row("lerp.Scalar", "lerp.Tensor")
 def _lerp(b: Builder, start: Value, end: Value, weight: Any) -> Any:
-    if category(start.dtype) != FLOAT:
-        return LIBRARY
+    kept = type(weight) is Value and weight.ndim and weight.dtype != start.dtype
+    if category(start.dtype) != FLOAT or end.dtype != start.dtype or kept:
+        return LIBRARY  # which raises where types differ
     if type(weight) is Value:
         return _lerp_tensor(b, start, end, weight)
     return _lerp_number(b, start, end, weight)

@@ -299,7 +299,7 @@ def wrap_dims(dims: Sequence[int] | int | None, rank: int) -> Shape:
     if dims is None:
         return tuple(range(rank))
     if isinstance(dims, int):
-        return (wrap_dim(dims, rank),) if rank else ()
+        dims = (dims,)
     if not dims:
         return tuple(range(rank))
     result = sorted(wrap_dim(dim, rank) for dim in dims)

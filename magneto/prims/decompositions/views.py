@@ -223,6 +223,8 @@ def _slice_scatter(b: Builder, x: Value, source: Value, dim: int = 0, start: Any
 @row("select_scatter.default")
 def _select_scatter(b: Builder, x: Value, source: Value, dim: int, index: int) -> Any:
     dim = wrap_dim(dim, x.ndim)
+    if not -x.shape[dim] <= index < x.shape[dim]:
+        return LIBRARY  # which raises
     index %= x.shape[dim]
     return _slice_scatter(b, x, _unsqueeze(b, source, dim), dim, index, index + 1)
 

@@ -132,6 +132,9 @@ sizes_hold(const mg_program *p, const mg_instruction *in, PyObject *const *regis
     PyObject *values[MG_MOST_SIZED];
     for (int i = 0; i < row->n; i++) {
         values[i] = read(p, registers, row->registers[i]);
+        if (values[i] == NULL) {
+            return 0;
+        }
     }
     return mg_sizes_hold(row, in->obj, values);
 }

@@ -333,15 +333,15 @@ mg_sizes_row_new(PyObject *registers, Py_ssize_t count, int n_registers)
     return row;
 }
 
-/* `fits(numbers)` is asked when they are not those of the last time. It is the compiler's, and changes nothing that guards look at. */
+/* `fits(numbers)` is asked when they are not those of the last time; with a count of 0 the values themselves, each time. It is the compiler's, and changes nothing that guards look at. */
 int
 mg_sizes_hold(mg_sizes_row *row, PyObject *fits, PyObject *const *values)
 {
     int64_t at = 0;
-    for (int i = 0; i < row->n; i++) {
-        int64_t number[2] = {values[i] != NULL && PyLong_CheckExact(values[i]) ? PyLong_AsLongLong(values[i]) : -1, 0};
+    for (int i = 0; row->count > 0 && i < row->n; i++) {
+        int64_t number[2] = {PyLong_CheckExact(values[i]) ? PyLong_AsLongLong(values[i]) : -1, 0};
         mg_dltensor t = {.ndim = 1, .shape = number, .strides = number + 1}; /* a whole number: so many elements, all at one place */
-        if (number[0] < 0 && (dlpack == NULL || values[i] == NULL || !mg_is_tensor(values[i]) || dlpack->view_of(values[i], &t) != 0)) {
+        if (number[0] < 0 && (dlpack == NULL || !mg_is_tensor(values[i]) || dlpack->view_of(values[i], &t) != 0)) {
             PyErr_Clear();
             return 0;
         }
@@ -358,13 +358,16 @@ mg_sizes_hold(mg_sizes_row *row, PyObject *fits, PyObject *const *values)
     if (row->known && memcmp(row->now, row->last, at * sizeof(int64_t)) == 0) {
         return 1;
     }
-    PyObject *numbers = sizes_tuple(row->now, (int)at), *found = numbers != NULL ? PyObject_CallOneArg(fits, numbers) : NULL;
+    PyObject *numbers = sizes_tuple(row->now, (int)at), *found = NULL;
+    if (numbers != NULL) {
+        found = at > 0 ? PyObject_CallOneArg(fits, numbers) : PyObject_Vectorcall(fits, values, row->n, NULL);
+    }
     int holds = found == Py_True;
     if (holds) { /* `now` is read from the tuple: the call may have come back here */
         for (int64_t i = 0; i < at; i++) {
             row->last[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(numbers, i));
         }
-        row->known = 1;
+        row->known = at > 0;
     }
     PyErr_Clear();
     Py_XDECREF(numbers);

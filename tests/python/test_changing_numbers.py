@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -418,3 +419,73 @@ def test_whole_numbers_are_not_divided_by_zero(backend):
     compiled = magneto.optimize(backend)(fn)
     for n in (2, 3, 0, 4, 0):
         same(fn, compiled, X, n)
+
+
+def converging(state, x, n):
+    """Power iteration: how far the last number is from the one before decides."""
+    a, v, last, steps = x @ x.T + n, torch.ones(3), 0.0, 0
+    while True:
+        w = a @ v
+        found, v, steps = (v @ w).item(), w / w.norm(), steps + 1
+        if abs(found - last) < 1e-5 * found or steps > 20:
+            return found, v, steps
+        last = found
+
+
+def adaptive(state, x, n):
+    """A solver of differential equations that chooses its steps."""
+    t, h, end = 0.0, 0.1, 1.0 + n / 8
+    while t < end:
+        h = min(h, end - t)
+        slope = (x + h * x.sin()).sin()
+        error = (h / 2 * (slope - x.sin())).abs().max().item()
+        if error <= 1e-2:
+            x, t = x + h / 2 * (x.sin() + slope), t + h
+        h *= min(2.0, max(0.3, 0.9 * (1e-2 / (error + 1e-12)) ** 0.5))
+    return x, t
+
+
+def best(state, x, n):
+    """The best of all losses so far; patience."""
+    loss = (x - 5.0 / n).square().mean().item()
+    if loss < state["best"]:
+        state["best"], state["since"] = loss, 0
+    else:
+        state["since"] += 1
+    return x * 2, state["since"] > 3
+
+
+def exploring(state, x, n):
+    """Chances that shrink: a drawn number decides, beside one that changes."""
+    state["chance"] = max(0.05, state["chance"] * 0.9)
+    return x * 2 if random.random() < state["chance"] else x + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("fn", "recompiles"), [(converging, 3), (adaptive, 5), (best, 5), (exploring, 1)])
+def test_numbers_that_decide_together_are_compared_in_the_guards(fn, recompiles, backend):
+    """Of two that change, both were constants of the region; so was each on the value stack behind a break, which a look at what may die there read."""
+    states = [{"best": 100.0, "since": 0, "chance": 1.0} for _ in range(2)]
+    compiled = magneto.optimize(backend)(fn)
+    for n in range(1, 15):
+        results = []
+        for run, state in zip((fn, compiled), states, strict=True):
+            random.seed(n)
+            results.append(run(state, X, n))
+        assert_equal(results[1], results[0], 1e-4)
+        assert_equal(states[1], states[0], 1e-4)
+    assert magneto.stats()["recompiles"] <= recompiles
+
+
+def test_numbers_used_twice_again_and_again_are_not_written_out():
+    """Each step doubles the text of what was computed from one number: capture took seconds for 26 steps."""
+
+    def fn(x, s):
+        for _ in range(16):
+            s = s * 0.5 + s * 0.4
+        return x * s if s > 3.0 else x + s
+
+    compiled = magneto.optimize("eager")(fn)
+    for s in (1.0, 2.0, 3.0):
+        same(fn, compiled, X, s)
+    assert sum(len(str(entry.guards)) + len(entry.source) for entry in magneto.inspect(compiled)) < 40_000

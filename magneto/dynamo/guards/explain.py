@@ -168,7 +168,9 @@ def _describe(row: Row, value: Any) -> str:
         return f"got {describe_tensor(value)}"
     if kind is Kind.DISTINCT:
         return "they share an object or memory"
-    of = expression(row.source) if kind is Kind.RELATION and row.source is not None else "it"  # a relation is between what follows from it
+    of = (
+        expression(row.source) if kind in (Kind.RELATION, Kind.TOGETHER) and row.source is not None else "it"
+    )  # a relation is between what follows from it
     return f"{of} is {show_value(value)}"
 
 

@@ -112,7 +112,11 @@ class Builder:
         elif kind is Kind.SIZES:
             registers = (src, *[self.load(other, index) for other in payload.others])
             numbers = 2 * sum(len(form.shape) for form in payload.forms)
-            self.python.append((OPS["SIZES"], -1, src, index, False, (_C.Disabled(payload.holds), registers, numbers)))
+            fits = payload.holds if numbers else payload.holds_for
+            self.python.append((OPS["SIZES"], -1, src, index, False, (_C.Disabled(fits), registers, numbers)))
+        elif kind is Kind.TOGETHER:
+            registers = (src, *[self.load(other, index) for other in payload[1]])
+            self.python.append((OPS["SIZES"], -1, src, index, False, (_C.Disabled(relation(*payload)), registers, 0)))
         elif kind is Kind.INT_RANGE:
             self._add_range(index, src, payload)
         elif kind is Kind.DECIDES:

@@ -10,7 +10,7 @@ import collections
 import math
 import struct
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from magneto import _C
@@ -337,15 +337,20 @@ _NUMBER_NAMES = {
 }
 
 
-def relation(condition: str) -> Callable[[Any], bool]:
-    """The condition of a RELATION row as a predicate; a value for which it raises does not fulfil it."""
-    holds = eval(f"lambda number: {condition.format(*['number'] * condition.count('{}'))}", dict(_NUMBER_NAMES))
+def relation(condition: str, others: Sequence[Source] = ()) -> Callable[..., bool]:
+    """The condition of a RELATION or TOGETHER row as a predicate; values for which it raises do not fulfil it."""
+    names = [f"number{i}" for i in range(1 + len(others))]
+    filled = condition.format(*(names if others else names * condition.count("{}")))
+    holds = eval(f"lambda {', '.join(names)}: {filled}", dict(_NUMBER_NAMES))
 
-    def check(value: Any) -> bool:
+    def check(*values: Any) -> bool:
         try:
-            known = type(value) in (int, float) or isinstance(value, (str, bytes)) or type(value).__module__ == "numpy"
-            return known and bool(holds(value))
+            return all(map(_is_number, values)) and bool(holds(*values))
         except (ArithmeticError, TypeError, ValueError):
             return False
 
     return check
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or isinstance(value, (str, bytes)) or type(value).__module__ == "numpy"

@@ -38,6 +38,7 @@ class Kind(Enum):
     TYPE_VERSION = "payload: type; the class (and its bases) has not been modified since capture; source is Held(type)"
     STATE = "payload: (name, callable, args, expected); callable(*args) == expected: grad mode, autocast, default dtype...; source None"
     RELATION = "payload: text of a condition on a number that decides something (or on the bytes of an array, the text of a derived str), {} for the value: it is True"
+    TOGETHER = "payload: (condition, sources); a condition on several numbers that decide something together, {0} for the value, {1} and so on for those of the sources: it is True"
     DECIDES = "payload: machine.decided.Decision; what the program decides by the number in a small tensor comes out as it did"
     SIZES = "payload: SizesRow; sizes and strides of these tensors are some that the graph was captured for"
     INT_RANGE = "payload: (low, high); value is an exact int within the closed range (None = open): dynamic sizes and ints"

@@ -47,6 +47,7 @@ SHOW: dict[Kind, Callable[[str, Any], str]] = {
     Kind.INT_RANGE: lambda x, p: _between(x, *p),
     Kind.SIZES: lambda x, p: f"the sizes of {', '.join([x, *[source.text() for source in p.others]])} are some that it was captured for",
     Kind.RELATION: lambda x, p: p.format(*[x] * p.count("{}")), Kind.DECIDES: lambda x, p: f"({p.text}) is {p.expected}, decided by {x}",
+    Kind.TOGETHER: lambda x, p: p[0].format(x, *[source.text() for source in p[1]]),
 }  # fmt: skip
 
 
@@ -121,6 +122,7 @@ _CHECKS: dict[Kind, Callable[[_Writer, str, Any], str]] = {
     Kind.INT_RANGE: lambda w, x, p: f"in_range({x}, {p[0]}, {p[1]})",
     Kind.SIZES: lambda w, x, p: f"{w.const(p.holds_for)}({', '.join([x, *[w.source(source) for source in p.others]])})",
     Kind.RELATION: lambda w, x, p: f"{w.const(reading.relation(p))}({x})", Kind.DECIDES: lambda w, x, p: f"{w.const(p.holds)}({x})",
+    Kind.TOGETHER: lambda w, x, p: f"{w.const(reading.relation(*p))}({', '.join([x, *[w.source(source) for source in p[1]]])})",
 }  # fmt: skip
 
 

@@ -52,6 +52,8 @@ def expected(row: Row) -> str:
         return f"{name} is {expression(row.payload)}"
     if row.kind in (Kind.MEMBER, Kind.NOT_MEMBER):
         return f"{expression(row.payload)} {'in' if row.kind is Kind.MEMBER else 'not in'} {name}"
+    if row.kind is Kind.TOGETHER:
+        return str(row.payload[0].format(name, *map(expression, row.payload[1])))
     if row.kind is Kind.SIZES:
         names = ", ".join([name, *map(expression, row.payload.others)])
         return f"the sizes of {names} are some that the program treats as those it was captured with"
@@ -109,6 +111,6 @@ def remedy(row: Row) -> str:
         return f"Make the object {name} once and pass the same one each time."
     if row.kind in (Kind.LENGTH, Kind.KEYS, Kind.KEY_ABSENT):
         return f"Keep the size of {name} the same, or make it one tensor."
-    if row.kind in (Kind.EQUALS, Kind.RELATION, Kind.INT_RANGE):
+    if row.kind in (Kind.EQUALS, Kind.RELATION, Kind.TOGETHER, Kind.INT_RANGE):
         return f"Make {name} a tensor, or keep it constant."
     return f"Keep {name} the same at every call."

@@ -157,7 +157,8 @@ class SymbolicMachine:
         frame.entry = list(frame.locals)
         frame.stack = [NULL if obj is self.null else self.wrap(obj, Stack(index)) for index, obj in enumerate(state.stack)]
         self.entry_stack = list(frame.stack)
-        self.mortal = [value for value in frame.stack if value is not NULL and trackers.has_finaliser(value.obj)]
+        held = [value for value in frame.stack if value is not NULL and not isinstance(value, trackers.ConstTracker)]
+        self.mortal = [value for value in held if trackers.has_finaliser(value.obj)]
         frame.jump(state.offset)
         return frame
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import prefer
-from magneto.dynamo.trackers.lazy_number import CHECKED, SAFE
+from magneto.dynamo.trackers.lazy_number import CHECKED, SAFE, changing, guard_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,11 +58,14 @@ def is_numpy(value: Any) -> bool:
 
 
 def compute(m: Machine, fn: Any, template: str, operands: Sequence[Tracker]) -> Any:
-    """`fn` of host numbers and constants, as a host number."""
+    """`fn` of host numbers, changing ones and constants, as a host number."""
     examples = []
     for operand in operands:
         if isinstance(operand, HostNumber):
             examples.append(operand.example)
+        elif isinstance(operand, ConstTracker) and type(operand.value) in (int, float) and changing(m, operand):
+            guard_types(m, operand)  # the region computes with it, whatever it is
+            examples.append(operand.value)
         elif isinstance(operand, ConstTracker) and (type(operand.read()) in (int, float, bool) or is_numpy(operand.value)):
             examples.append(operand.value)
         else:

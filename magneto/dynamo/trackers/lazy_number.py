@@ -17,7 +17,7 @@ from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.dispatch import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from magneto.dynamo.machine.protocol import Emitter, Machine
 
@@ -46,16 +46,20 @@ CHECKED: dict[Any, str] = {
 """Operations that may raise, or give another type for other values: the region computes them first of all, and checks the type."""
 
 MAX_DEPTH = 32  # operations in one expression; a longer one is read
+MAX_SIZE = 128  # operations in all, those of what is used twice counted twice: such an expression is written out, and walked often
 
 
 class ComputedNumber(ConstTracker):
     """`template` over `operands`, at least one of which is unread; `checked`: see CHECKED; `settled`: its own value is guarded, not what it comes from."""
 
-    __slots__ = ("checked", "depth", "operands", "settled", "template")
+    __slots__ = ("checked", "depth", "operands", "settled", "size", "template")
 
-    def __init__(self, value: Any, template: str, operands: tuple[ConstTracker, ...], depth: int, checked: bool) -> None:
+    def __init__(self, value: Any, template: str, operands: tuple[ConstTracker, ...], checked: bool) -> None:
         super().__init__(value)
-        self.template, self.operands, self.depth, self.checked = template, operands, depth, checked
+        self.template, self.operands, self.checked = template, operands, checked
+        made = [operand for operand in operands if isinstance(operand, ComputedNumber)]
+        self.depth: int = 1 + max((one.depth for one in made), default=0)
+        self.size: int = 1 + sum(one.size for one in made)
         self.settled = False
 
     def read(self) -> Any:
@@ -84,8 +88,8 @@ class ComputedNumber(ConstTracker):
         cls = type(self.value)
         return em.early(f"typed({text}, {em.const(cls, cls.__name__)})") if self.checked else text
 
-    def text_of(self, name: str) -> str:
-        """The expression, with `name` for what is unread in it."""
+    def text_of(self, name: str | Mapping[Any, str]) -> str:
+        """The expression, with `name` (that of its source) for what is unread in it."""
         return self.template.format(*[text_of(operand, name) for operand in self.operands])
 
 
@@ -96,10 +100,12 @@ def typed(value: Any, cls: type) -> Any:
     return value
 
 
-def text_of(number: ConstTracker, name: str) -> str:
+def text_of(number: ConstTracker, name: str | Mapping[Any, str]) -> str:
     if isinstance(number, ComputedNumber) and not number.settled:
         return number.text_of(name)
-    return name if is_unread(number) else f"({number.value!r})"
+    if not is_unread(number):
+        return f"({number.value!r})"
+    return name if isinstance(name, str) else name[number.source]
 
 
 def is_unread(tracker: ConstTracker) -> bool:
@@ -140,16 +146,11 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) or (is_numpy_scalar(value) and hasattr(value, "item") and value.dtype.kind in "if")
 
 
-def _depth(tracker: ConstTracker) -> int:
-    return tracker.depth if isinstance(tracker, ComputedNumber) else 0
-
-
 def compute(m: Machine, fn: Any, template: str, numbers: Sequence[ConstTracker], checked: bool) -> Any:
     """`fn` of numbers as an unread number; NotImplemented where it has to be read."""
     if not any(is_unread(number) for number in numbers) or (checked and not changing(m, *numbers)):
         return NotImplemented
-    depth = 1 + max(map(_depth, numbers))
-    if depth > MAX_DEPTH or not all(_is_number(number.value) and math.isfinite(number.value) for number in numbers):
+    if not all(_is_number(number.value) and math.isfinite(number.value) for number in numbers):
         return NotImplemented
     try:
         value = fn(*[number.value for number in numbers])
@@ -157,8 +158,11 @@ def compute(m: Machine, fn: Any, template: str, numbers: Sequence[ConstTracker],
         return NotImplemented
     if not _is_number(value) or (type(value) is int and value.bit_length() > 1024):
         return NotImplemented
+    made = ComputedNumber(value, template, tuple(numbers), checked)
+    if made.depth > MAX_DEPTH or made.size > MAX_SIZE:
+        return NotImplemented
     guard_types(m, *numbers)
-    return ComputedNumber(value, template, tuple(numbers), depth, checked)
+    return made
 
 
 def _arithmetic(fn: Any, template: str, checked: bool) -> None:

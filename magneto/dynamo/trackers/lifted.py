@@ -220,17 +220,36 @@ def _comparison(name: str) -> None:
             guard_types(m, left, right)
             m.guard(Kind.RELATION, source, f"({text_of(left, '{}')} {_SYMBOLS[name]} {text_of(right, '{}')}) is {result}")
             return m.const(result)
-        return NotImplemented
+        return NotImplemented if (known := _together(m, name, left, right)) is None else m.const(known)
 
 
 for _name in _COMPARISONS:
     _comparison(_name)
 
 
+def _together(m: Machine, name: str, left: ConstTracker, right: ConstTracker) -> bool | None:
+    """How numbers compare of which several change, guarded as that; None for others."""
+    both = (left, right)
+    if any(type(number.value) not in _DTYPES or not math.isfinite(number.value) for number in both) or not changing(m, *both):
+        return None
+    found = [leaf for number in both for leaf in leaves(number)]
+    first, *others = sources = list(dict.fromkeys(leaf.source for leaf in found))
+    if not others or len(sources) > _MOST_TOGETHER or any(type(leaf.value) not in _DTYPES for leaf in found):
+        return None
+    names = {source: f"{{{i}}}" for i, source in enumerate(sources)}
+    result = bool(getattr(operator, name)(left.value, right.value))
+    guard_types(m, *both)
+    m.guard(Kind.TOGETHER, first, (f"({text_of(left, names)} {_SYMBOLS[name]} {text_of(right, names)}) is {result}", tuple(others)))
+    return result
+
+
+_MOST_TOGETHER = 8
+
+
 def decides(m: Machine, number: ConstTracker) -> bool | None:
     """Truth of a changing number, guarded; None for other values."""
     if not may_decide(m, number):
-        return None
+        return _together(m, "ne", number, ConstTracker(0))
     return bool(_compare(m, "ne", number, 0).value)
 
 

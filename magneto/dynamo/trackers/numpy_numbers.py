@@ -36,7 +36,7 @@ def _held(m: Machine, v: Tracker) -> Tracker:
     if not m.changing or not isinstance(v, ConstTracker) or not _moves(m, v) or type(v.value.item()) not in (int, float):
         return v
     guard_types(m, v)
-    return ComputedNumber(v.value.item(), "{}.item()", (v,), 1, False)
+    return ComputedNumber(v.value.item(), "{}.item()", (v,), False)
 
 
 def _operation(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:

@@ -232,6 +232,8 @@ class World:
             return source, SizesRow((self.source(),), (NoDimensions(),) * 2, (), (), lambda sizes: True)
         if kind is Kind.RELATION:
             return source, rng.choice(("({} % 3 == 0) is True", "({} > 1) is True", "(1 // {} == 0) is False"))
+        if kind is Kind.TOGETHER:
+            return source, (rng.choice(("({0} < {1}) is True", "({0} // {1} == {2}) is False")), (self.source(), self.source()))
         if kind is Kind.TYPE_VERSION:
             return Held("Child", Child), Child
         return source, rng.choice([(0, None), (None, 1), (-1, 2**80), (None, None)])

@@ -30,6 +30,7 @@ from magneto.aot_autograd.signature import Result
 from magneto.aot_autograd.tangents import given_up, laid_out
 from magneto.base.dataclass import dataclass, field
 from magneto.base.errors import UserError
+from magneto.base.flags import config
 from magneto.graph.meta import TensorMeta
 
 Compiled = Callable[..., Any]
@@ -95,6 +96,7 @@ class TrainingPlan:
     scale: Scale | None = None  # what multiplies gradients that the forward has made; None: the backward graphs do
     leftovers: dict[frozenset[int], dict[int, tuple[int, ...]]] = field(default_factory=dict)
     linked: tuple[frozenset[int], ...] = ()  # results that are made from one another behind the node
+    flags: dict[str, Any] = field(default_factory=config.patched)  # under which backwards are compiled
     written: bool = False  # whether any call was let go on although a tensor kept for another part was written
     keep: Compiled = field(init=False)
     keep_all: Compiled = field(init=False)
@@ -136,14 +138,16 @@ class TrainingPlan:
     def backward_for(self, choice: Choice) -> Backward:
         found = self.backwards.get(choice)
         if found is None:  # a frame hook may be active: our own code is not to be captured
-            found = self.backwards[choice] = _C.call_inactive(functools.partial(self._built, choice))
+            with config.patch(**self.flags):
+                found = self.backwards[choice] = _C.call_inactive(functools.partial(self._built, choice))
         return found
 
     def batched(self, choice: Choice) -> Backward:
         """The backward for gradients that are many at once (vmap, `is_grads_batched`), which only PyTorch's operations take."""
 
         def called() -> Backward:
-            part = self.reach(choice)
+            with config.patch(**self.flags):
+                part = self.reach(choice)
             return self._backward(choice, as_function(part.graph, self.name, any_layout=True, own=False), part.kept, part.gradients, True)
 
         return _C.call_inactive(called)  # type: ignore[no-any-return]

@@ -65,6 +65,7 @@ class Sized:
         self.families = None if sampler is None else Families(gm, self.name, sampler, self.eager, self.budget.allows)
         self._values = meta["resizer"].at
         self._compile, self._slow = compile, slow
+        self._flags = config.patched()
         self._told = False
         self.stayed = 0
         self._lock = threading.RLock()
@@ -105,7 +106,7 @@ def run(*i):
             return found
 
     def _made(self, key: Key, inputs: Sequence[Any]) -> Instance | None:
-        with timer("compile"), no_collection(), varying(True):
+        with config.patch(**self._flags), timer("compile"), no_collection(), varying(True):
             if self.families is not None and (found := self.families.at(key, inputs)) is not None:
                 return Instance(found, False)
             self.seen[key] += 1
@@ -135,7 +136,7 @@ def run(*i):
                 found.calls = 0
                 return
             self.stayed += 1
-            with timer("compile"), no_collection(), varying(True):
+            with config.patch(**self._flags), timer("compile"), no_collection(), varying(True):
                 if (made := self._compiled(key, inputs)) is not None:
                     self._make_room(True)
                     self.known[key] = made

@@ -141,6 +141,7 @@ class Config:
     """The flags' current values as attributes. Reads are plain attribute reads."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.__dict__["_patched"] = {}
         for flag in FLAGS:
             text = environ.get(flag.env)
             self.__dict__[flag.name] = flag.default if text is None or (text == "" and flag.type is not str) else parsed(flag, text)
@@ -168,6 +169,10 @@ class Config:
         """Other values for a with-block, or for each call of a decorated function. Checked at once."""
         return Patch(self, {name: checked(flag_named(name), value) for name, value in values.items()})
 
+    def patched(self) -> dict[str, Any]:
+        """What is patched now: for what is compiled later for the same program (a backward, other sizes)."""
+        return dict(self.__dict__["_patched"])
+
     def reset(self) -> None:
         """Every flag back to what the environment says."""
         self.__dict__.update(Config().__dict__)
@@ -186,8 +191,8 @@ class Patch:
         self._saved: list[dict[str, Any]] = []
 
     def __enter__(self) -> Config:
-        self._saved.append({name: self._config.__dict__[name] for name in self._values})
-        self._config.__dict__.update(self._values)
+        self._saved.append({name: self._config.__dict__[name] for name in (*self._values, "_patched")})
+        self._config.__dict__.update(self._values, _patched={**self._config.__dict__["_patched"], **self._values})
         return self._config
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import magneto
+from magneto.aot_autograd.training import TrainingPlan
 from magneto.backends.families import Backwards
 from magneto.backends.pipeline import Training
+from magneto.backends.sized import Sized
 from magneto.base.events import counters, recording
 from magneto.base.flags import config
 from magneto.dynamo.region.sizes import Budget
@@ -257,3 +259,26 @@ def test_fewer_samples_do_where_all_are_of_one_family(monkeypatch: pytest.Monkey
     same(net, plain, compiled, make(3, 40))
     same(net, plain, compiled, make(3, 41))
     assert len(taken) == len(probes((3, 40), few=True)) == 8 and len(probes((3, 40))) == 11
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_compiled_later_has_the_options_of_the_call(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backwards, and what other sizes need, were compiled with the flags of the moment; of a graph that is another one without the option, gradients raised."""
+    found: list[tuple[str, str]] = []
+    for cls, name in ((TrainingPlan, "_built"), (Sized, "_compiled"), (Backwards, "_cut_at")):
+        method = getattr(cls, name)
+        monkeypatch.setattr(cls, name, lambda *args, m=method, n=name: (found.append((n, config.numerics)), m(*args))[1])
+
+    def attention(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        n, (source, to) = x.shape[0], edges
+        score = (x[source] * x[to]).sum(1)
+        score = (score - torch.full((n,), -1e9).scatter_reduce(0, to, score, "amax")[to]).exp()
+        share = score / (torch.zeros(n).scatter_add(0, to, score)[to] + 1e-9)
+        return torch.zeros(n, 3).index_add(0, to, share[:, None] * x[source])
+
+    compiled = magneto.compile(attention, dynamic=dynamic, options={"numerics": "eager"})
+    for n, e in ((4, 6), (5, 8), (6, 9), (7, 10), (8, 12), (3, 4), (3, 3)):
+        x, edges = torch.randn(n, 3, requires_grad=True), torch.randint(0, n, (2, e))
+        gradients = [torch.autograd.grad(fn(x, edges).square().sum(), x) for fn in (attention, compiled)]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    assert "_built" in {name for name, _ in found} and {numerics for _, numerics in found} == {"eager"}

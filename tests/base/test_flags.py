@@ -78,11 +78,12 @@ def test_patch_as_block_nested_and_after_an_exception():
     with config.patch(log=2, trace=True):
         with config.patch(log=4):
             assert (config.log, config.trace) == (4, True)
+            assert config.patched() == {"log": 4, "trace": True}
         assert config.log == 2
         with pytest.raises(ZeroDivisionError), config.patch(log=5):
             1 / 0  # noqa: B018
         assert config.log == 2
-    assert (config.log, config.trace) == (0, False)
+    assert (config.log, config.trace) == (0, False) and not config.patched()
 
 
 def test_patch_is_checked_before_anything_changes():

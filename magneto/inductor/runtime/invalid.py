@@ -19,6 +19,7 @@ from torch import fx
 
 from magneto import _C
 from magneto.base.events import counter
+from magneto.base.flags import config
 from magneto.graph.opinfo import stays
 
 Compiled = Callable[..., Any]
@@ -86,7 +87,12 @@ def answering(plan: Compiled, exactly: Callable[[], Compiled]) -> Compiled:
     looks = [i[1] for i in plan.instructions if i[0] == "KERNEL" and not i[2]] if isinstance(plan, _C.Plan) else []
     if not looks or not (possible() and told(looks[-1])):
         return exactly() if looks else plan
-    other, vain = cache(exactly), 0
+    flags, vain = config.patched(), 0
+
+    @cache
+    def other() -> Compiled:
+        with config.patch(**flags):
+            return exactly()
 
     def run(*inputs: Any) -> Any:
         nonlocal vain

@@ -25,6 +25,7 @@ from magneto.aot_autograd.trace import Tracing, begin, describe, run_captured, s
 from magneto.aot_autograd.views import base_of
 from magneto.base.dataclass import dataclass, replace
 from magneto.graph.fake import VALUE_METHODS
+from magneto.graph.gradient import Gradients
 from magneto.graph.meta import TensorMeta
 
 _LOOK = {
@@ -117,13 +118,25 @@ def _trace_joint(gm: fx.GraphModule, inputs: Sequence[Any], grad_enabled: bool, 
 
 def _has_saved(todo: list[Any]) -> bool:
     """Whether any formula has saved a tensor: only then autograd refuses to go through the graph a second time."""
-    for fn in _behind(todo):
-        kind = type(fn)
-        if kind not in _SAVES:
-            _SAVES[kind] = tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved"))
-        if isinstance(fn, torch.autograd.function.BackwardCFunction) or any(getattr(fn, name) is not None for name in _SAVES[kind]):
-            return True
+    return any(isinstance(fn, torch.autograd.function.BackwardCFunction) or any(_saved(fn)) for fn in _behind(todo))
+
+
+def _is_freed(fn: Any) -> bool:
+    """Whether what some formula behind has saved is gone."""
+    try:
+        for one in _behind([fn]):
+            [*_saved(one)]
+    except RuntimeError as error:
+        return "a second time" in str(error)
     return False
+
+
+def _saved(fn: Any) -> Iterator[bool]:
+    """Of each thing that a formula may save, whether it has. RuntimeError where it has been freed."""
+    kind = type(fn)
+    if kind not in _SAVES:
+        _SAVES[kind] = tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved"))
+    return (getattr(fn, name) is not None for name in _SAVES[kind])
 
 
 def _behind(todo: list[Any]) -> Iterator[Any]:
@@ -193,11 +206,14 @@ def _repeats(x: torch.Tensor) -> bool:
 
 
 def _without_freed(gm: fx.GraphModule, value: Any) -> tuple[Any, tuple[int, ...]]:
-    """The outputs, those cut off from autograd whose graph a backward inside has freed; and which these are."""
+    """The outputs, those cut off from autograd whose graph a backward inside has freed, or that are computed from such; and which these are."""
+    if not any(isinstance(node.target, Gradients) and not node.target.retain for node in gm.graph.nodes):
+        return value, ()
+    known = gm.meta.get("magneto", {}).get("spent_outputs", ())
     freed = [
         k
-        for k in gm.meta.get("magneto", {}).get("spent_outputs", ())
-        if isinstance(value[k], torch.Tensor) and value[k].requires_grad and not value[k].is_leaf
+        for k, item in enumerate(value)
+        if isinstance(item, torch.Tensor) and item.grad_fn is not None and (k in known or _is_freed(item.grad_fn))
     ]
     if not freed:
         return value, ()

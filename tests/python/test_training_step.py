@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import magneto
+from tests.compare import assert_equal
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
@@ -483,3 +484,32 @@ def test_an_optimiser_in_a_closure() -> None:
     optimised = magneto.optimize("eager", nopython=True)(step)
     losses = [float(optimised(torch.ones(1, 3))) for _ in range(3)]
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[2] and schedulers
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_what_is_computed_of_a_graph_that_backward_has_freed(backend: str) -> None:
+    """The errors of Q-learning, returned without `detach()`: such a step ran in eager."""
+
+    def program(w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        value, apart = (x @ w).tanh(), (x @ w).sin()
+        loss = value.square().mean()
+        loss.backward()
+        return loss, (value - 1).abs(), value + apart, apart, (value * w.sum()).sum()
+
+    compiled = magneto.optimize(backend)(program)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        w, x = torch.randn(3, 3), torch.randn(2, 3)
+        found = []
+        for fn in (program, compiled):
+            leaf = w.clone().requires_grad_()
+            results, told = fn(leaf, x), []
+            for result in results:
+                try:
+                    result.sum().backward(retain_graph=True)
+                    told.append("")
+                except RuntimeError as error:
+                    told.append(str(error))
+            found.append(([(r.detach(), r.requires_grad, r.is_leaf) for r in results], told, leaf.grad))
+        assert_equal(found[1], found[0], 1e-5)
+    assert magneto.stats()["fallbacks"] == 0

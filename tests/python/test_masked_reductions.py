@@ -195,3 +195,15 @@ def test_same(name: str, backend: str, training: bool) -> None:
             assert_equal(ours, plain, tolerance, f"{name} {seed}")
             assert seed or name not in NEED_SOME or backend == "eager" or magneto.stats()["breaks"] == 0
     assert magneto.stats()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize(("classes", "breaks"), [(200, 0), (300, 1)])
+def test_losses_of_vocabularies_compute_the_selected_rows_alone(classes: int, breaks: int) -> None:
+    x, labels, rows = torch.randn(6, classes), torch.randint(0, classes, (6,)), torch.tensor([True, False, False, True, False, False])
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy((x * 2)[rows], labels[rows])
+
+    magneto.reset()
+    torch.testing.assert_close(magneto.compile(loss)(x), loss(x))
+    assert magneto.stats()["breaks"] == breaks

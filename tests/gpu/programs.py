@@ -293,6 +293,11 @@ def single_elements_of_tensors() -> Any:
     return lambda x, y: torch.stack([x[:, 0] * y[:, 1], x[:, 1] - y[:, 0]], -1), (randn(1, 6, grad=True), randn(1, 6, grad=True))
 
 
+@program(1e-6, train=True)
+def averages_of_single_elements() -> Any:
+    return lambda x: F.avg_pool1d(x, 1) * 2, (randn(3, 5).t().requires_grad_(),)
+
+
 @program(1e-4, train=True)
 def attention_with_one_projection() -> Any:
     """The gradient of the projection's bias sums rows that lie in three tensors by heads."""

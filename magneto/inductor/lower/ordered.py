@@ -174,7 +174,7 @@ def lower_embedding_backward(low: Lowering, val: Any, grad: Box, index: Box, row
 
 def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
     rank = len(x.shape)
-    if not low.on_gpu and (chosen := _one_of_each_row(low, val, x, dim, index, source)) is not None:
+    if (chosen := _one_of_each_row(low, val, x, dim, index, source)) is not None:
         return chosen
     if not rank or len(index.shape) != rank or not _fits(low, val, ADDED, index.shape) or index.dtype is not torch.int64:
         return None

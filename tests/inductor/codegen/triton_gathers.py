@@ -193,3 +193,20 @@ def _searches(g: Graph) -> Iterator[Any]:
         yield g.gather(g.input(torch.randn(3, 2, 8)), 2, places)
     unsorted = g.input(torch.randn(50))
     yield g.call(aten.searchsorted.Tensor, unsorted, g.input(torch.randn(80)))
+
+
+@case("one element of each row is added to", 2e-6)
+def _one_of_each(g: Graph) -> Iterator[Any]:
+    """A choice, not an addition at a computed place."""
+    x, index = g.input(torch.randn(6, 40)), g.input(torch.randint(0, 40, (6, 1)))
+    added = g.input(torch.randn(6, 1))
+    zeros = g.broadcast_in_dim(g.mul(g.reshape(g.slice(added, (0, 0), (1, 1), (1, 1)), ()), 0.0), (6, 40), ())
+    yield g.sub(g.call(aten.scatter_add.default, zeros, 1, index, added), g.exp(x))
+    yield g.sum(g.call(aten.scatter_add.default, x, 1, index, added), (1,))
+    yield g.call(
+        aten.scatter_add.default,
+        g.input(torch.randn(1, 40)),
+        0,
+        g.input(torch.zeros(1, 40, dtype=torch.int64)),
+        g.input(torch.randn(1, 40)),
+    )

@@ -37,6 +37,13 @@ def foreign(library: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     assert not library.installed()
 
 
+def default_installed() -> bool:
+    """Not so where torch._dynamo has run in this process: its function stays, and what it found goes on to be called."""
+    get, state = ctypes.pythonapi._PyInterpreterState_GetEvalFrameFunc, ctypes.pythonapi.PyInterpreterState_Get
+    get.restype, get.argtypes, state.restype = ctypes.c_void_p, [ctypes.c_void_p], ctypes.c_void_p
+    return bool(get(state()) == ctypes.cast(ctypes.pythonapi._PyEval_EvalFrameDefault, ctypes.c_void_p).value)
+
+
 def entered(library: Any) -> int:
     return ctypes.c_long.in_dll(library, "entered").value
 
@@ -57,11 +64,12 @@ def compile_f() -> Any:
 def test_below(foreign: Any) -> None:
     g = compile_f()
     plain = C.Optimized(lambda: helper(3), C.Policy())
+    more = 0 if default_installed() else 1
     foreign.install()
     try:
         before = entered(foreign)
         assert g(1) == "compiled"
-        assert entered(foreign) - before == 3  # the compiler, its region and the frame of this statement's callee go on to it
+        assert 3 <= entered(foreign) - before <= 3 + more  # the compiler, its region and the frame of this statement's callee go on to it
         assert plain() == 3
         assert foreign.installed() and not C.eval_frame_installed()
     finally:

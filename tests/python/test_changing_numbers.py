@@ -462,7 +462,7 @@ def exploring(state, x, n):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize(("fn", "recompiles"), [(converging, 3), (adaptive, 5), (best, 5), (exploring, 1)])
+@pytest.mark.parametrize(("fn", "recompiles"), [(converging, 3), (adaptive, 5), (best, 5), (exploring, 2)])
 def test_numbers_that_decide_together_are_compared_in_the_guards(fn, recompiles, backend):
     """Of two that change, both were constants of the region; so was each on the value stack behind a break, which a look at what may die there read."""
     states = [{"best": 100.0, "since": 0, "chance": 1.0} for _ in range(2)]

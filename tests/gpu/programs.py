@@ -722,6 +722,71 @@ def bert_trains() -> Any:
     return model, (torch.randint(0, 1000, (2, 48)).to(DEVICE),)
 
 
+@program(1e-5, train=True)
+def chosen_rows() -> Any:
+    """Rows that a mask selects, reduced and in losses, are never gathered; none selected gives eager's NaN."""
+
+    def run(x: torch.Tensor, target: torch.Tensor, w: torch.Tensor) -> Any:
+        few, none = target > 2, target > 90
+        return F.cross_entropy(x[few], target[few]), x[few].mean(0), x[none].mean(), x[~few].sum() * w, x[few].square().mean(1).mean()
+
+    return run, (randn(400, 20, grad=True), torch.randint(0, 20, (400,)).to(DEVICE), randn(1, grad=True))
+
+
+@program(1e-5, train=True)
+def chosen_and_written() -> Any:
+    def run(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = x * 1
+        y[y < 0] *= w
+        y[y > 1] = 0.5
+        return y, y[y > 0].sum()
+
+    return run, (randn(300, 33, grad=True), randn(1, grad=True))
+
+
+def _flex(score: Any, mask: Any, dtype: torch.dtype = torch.float32, heads: int = 4) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    blocks = create_block_mask(mask, None, None, 80, 80, device=DEVICE) if mask else None
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=heads != 4) * 2
+
+    return run, (randn(2, 4, 80, 32, dtype=dtype, grad=True), *(randn(2, heads, 80, 32, dtype=dtype, grad=True) for _ in "kv"))
+
+
+@program(1e-4, train=True)
+def flex_attention_of_windows() -> Any:
+    return _flex(lambda s, b, h, q, k: s + (k - q) * 0.1 * (h + 1), lambda b, h, q, k: (q >= k) & (q - k < 20))
+
+
+@program(2e-2, train=True, rounded=True)
+def flex_attention_of_halves() -> Any:
+    """Capped scores, keys and values of half the heads."""
+    return _flex(lambda s, b, h, q, k: torch.tanh(s / 5) * 5, lambda b, h, q, k: (q >= k) | (k < 7), torch.bfloat16, 2)
+
+
+@program(1e-5, train=True)
+def control_flow() -> Any:
+    from functorch.experimental.control_flow import map as over
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = torch.cond(x.shape[0] > 3, lambda a: a * w, lambda a: a - w, (x,))
+        return torch.cond(y.sum() > 0, lambda a: (a + w).sin(), lambda a: (a * w).cos(), (y * 2,)), over(lambda a, b: a.exp() * b, x, w)
+
+    return run, (randn(8, 33, grad=True), randn(33, grad=True))
+
+
+@program(1e-5, train=True)
+def a_place_in_each_row() -> Any:
+    """One element a row is picked, and takes the whole gradient."""
+
+    def run(x: torch.Tensor, i: torch.Tensor) -> Any:
+        return -F.log_softmax(x, -1).gather(-1, i[:, None]).mean(), x.gather(0, i[None, :50] % 7)
+
+    return run, (randn(700, 50, grad=True), torch.randint(0, 50, (700,)).to(DEVICE))
+
+
 @program(1e-4)
 def whole_training_step() -> Any:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)

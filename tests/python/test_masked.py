@@ -74,6 +74,8 @@ def what_learns(x, s):
     y[r, 0] = w
     y[r, 1:] = y[r, 1:].exp() * s - v[1:]
     y[m.t().t(),] += 1 - w
+    y[m] *= x[1, :1]
+    y[r] += x[:1] * y[r]
     return y, y[r, 2].sum()
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+import benchmarks.gpu_sweep_fourth
 import benchmarks.gpu_sweep_third  # noqa: F401  (with gpu_sweep_more: more rows)
 import magneto
 from benchmarks.gpu_sweep_rows import ROWS
@@ -112,10 +113,10 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def warm(jobs: int, seconds: float) -> None:
+def warm(jobs: int, seconds: float, names: list[str]) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu_sweep", "--part"]
     quiet = subprocess.DEVNULL
-    running = [subprocess.Popen([*command, f"{k}/{jobs}"], stdout=quiet, stderr=quiet) for k in range(jobs)]
+    running = [subprocess.Popen([*command, f"{k}/{jobs}", *names], stdout=quiet, stderr=quiet) for k in range(jobs)]
     end = time.monotonic() + seconds
     for process in running:
         try:
@@ -136,12 +137,12 @@ def main() -> int:
     names, end = options.names or list(ROWS), time.monotonic() + options.seconds
     if options.part:
         first, step = map(int, options.part.split("/"))
-        for name in list(ROWS)[first::step]:
+        for name in names[first::step]:
             measure(name, times=False)
             torch.cuda.empty_cache()
         return 0
-    if options.jobs and not options.names:
-        warm(options.jobs, options.seconds / 2)
+    if options.jobs:
+        warm(options.jobs, options.seconds / 2, options.names)
     rows: dict[str, dict[str, Any]] = {}
     about = {
         "device": torch.cuda.get_device_name(),

@@ -778,6 +778,17 @@ def control_flow() -> Any:
 
 
 @program(1e-5, train=True)
+def products_of_boxes() -> Any:
+    """Gradients of products, of few factors and many and in order, look at no data."""
+
+    def run(x: torch.Tensor) -> Any:
+        y = x.clamp(min=0)
+        return y[:, :2].prod(-1), x[:, :40].prod(1, keepdim=True), x.sigmoid().cumprod(1), y.cumprod(1), y.prod(0), F.glu(x, 1)
+
+    return run, (randn(300, 64, grad=True),)
+
+
+@program(1e-5, train=True)
 def a_place_in_each_row() -> Any:
     """One element a row is picked, and takes the whole gradient."""
 

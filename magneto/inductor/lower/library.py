@@ -11,6 +11,7 @@ import torch
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Reduction, Size, ViewOf
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import (
+    UNSUPPORTED_DTYPES,
     CannotLower,
     Lowering,
     compact_strides,
@@ -50,6 +51,19 @@ FRESH_RESULTS = frozenset({
     aten.softmax.int, aten.log_softmax.int,
 })  # fmt: skip
 """Composites that never return an argument."""
+
+IN_PLACE: dict[Any, Any] = {
+    aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value, aten.scatter_add.default: aten.scatter_add_.default,
+    aten.scatter_reduce.two: aten.scatter_reduce_.two, aten.index_add.default: aten.index_add_.default, aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default, aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar, aten.masked_scatter.default: aten.masked_scatter_.default,
+}  # fmt: skip
+"""Operations that write into a copy of their first argument: the copy is a loop, which what is copied fuses with."""
+
+FILLS: dict[Any, Any] = {
+    aten.exponential.default: aten.exponential_.default, aten.uniform.default: aten.uniform_.default, aten.normal_functional.default: aten.normal_.default,
+    aten.geometric.default: aten.geometric_.default, aten.cauchy.default: aten.cauchy_.default, aten.log_normal.default: aten.log_normal_.default,
+}  # fmt: skip
+"""Draws that read nothing of their first argument."""
 
 ALIASING_PRIMS = frozenset({"broadcast_in_dim", "reshape", "transpose", "slice", "flip", "convert_element_type"})
 
@@ -140,6 +154,8 @@ def _grouped(flat: tuple[Any, ...], lists: tuple[int, ...]) -> tuple[Any, ...]:
 
 def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any) -> Any:
     """Appends a LibraryCall; returns the box of its output, a tuple of them, or None where an output is no tensor."""
+    if (found := _in_place(low, op, args, kwargs, val)) is not None:
+        return found
     mutated = mutated_args(op)
     exact = bool(mutated) or op not in ANY_STRIDES
     call_args = tuple(_convert_args(low, op, a, exact, n) for n, a in enumerate(args))
@@ -158,6 +174,22 @@ def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
         low.steady.update(b.name for b in outputs if b is not None)
     boxes = tuple(None if b is None else Stored(b) for b in outputs)
     return boxes[0] if single else _grouped(boxes, lists)
+
+
+def _in_place(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any) -> Stored | None:
+    """An operation of the tables above, in memory that nothing else uses."""
+    if not (op in IN_PLACE or op in FILLS) or not is_dense(val.shape, val.strides) or args[0].dtype is not val.dtype:
+        return None
+    if op in FILLS:
+        options = {"dtype": val.dtype, "device": val.device}
+        held = emit_call(low, aten.empty_strided.default, (tuple(val.shape), tuple(val.strides)), options, val)
+    elif val.dtype in UNSUPPORTED_DTYPES:
+        return None
+    else:
+        held = low.copy(args[0], tuple(val.strides), fresh=True)
+    low.steady.discard(held.buffer.name)
+    emit_call(low, IN_PLACE.get(op) or FILLS[op], (held, *args[1:]), kwargs, None)
+    return held  # type: ignore[no-any-return]
 
 
 def _beginning_a_memory(low: Lowering, box: Box, view: ViewOf) -> ViewOf:

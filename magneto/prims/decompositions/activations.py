@@ -272,3 +272,17 @@ def _glu(b: Any, x: Value, dim: int = -1) -> Any:
 @elementwise(2)
 def _gated(left: Value, right: Value) -> Value:
     return left * _sigmoid(right)
+
+
+@row("glu_backward.default")
+def _glu_backward(b: Any, grad: Value, x: Value, dim: int) -> Any:
+    dim %= max(x.ndim, 1)
+    half = x.shape[dim] // 2
+    left, right = x.narrow(dim, 0, half), x.narrow(dim, half, 2 * half)
+    return b.cat([_gated(b, grad, right), _gates_gradient(b, grad, left, right)], dim)
+
+
+@elementwise(3)
+def _gates_gradient(grad: Value, left: Value, right: Value) -> Value:
+    gate = _sigmoid(right)
+    return (1.0 - gate) * gate * grad * left

@@ -11,7 +11,7 @@ import torch
 from magneto.graph.layout import wrap_dim, wrap_dims
 from magneto.graph.promotion import COMPLEX, FLOAT, INTEGER, category, compute_type, sum_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.pointwise import truth
+from magneto.prims.decompositions.pointwise import on_gpu, truth
 from magneto.prims.decompositions.rows import LIBRARY
 from magneto.prims.value import Builder, Value
 
@@ -42,6 +42,68 @@ def _prod(b: Builder, x: Value, dim: int | None = None, keepdim: bool = False, *
     if dtype not in (torch.float32, torch.float64, torch.int64):
         return LIBRARY  # half precision multiplies in half precision
     return wide(x.to(dtype)).reduce("prod", wrap_dims(dim, x.ndim), keepdim).to(dtype)
+
+
+def _looking_backward(
+    b: Builder, grad: Value, name: str, x: Value, result: Value, dim: int | None, keepdim: bool, dtype: torch.dtype | None
+) -> Any:
+    """Gradient of a product without a look at whether a zero is among its factors (aot_autograd/looking.py)."""
+    if x.dtype not in (torch.float32, torch.float64) or not x.numel() or not x.ndim or dtype not in (None, x.dtype):
+        return LIBRARY
+    if dim is None:
+        if x.numel() > SHORT:
+            return LIBRARY
+        return _prod_backward(b, *(value.broadcast((x.numel(),)) for value in (grad, x.reshape((x.numel(),)), result)), 0, True).reshape(x.shape)
+    d = wrap_dim(dim, x.ndim)
+    if name == "cumprod":
+        return _cumprod_backward(b, grad, x, result, d) if on_gpu(x) and x.shape[d] > 1 else LIBRARY
+    if x.shape[d] > SHORT and not on_gpu(x):
+        return LIBRARY
+    kept = (*x.shape[:d], 1, *x.shape[d + 1 :])
+    return _prod_backward(b, grad.reshape(kept).broadcast(x.shape), x, result.reshape(kept).broadcast(x.shape), d, False)
+
+
+ROWS["magneto.looking_backward.default"] = _looking_backward
+SHORT = 16
+"""Factors whose products without each of them are computed from all."""
+
+
+def _prod_backward(b: Builder, grad: Value, x: Value, result: Value, d: int, every: bool) -> Value:
+    """As eager: the result divided by the factor where there is no zero at all, else products of the others; of all elements with several zeros, none."""
+    none, dims = x.eq(0.0), tuple(range(x.ndim))
+    zeros = none.to(x.dtype).reduce("sum", dims, True).broadcast(x.shape)
+    others = _without_each(b, x, d)
+    return grad * zeros.eq(0.0).where(result / x, (zeros > 1.0).where(0.0, others) if every else others)
+
+
+def _without_each(b: Builder, x: Value, d: int) -> Value:
+    """Products along `d` of all elements but the one at this place."""
+    n = x.shape[d]
+    if n > SHORT:
+        one = b.full((*x.shape[:d], 1, *x.shape[d + 1 :]), 1.0, x.dtype, x.device)
+        ahead = _along(b, torch.ops.aten.cumprod.default, b.cat([one, x.narrow(d, 0, n - 1)], d), d)
+        turned = b.cat([one, b.emit("flip", x, (d,)).narrow(d, 0, n - 1)], d)
+        return ahead * b.emit("flip", _along(b, torch.ops.aten.cumprod.default, turned, d), (d,))
+    steps, shape = b.iota(n, torch.int64, x.device), (*x.shape[: d + 1], n, *x.shape[d + 1 :])
+    own = steps.along(shape, (d,)).eq(steps.along(shape, (d + 1,)))
+    return own.where(1.0, x.along(shape, (*range(d), *range(d + 1, x.ndim + 1)))).reduce("prod", (d + 1,))
+
+
+def _along(b: Builder, scan: Any, of: Value, dim: int) -> Value:
+    return Value(b, b.node(scan, (of.node, dim), of.meta), of.meta)
+
+
+def _cumprod_backward(b: Builder, grad: Value, x: Value, result: Value, dim: int) -> Value:
+    """Ahead of the first zero what follows is divided by the factor; the zero gets the sum of products without it; behind it nothing has a gradient."""
+    one = b.full((*x.shape[:dim], 1, *x.shape[dim + 1 :]), 1.0, x.dtype, x.device)
+    before = b.cat([one, result.narrow(dim, 0, x.shape[dim] - 1)], dim)
+    first = x.eq(0.0) & before.ne(0.0)
+
+    def onwards(of: Value) -> Value:
+        return b.emit("flip", _along(b, torch.ops.aten.cumsum.default, b.emit("flip", of, (dim,)), dim), (dim,))
+
+    without = _along(b, torch.ops.aten.cumprod.default, first.where(1.0, x), dim)
+    return first.where(onwards(grad * without), x.eq(0.0).where(0.0, onwards(grad * result) / x))
 
 
 @row("mean.default", "mean.dim")

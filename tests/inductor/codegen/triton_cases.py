@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from magneto.prims.decompose import decompose
-from magneto.prims.decompositions import pooling
+from magneto.prims.decompositions import pooling, reductions
 from tests.aot_autograd.test_partition import relu_behind_a_norm
 from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
@@ -466,6 +466,25 @@ def _single(g: Graph) -> None:
         back = (r(aten.avg_pool2d_backward.default, grad, grad, *args) for grad in r.nodes)
         g.fx = decompose(r.output(*back))
     g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in r.graph.output_node().args[0])
+
+
+@case("gradients of products", 1e-5)
+def _products(g: Graph) -> None:
+    """Of few and of many factors, in order; with zeros, and with none."""
+    aten, found = torch.ops.aten, []
+    some = torch.rand(6, 30) + 0.5
+    holed = some.clone()
+    holed[1, 3] = holed[2, 4] = holed[2, 29] = holed[4, 0] = 0
+    r = Recorder(some, holed, torch.rand(6, 30))
+    for x in r.nodes[:2]:
+        for name, op, args in (("prod", aten.prod.dim_int, (1, False)), ("prod", aten.prod.dim_int, (0, True)), ("cumprod", aten.cumprod.default, (1,))):
+            result, dims = r(op, x, *args), (*args, False)[:2]
+            grad = r.nodes[2] if name == "cumprod" else r(aten.mul.Tensor, result, 2.0)
+            found.append(r(torch.ops.magneto.looking_backward.default, grad, name, x, result, *dims, None))
+    with mock.patch.object(reductions, "on_gpu", lambda x: True):
+        g.fx = decompose(r.output(*found))
+    assert not any("looking" in str(node.target) for node in g.fx.nodes)
+    g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in found)
 
 
 for _dtype, _seen in ((torch.float32, True), (torch.float32, False), (torch.bfloat16, False)):

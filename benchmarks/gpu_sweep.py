@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+import benchmarks.gpu_sweep_fifth
 import benchmarks.gpu_sweep_fourth
 import benchmarks.gpu_sweep_third  # noqa: F401  (with gpu_sweep_more: more rows)
 import magneto

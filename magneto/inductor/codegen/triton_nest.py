@@ -29,6 +29,7 @@ PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
 LOOPED_ACROSS = 32  # rows of 64 elements of 4 bytes that a block of 8 warps walks at a time
 LONG_ACROSS = 2048  # rows that each block walks: there are more of such blocks
 HELD_ACROSS = 8192  # elements of such a block where there are few
+LEAST_BESIDE, HELD_BESIDE = 8, 16384  # rows of a block of which some memory is contiguous along the rows, some along what is reduced; elements
 SCANNED = 32  # columns of elements of 4 bytes that a block adds up, each in order: what one line of memory holds
 HELD_OF_SCAN = 8192  # such elements in a turn of its loop
 IN_REGISTERS = 96  # elements of all operands that a thread holds of such a block
@@ -303,6 +304,12 @@ def _reduction(kernel: FusedKernel) -> Blocks:
             across //= 2
         return Blocks(kernel, (x, Axis("r", kernel.cols, across)), across < length, warps, outer)
     whole = power_above(length)
+    if (beside := _beside(kernel)) is not None and whole <= HELD_BESIDE // LEAST_BESIDE:
+        outer = tuple(d for d in kernel.rows if d is not beside)
+        wide = max(LEAST_BESIDE, min(PERSISTENT_ACROSS, HELD_ACROSS // whole, power_above(beside.size)))
+        if prod(d.size for d in outer) <= MOST_BLOCKS:
+            warps = max(4, min(16, wide * whole // 1024))
+            return Blocks(kernel, (Axis("x", (beside,), wide), Axis("r", kernel.cols, whole)), False, warps, outer)
     if whole <= PERSISTENT:
         wide, least = 1, 1024 if walked(kernel) else SHARED
         while wide * whole < least and wide < rows and -(-rows // (2 * wide)) >= WANTED:
@@ -313,6 +320,14 @@ def _reduction(kernel: FusedKernel) -> Blocks:
         )
     warps = 8 if any(m.is_scan for m in kernel.members) else 16
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, warps)
+
+
+def _beside(kernel: FusedKernel) -> Dim | None:
+    """The row dimension along which some memory is contiguous though most is along what is reduced: a block reads whole sectors of it."""
+    indices = [index for _, index in walked(kernel)]
+    if any(m.is_scan for m in kernel.members):
+        return None
+    return next((d for d in kernel.rows if d.size >= LEAST_BESIDE and any(coefficient(index, d.sym) is ONE for index in indices)), None)
 
 
 def _scanned_across(kernel: FusedKernel, along: tuple[Dim, ...], outer: tuple[Dim, ...]) -> Blocks:
@@ -352,7 +367,7 @@ def _walked_rows(kernel: FusedKernel) -> Blocks:
     kept = {s for m in kernel.members if m.kind == COLUMN for s in m.store.free}
     outer, inner = (tuple(d for d in kernel.rows if (d.sym in kept) is is_outer) for is_outer in (True, False))
     rows, whole = prod(d.size for d in inner), power_above(prod(d.size for d in kernel.cols))
-    wide = next(w for w in (4, 2, 1) if (w * whole <= 2048 or w == 1) and rows % w == 0)
+    wide = next(w for w in (32, 16, 8, 4, 2, 1) if (w * whole <= 2048 or w == 1) and rows % w == 0)
     stages = under_way(kernel, wide * whole)
     x, r = Axis("x", inner, wide), Axis("r", kernel.cols, whole)
     return Blocks(kernel, (x, r), False, max(4, min(16, wide * whole // 512)), outer, stages=stages)

@@ -14,10 +14,10 @@ from magneto.inductor.loops.ir import Buffer, LibraryCall, Load, Program, Reduct
 from magneto.inductor.schedule.domain import align, replaced, strided_terms
 from magneto.inductor.schedule.kernel import COLUMN, Dim, FusedKernel, Member, Step, member_loads
 from magneto.inductor.schedule.schedule import Schedule
-from magneto.symbolic import Expr, Sym
+from magneto.symbolic import ONE, Expr, Sym, coefficient
 
 LONGEST = 8192  # elements of a row of which a program holds operands and sums
-SHORTEST = 256
+SHORTEST = 64
 SHARED = 1 << 20  # bytes that are read once less
 COLUMNS = ".columns"
 """How the name of a partial sum for each program that walks rows ends."""
@@ -120,7 +120,13 @@ def _with_columns(steps: _Steps, place: int, sums: FusedKernel, buffers: Mapping
 
 
 def _walks_rows(kernel: FusedKernel) -> bool:
-    return any(m.is_reduction for m in kernel.members) and not any(m.kind == COLUMN for m in kernel.members)
+    if not any(m.is_reduction for m in kernel.members) or any(m.kind == COLUMN for m in kernel.members):
+        return False
+    cols = frozenset(d.sym for d in kernel.cols)
+    along = [load.index for m in kernel.members for load in member_loads(m.body) if load.index.free & cols]
+    return not any(coefficient(index, d.sym) is ONE for index in along for d in kernel.rows if d.size > 1)  # a few rows are less than a sector
+
+
 
 
 def _sums_only(kernel: FusedKernel) -> bool:

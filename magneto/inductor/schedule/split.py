@@ -47,6 +47,8 @@ ONE_EACH = ENOUGH
 LONG_ROW = 4096  # elements that keep a multiprocessor busy
 FEWEST = 8  # rows that a program walks
 SHORTEST = 128  # elements of a partial result, at least
+SECTOR = 8  # elements that are read at once
+LONG_ACROSS = 512  # elements that are added up one after the other where there are blocks enough
 WANTED_ACROSS = 1056  # where memory is contiguous along the rows: fewer, larger loads are under way in a block
 SHORTEST_ACROSS = 64
 MOST_ACROSS = 512  # partial results that a block adds up at once
@@ -169,11 +171,11 @@ def pieces(node: Reduction) -> int:
     rows, length = _count(node.ranges), _count(node.reduce_ranges)
     if rows * length < SMALL or not rows:
         return 1
-    if not across(node):
+    if not across(node) and not _also_across(node):
         rows = -(-rows // _side_rows(node))
         return 1 if rows >= ENOUGH else min(-(-WANTED // rows), length // SHORTEST)
     blocks = -(-rows * _width(node) // ACROSS)
-    return 1 if blocks >= ENOUGH else min(-(-WANTED_ACROSS // blocks), MOST_ACROSS, length // SHORTEST_ACROSS)
+    return min(-(-WANTED_ACROSS // blocks), MOST_ACROSS, length // (SHORTEST_ACROSS if blocks < ENOUGH else LONG_ACROSS))
 
 
 def _side_rows(node: Reduction) -> int:
@@ -200,11 +202,24 @@ def across(node: Reduction) -> bool:
     """Is memory contiguous along the rows, and not along what is reduced?"""
     last = [s for s in reduce_symbols(node.reduce_ranges) if isinstance(s, Sym)]
     rows = [s for s in index_symbols(node.ranges) if isinstance(s, Sym)]
-    indices = [load.index for load in loads(node.body)]
-    most = max(map(weight, indices), default=0)
-    indices = [index for index in indices if weight(index) == most]  # what is walked as a whole, not the numbers of a row
+    indices = _walked(node)
     along = any(_contiguous(index, s) for index in indices for s in last)
     return not along and any(_contiguous(index, s) for index in indices for s in rows)
+
+
+def _walked(node: Reduction) -> list[Expr]:
+    """Indices of what is walked as a whole, not of the numbers of a row."""
+    indices = [load.index for load in loads(node.body)]
+    most = max(map(weight, indices), default=0)
+    return [index for index in indices if weight(index) == most]
+
+
+def _also_across(node: Reduction) -> bool:
+    """Is some memory contiguous along the rows, a sector of it at least, of which there are few?"""
+    if _count(node.ranges) >= SECTOR * ENOUGH:
+        return False  # a program holds the rows of a sector
+    rows = [s for s, n in zip(index_symbols(node.ranges), node.ranges, strict=True) if isinstance(s, Sym) and int(n) >= SECTOR]  # type: ignore[arg-type]
+    return any(_contiguous(index, s) for index in _walked(node) for s in rows)
 
 
 def _contiguous(index: Expr, symbol: Sym) -> bool:

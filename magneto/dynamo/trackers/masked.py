@@ -208,7 +208,7 @@ def operand(m: Machine, of: MaskedTracker, v: Tracker) -> Tracker:
         return v if isinstance(v, (ConstTracker, ItemTracker)) else of.needed(m)
     n = v.meta.ndim
     if n == of.rest + 1 and _plain(v) and v.meta.sizes()[0] == 1 and v.meta.dtype is of.whole.meta.dtype:
-        v, n = m.node("select", [v, 0, 0], {}, method=True), n - 1  # the same for each element
+        return operand(m, of, m.node("select", [v, 0, 0], {}, method=True))  # the same for each element
     if not _plain(v) or n > of.rest or not v.meta.requires_grad:
         return v if n <= of.rest and _plain(v) else of.needed(m)
     if not n and v.meta.dtype is not of.whole.meta.dtype:

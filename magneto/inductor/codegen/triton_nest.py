@@ -29,7 +29,10 @@ PERSISTENT_ACROSS = 64  # as many where memory is contiguous along the rows
 LOOPED_ACROSS = 32  # rows of 64 elements of 4 bytes that a block of 8 warps walks at a time
 LONG_ACROSS = 2048  # rows that each block walks: there are more of such blocks
 HELD_ACROSS = 8192  # elements of such a block where there are few
-LEAST_BESIDE, HELD_BESIDE = 8, 16384  # rows of a block of which some memory is contiguous along the rows, some along what is reduced; elements
+LEAST_BESIDE, HELD_BESIDE = (
+    8,
+    16384,
+)  # rows of a block of which some memory is contiguous along the rows, some along what is reduced; elements
 SCANNED = 32  # columns of elements of 4 bytes that a block adds up, each in order: what one line of memory holds
 HELD_OF_SCAN = 8192  # such elements in a turn of its loop
 IN_REGISTERS = 96  # elements of all operands that a thread holds of such a block

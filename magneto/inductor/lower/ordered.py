@@ -187,11 +187,20 @@ def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, sou
     return _emit(low, "scatter_add", val, tuple(index.shape), serial, source.load(at), (x, index, source), place, init)
 
 
-def _one_of_each_row(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Box | None:
-    """Where one element of each row is added to (the gradient of one that was looked up): every element asks whether it is that one, in loops that fuse with what follows."""
+def lower_scatter(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
+    return _one_of_each_row(low, val, x, dim, index, source, False)
+
+
+def _one_of_each_row(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box, adds: bool = True) -> Box | None:
+    """Where one element of each row is written or added to (the gradient of one that was looked up): every element asks whether it is that one, in loops that fuse with what follows."""
     rank, shape = len(x.shape), tuple(val.shape)
     d = dim % max(rank, 1)
-    fits = rank and len(index.shape) == rank and index.dtype is torch.int64 and source.dtype is val.dtype is not torch.bool
+    fits = (
+        rank
+        and len(index.shape) == len(source.shape) == rank
+        and index.dtype is torch.int64
+        and source.dtype is val.dtype is not torch.bool
+    )
     if not fits or index.shape[d] != 1 or any(a != b for k, (a, b) in enumerate(zip(index.shape, shape, strict=True)) if k != d):
         return None
     if any(box.dtype in UNSUPPORTED_DTYPES for box in (x, source)) or not index.reads:
@@ -202,9 +211,10 @@ def _one_of_each_row(low: Lowering, val: Any, x: Box, dim: int, index: Box, sour
     def fn(at: Index) -> Value:
         row = _moved(at, d, ZERO)
         chosen = IndexValue(compare("eq", at[d], Indirect(index.load(row), shape[d])), torch.bool)
-        before = x.load(at)
-        added = convert(make_op("add", (convert(before, acc), convert(source.load(row), acc)), acc), val.dtype)
-        return make_op("where", (chosen, added, before), val.dtype)
+        before, given = x.load(at), source.load(row)
+        if adds:
+            given = convert(make_op("add", (convert(before, acc), convert(given, acc)), acc), val.dtype)
+        return make_op("where", (chosen, given, before), val.dtype)
 
     ops, heavy, origins, reads = 3, 0, low.origins, x.reads | index.reads | source.reads
     for box in (x, source, index):
@@ -305,6 +315,7 @@ OP_ROWS: dict[Any, Callable[..., Any]] = {
     aten.cumprod.default: lower_cumprod,
     aten.embedding_dense_backward.default: lower_embedding_backward,
     aten.scatter_add.default: lower_scatter_add,
+    aten.scatter.src: lower_scatter,
     aten.scatter_reduce.two: lower_scatter_reduce,
     aten.index_add.default: lower_index_add,
     aten.index_put.default: lower_index_put,

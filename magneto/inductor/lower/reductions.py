@@ -57,7 +57,9 @@ def _emit(
     low: Lowering, kind: str, x: Box, dims: frozenset[int], acc: torch.dtype, dtypes: Sequence[torch.dtype], strides: Sequence[Size]
 ) -> list[Stored]:
     ranges, reduce_ranges, body = _reduced_body(x, dims)
-    if kind in ("any", "all"):
+    if kind == "sum" and low.on_gpu and acc is torch.int64 and (narrow := _narrow(body, reduce_ranges)) is not None:
+        body, acc = narrow, torch.int32
+    elif kind in ("any", "all"):
         body = body if body.dtype is torch.bool else make_op("ne", (body, Const(0, body.dtype)), torch.bool)
     else:
         body = convert(body, acc)
@@ -66,6 +68,15 @@ def _emit(
     stored = [Stored(low.new_buffer(ranges, layout, t, x.device)) for t in dtypes]
     low.nodes.append(Reduction(kind, tuple(s.buffer for s in stored), reduce_ranges, body, acc, merge_origins(origins, low.origins)))
     return stored
+
+
+def _narrow(body: Value, reduced: Sequence[Size]) -> Value | None:
+    """Small integers whose sum fits 32 bits."""
+    while isinstance(body, Op) and body.name == "convert_element_type" and body.dtype is torch.int64:
+        (body,) = body.args
+    bits = {torch.bool: 1, torch.uint8: 8, torch.int8: 8, torch.int16: 16}.get(body.dtype)
+    fits = bits is not None and all(isinstance(s, int) for s in reduced) and prod(reduced) << bits < 1 << 31  # type: ignore[arg-type,operator]
+    return convert(body, torch.int32) if fits else None
 
 
 def _dims(x: Box, dims: int | Sequence[int] | None) -> frozenset[int]:

@@ -124,9 +124,9 @@ def _walks_rows(kernel: FusedKernel) -> bool:
         return False
     cols = frozenset(d.sym for d in kernel.cols)
     along = [load.index for m in kernel.members for load in member_loads(m.body) if load.index.free & cols]
-    return not any(coefficient(index, d.sym) is ONE for index in along for d in kernel.rows if d.size > 1)  # a few rows are less than a sector
-
-
+    return not any(
+        coefficient(index, d.sym) is ONE for index in along for d in kernel.rows if d.size > 1
+    )  # a few rows are less than a sector
 
 
 def _sums_only(kernel: FusedKernel) -> bool:

@@ -88,10 +88,15 @@ class Cut:
 def split_reductions(program: Program) -> Program:
     """The program with its long reductions of few rows in two steps."""
     beside, rows_read = rows_beside(program, across), _rows_read(program)
+    searched = {
+        (node.body, node.reduce_ranges) for node in program.nodes if isinstance(node, Reduction) and node.kind in ("argmax", "argmin")
+    }
 
     def made(node: Node) -> Iterator[Node]:
         if not isinstance(node, Reduction) or span_of(node.body) is not None:
             yield node
+        elif node.kind in ("max", "min") and (node.body, node.reduce_ranges) in searched:
+            yield node  # in the walk that finds the place
         elif node.name in beside and (cut := _columns(node, beside[node.name])) is not None:
             yield from halves(node, cut)
         else:

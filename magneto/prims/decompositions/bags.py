@@ -12,8 +12,7 @@ import torch
 
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.pooling import on_gpu
-from magneto.prims.decompositions.rows import LIBRARY
+from magneto.prims.decompositions.rows import LIBRARY, on_gpu
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()

@@ -11,7 +11,7 @@ import torch
 from magneto.graph.layout import broadcast_shapes
 from magneto.graph.promotion import COMPLEX, FLOAT, INTEGER, category, compute_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, number_of, promoted, stored_number
+from magneto.prims.decompositions.rows import LIBRARY, common, elementwise, number_of, on_gpu, promoted, stored_number
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -324,10 +324,6 @@ for _name in ("and", "or", "xor"):
 
 
 MOST_PRODUCTS = 8  # as an exponent: two to four roundings, about those of a GPU's own function, which takes as long as a hundred products
-
-
-def on_gpu(x: Value) -> bool:
-    return x.device.type == "cuda"
 
 
 def _by_squares(x: Value, exponent: int) -> Value:

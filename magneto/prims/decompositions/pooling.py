@@ -15,6 +15,7 @@ import torch
 from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
 from magneto.prims.decompositions.rows import LIBRARY
+from magneto.prims.decompositions.rows import on_gpu as on_gpu
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -361,11 +362,6 @@ for _dims in (1, 2, 3):
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------------------
-
-
-def on_gpu(x: Value) -> bool:
-    """Only there are gradients loops: the library's kernels are a pass of their own, slower than what they fuse with."""
-    return x.device.type == "cuda"
 
 
 def _returned(b: Builder, grad: Value, windows: _Windows, chosen: Any = None) -> Value:

@@ -11,8 +11,8 @@ import torch
 from magneto.graph.layout import wrap_dim, wrap_dims
 from magneto.graph.promotion import COMPLEX, FLOAT, INTEGER, category, compute_type, sum_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.pointwise import on_gpu, truth
-from magneto.prims.decompositions.rows import LIBRARY
+from magneto.prims.decompositions.pointwise import truth
+from magneto.prims.decompositions.rows import LIBRARY, on_gpu
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -53,7 +53,8 @@ def _looking_backward(
     if dim is None:
         if x.numel() > SHORT:
             return LIBRARY
-        return _prod_backward(b, *(value.broadcast((x.numel(),)) for value in (grad, x.reshape((x.numel(),)), result)), 0, True).reshape(x.shape)
+        flat = x.reshape((x.numel(),))
+        return _prod_backward(b, grad.broadcast(flat.shape), flat, result.broadcast(flat.shape), 0, True).reshape(x.shape)
     d = wrap_dim(dim, x.ndim)
     if name == "cumprod":
         return _cumprod_backward(b, grad, x, result, d) if on_gpu(x) and x.shape[d] > 1 else LIBRARY

@@ -29,6 +29,11 @@ INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 """What the library's kernels know: types beyond them raise."""
 
 
+def on_gpu(x: Value) -> bool:
+    """There gradients are loops of their own that on a CPU are the library's: its kernels are a pass of their own, slower than what loops fuse with."""
+    return x.device.type == "cuda"
+
+
 def meta_operand(value: Any) -> Any:
     return value.meta if type(value) is Value else value
 

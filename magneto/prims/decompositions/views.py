@@ -12,7 +12,7 @@ from magneto.graph.layout import inferred_shape, is_contiguous, wrap_dim, wrap_d
 from magneto.graph.promotion import COMPLEX, INTEGER, category, result_type
 from magneto.graph.rule_table import rule_table
 from magneto.graph.rules_view import slice_bounds
-from magneto.prims.decompositions.rows import LIBRARY, stored_number
+from magneto.prims.decompositions.rows import LIBRARY, on_gpu, stored_number
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -210,13 +210,24 @@ def _slice_scatter(b: Builder, x: Value, source: Value, dim: int = 0, start: Any
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
     first, last, step = slice_bounds(size, start, end, step)
-    if step != 1 or category(x.dtype) == COMPLEX:
+    if category(x.dtype) == COMPLEX or (step != 1 and not _stepped(x, dim)):
         return LIBRARY
     source = source.to(x.dtype)
     if source.shape[dim] == size:
         return source
     if not source.shape[dim]:
         return x
+    if step > 1:
+        count = source.shape[dim]
+        short = first + count * step - size
+        groups = _padded_along(b, x.narrow(dim, first, size), dim, 0, short) if short > 0 else x.narrow(dim, first, first + count * step)
+        groups = groups.reshape((*x.shape[:dim], count, step, *x.shape[dim + 1 :]))
+        made = b.cat([_unsqueeze(b, source, dim + 1), groups.narrow(dim + 1, 1, step)], dim + 1).reshape(
+            (*x.shape[:dim], count * step, *x.shape[dim + 1 :])
+        )
+        return b.cat(
+            [*x.narrowed_parts(dim, 0, first), made.narrow(dim, 0, size - first), *x.narrowed_parts(dim, first + count * step, size)], dim
+        )
     return b.cat([*x.narrowed_parts(dim, 0, first), source, *x.narrowed_parts(dim, last, size)], dim)
 
 
@@ -233,9 +244,19 @@ def _select_scatter(b: Builder, x: Value, source: Value, dim: int, index: int) -
 def _slice_backward(b: Builder, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
     dim = wrap_dim(dim, len(sizes))
     first, last, step = slice_bounds(sizes[dim], start, end, step)
-    if step != 1 or category(grad.dtype) == COMPLEX:
+    if category(grad.dtype) == COMPLEX or (step != 1 and not _stepped(grad, dim)):
         return LIBRARY
+    if step > 1 and grad.shape[dim]:
+        count = grad.shape[dim] * step
+        spread = _padded_along(b, _unsqueeze(b, grad, dim + 1), dim + 1, 0, step - 1)
+        grad = spread.reshape((*grad.shape[:dim], count, *grad.shape[dim + 1 :])).narrow(dim, 0, sizes[dim] - first)
+        last = min(first + count, sizes[dim])
     return _padded_along(b, grad, dim, first, sizes[dim] - last)
+
+
+def _stepped(x: Value, dim: int) -> bool:
+    """Whether elements between which others lie are loops: on a CPU not along the last dimension, where they are no vectors."""
+    return on_gpu(x) or dim < x.ndim - 1
 
 
 @row("select_backward.default")

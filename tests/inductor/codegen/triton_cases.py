@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from magneto.prims.decompose import decompose
-from magneto.prims.decompositions import pooling, reductions
+from magneto.prims.decompositions import pooling, reductions, views
 from tests.aot_autograd.test_partition import relu_behind_a_norm
 from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
@@ -468,6 +468,45 @@ def _single(g: Graph) -> None:
     g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in r.graph.output_node().args[0])
 
 
+@case("memory along rows and along what is reduced", 5e-5)
+def _permuted(g: Graph) -> None:
+    """A norm of permuted images: rows walk sectors of both, sums of columns are cut; maxima beside their places are not."""
+    x, grad = g.input(torch.randn(2, 24, 9, 40)), g.input(torch.randn(2, 9, 40, 24))
+    along = g.transpose(x, (0, 2, 3, 1))
+    product = g.mul(grad, along)
+    total = g.broadcast_in_dim(g.sum(product, (3,)), (2, 9, 40, 24), (0, 1, 2))
+    wide = g.input(torch.randn(64, 2100))
+    tall = g.input(torch.randn(2100, 64))
+    beside = g.mul(wide, g.transpose(tall, (1, 0)))
+    rows = g.broadcast_in_dim(g.sum(beside, (1,)), (64, 2100), (0,))
+    m = g.input(torch.randn(3, 700, 16))
+    g.output(g.sub(product, total), g.sum(product, (0, 1, 2)), g.sub(beside, rows), g.argmax(m, 1), g.amax(m, (1,)))
+
+
+@case("sums of small integers", 0)
+def _small(g: Graph) -> None:
+    x, found = g.input(torch.randn(300, 70)), []
+    for t in (g.gt(x, 0), *(g.input(torch.randint(0, 100, (300, 70), dtype=dtype)) for dtype in (torch.int8, torch.uint8, torch.int16))):
+        whole = g.convert_element_type(t, torch.int64)
+        found += [g.sum(whole, (0,)), g.sum(whole, (0, 1))]
+    g.output(*found)
+
+
+@case("steps", 0)
+def _steps(g: Graph) -> None:
+    """Gradients of slices with steps and writes into them; one element of each row is written."""
+    aten = torch.ops.aten
+    r = Recorder(torch.randn(4, 6, 5), torch.randn(9, 12, 11), torch.randint(0, 12, (9, 1, 11)))
+    grad, x, at = r.nodes
+    found = [r(aten.slice_backward.default, grad, [4, 6, 10 + k], 2, k, 10 + k, 2) for k in (0, 1)]
+    found += [r(aten.slice_scatter.default, x, r(aten.slice.Tensor, x, d, 1, 9, 3), d, k, 8 + k, 3) for d in (0, 1, 2) for k in (0, 1)]
+    found.append(r(aten.scatter.src, x, 1, at, r(aten.slice.Tensor, x, 1, 3, 4)))
+    with mock.patch.object(views, "on_gpu", lambda x: True):
+        g.fx = decompose(r.output(*found))
+    assert not any("slice" in str(node.target) for node in g.fx.nodes if isinstance(node.target, torch._ops.OpOverload))
+    g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in found)
+
+
 @case("gradients of products", 1e-5)
 def _products(g: Graph) -> None:
     """Of few and of many factors, in order; with zeros, and with none."""
@@ -477,7 +516,11 @@ def _products(g: Graph) -> None:
     holed[1, 3] = holed[2, 4] = holed[2, 29] = holed[4, 0] = 0
     r = Recorder(some, holed, torch.rand(6, 30))
     for x in r.nodes[:2]:
-        for name, op, args in (("prod", aten.prod.dim_int, (1, False)), ("prod", aten.prod.dim_int, (0, True)), ("cumprod", aten.cumprod.default, (1,))):
+        for name, op, args in (
+            ("prod", aten.prod.dim_int, (1, False)),
+            ("prod", aten.prod.dim_int, (0, True)),
+            ("cumprod", aten.cumprod.default, (1,)),
+        ):
             result, dims = r(op, x, *args), (*args, False)[:2]
             grad = r.nodes[2] if name == "cumprod" else r(aten.mul.Tensor, result, 2.0)
             found.append(r(torch.ops.magneto.looking_backward.default, grad, name, x, result, *dims, None))

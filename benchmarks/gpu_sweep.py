@@ -23,6 +23,7 @@ import torch
 
 import benchmarks.gpu_sweep_fifth
 import benchmarks.gpu_sweep_fourth
+import benchmarks.gpu_sweep_sixth
 import benchmarks.gpu_sweep_third  # noqa: F401  (with gpu_sweep_more: more rows)
 import magneto
 from benchmarks.gpu_sweep_rows import ROWS

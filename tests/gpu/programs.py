@@ -783,7 +783,16 @@ def products_of_boxes() -> Any:
 
     def run(x: torch.Tensor) -> Any:
         y = x.clamp(min=0)
-        return y[:, :2].prod(-1), x[:, :40].prod(1, keepdim=True), x.sigmoid().cumprod(1), y.cumprod(1), y.prod(0), F.glu(x, 1)
+        return (
+            F.logsigmoid(x),
+            torch.diag_embed(x[:, :5]),
+            y[:, :2].prod(-1),
+            x[:, :40].prod(1, keepdim=True),
+            x.sigmoid().cumprod(1),
+            y.cumprod(1),
+            y.prod(0),
+            F.glu(x, 1),
+        )
 
     return run, (randn(300, 64, grad=True),)
 

@@ -8,7 +8,7 @@ from typing import Any
 from magneto.graph.promotion import FLOAT, category
 from magneto.graph.rule_table import rule_table
 from magneto.prims.decompositions.pointwise import at_least, at_most
-from magneto.prims.decompositions.rows import LIBRARY, elementwise
+from magneto.prims.decompositions.rows import LIBRARY, elementwise, on_gpu
 from magneto.prims.value import Value
 
 ROWS, row = rule_table()
@@ -229,7 +229,9 @@ def _softplus_backward(grad: Value, x: Value, beta: Any, threshold: Any) -> Valu
 @row("log_sigmoid_forward.default")
 def _log_sigmoid(b: Any, x: Value) -> Any:
     """(result, what the gradient needs), which is empty elsewhere than on the CPU."""
-    return (_log_of_sigmoid(b, x), _below_one(b, x)) if x.device.type == "cpu" and _floats(x) else LIBRARY
+    if not _floats(x):
+        return LIBRARY
+    return _log_of_sigmoid(b, x), b.full((0,), 0.0, x.dtype, x.device) if on_gpu(x) else _below_one(b, x)
 
 
 @elementwise(1)
@@ -247,13 +249,24 @@ _log_of_sigmoid = elementwise(1)(log_sigmoid)
 
 @row("log_sigmoid_backward.default")
 def _log_sigmoid_backward(b: Any, grad: Value, x: Value, buffer: Value) -> Any:
-    return _log_sigmoid_gradient(b, grad, x, buffer) if grad.shape == x.shape == buffer.shape and _floats(x) else LIBRARY
+    if grad.shape != x.shape or not _floats(x):
+        return LIBRARY
+    if on_gpu(x):
+        return _log_sigmoid_gradient_anew(b, grad, x)
+    return _log_sigmoid_gradient(b, grad, x, buffer) if buffer.shape == x.shape else LIBRARY
 
 
-@elementwise(3)
-def _log_sigmoid_gradient(grad: Value, x: Value, power: Value) -> Value:
+@elementwise(2)
+def _log_sigmoid_gradient_anew(grad: Value, x: Value) -> Value:
+    return log_sigmoid_gradient(grad, x, (-x.unary("abs")).unary("exp"))
+
+
+def log_sigmoid_gradient(grad: Value, x: Value, power: Value) -> Value:
     share = power / (1.0 + power)
     return grad * (x < 0.0).where(1.0 - share, share)
+
+
+_log_sigmoid_gradient = elementwise(3)(log_sigmoid_gradient)
 
 
 @row("hardshrink")

@@ -10,8 +10,8 @@ import torch
 from magneto.graph.layout import wrap_dim
 from magneto.graph.promotion import compute_type
 from magneto.graph.rule_table import rule_table
-from magneto.prims.decompositions.rows import FLOATS, LIBRARY, common
-from magneto.prims.decompositions.views import _flip
+from magneto.prims.decompositions.rows import FLOATS, LIBRARY, common, on_gpu
+from magneto.prims.decompositions.views import _flip, _slice_backward
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -39,6 +39,36 @@ def _diagonal(b: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     flat = x.transpose([*rest, first, second]).reshape([*shape, rows * columns])
     start = offset if offset >= 0 else -offset * columns
     return flat.narrow(len(rest), start, start + (count - 1) * (columns + 1) + 1, columns + 1)
+
+
+def _on_diagonal(b: Builder, x: Value, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Any:
+    """Zeros of these sizes with `x` on a diagonal."""
+    first, second = wrap_dim(dim1, len(sizes)), wrap_dim(dim2, len(sizes))
+    rest = [d for d in range(len(sizes)) if d not in (first, second)]
+    rows, columns, shape = sizes[first], sizes[second], [sizes[d] for d in rest]
+    if not on_gpu(x) or not x.numel():
+        return LIBRARY
+    start = offset if offset >= 0 else -offset * columns
+    end = start + (x.shape[-1] - 1) * (columns + 1) + 1
+    flat = _slice_backward(b, x, [*shape, rows * columns], len(rest), start, end, columns + 1)
+    order = [*rest, first, second]
+    return flat if flat is LIBRARY else flat.reshape([*shape, rows, columns]).transpose([order.index(d) for d in range(len(sizes))])
+
+
+@row("diagonal_backward.default")
+def _diagonal_backward(b: Builder, grad: Value, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Any:
+    return _on_diagonal(b, grad, sizes, offset, dim1, dim2)
+
+
+@row("diag_embed.default")
+def _diag_embed(b: Builder, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    rank = x.ndim + 1
+    if wrap_dim(dim1, rank) == wrap_dim(dim2, rank):
+        return LIBRARY  # which raises
+    rest = iter(x.shape[:-1])
+    diagonal = {wrap_dim(dim1, rank), wrap_dim(dim2, rank)}
+    sizes = [x.shape[-1] + abs(offset) if d in diagonal else next(rest) for d in range(rank)]
+    return _on_diagonal(b, x, sizes, offset, dim1, dim2)
 
 
 @row("linalg_cross.default")

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from magneto.prims.decompose import decompose
-from magneto.prims.decompositions import pooling, reductions, views
+from magneto.prims.decompositions import activations, pooling, rearranging, reductions, views
 from tests.aot_autograd.test_partition import relu_behind_a_norm
 from tests.inductor.codegen.triton_convolutions import CONVOLUTIONS, TILES
 from tests.inductor.codegen.triton_draws import DRAWS
@@ -504,6 +504,26 @@ def _steps(g: Graph) -> None:
     with mock.patch.object(views, "on_gpu", lambda x: True):
         g.fx = decompose(r.output(*found))
     assert not any("slice" in str(node.target) for node in g.fx.nodes if isinstance(node.target, torch._ops.OpOverload))
+    g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in found)
+
+
+@case("diagonals, and the gradient of a sigmoid's logarithm", 1e-5)
+def _diagonals(g: Graph) -> None:
+    aten = torch.ops.aten
+    y = torch.randn(40) * 30
+    r = Recorder(torch.randn(3, 6), y, torch.exp(-y.abs()))
+    x = r.nodes[0]
+    found = [r(aten.diag_embed.default, x, *args) for args in ((), (2,), (-1,), (1, 0, 2), (-2, -1, 0))]
+    found += [
+        r(aten.diagonal_backward.default, x, sizes, *args)
+        for sizes, args in (([3, 6, 6], (0, 1, 2)), ([7, 3, 6], (1, 2, 0)), ([6, 3, 9], (-2, 2, 0)))
+    ]
+    found.append(r(aten.log_sigmoid_backward.default, r.nodes[1], *r.nodes[1:]))
+    with ExitStack() as stack:
+        for module in (views, rearranging, activations):
+            stack.enter_context(mock.patch.object(module, "on_gpu", lambda x: True))
+        g.fx = decompose(r.output(*found))
+    assert not any("dia" in str(node.target) or "sig" in str(node.target) for node in g.fx.nodes)
     g.inputs, g.expected = r.inputs, tuple(r.values[n] for n in found)
 
 

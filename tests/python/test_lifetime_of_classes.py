@@ -6,6 +6,8 @@ import collections
 import dataclasses
 import enum
 import gc
+import os
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -176,8 +178,14 @@ def an_exception(x):
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 def test_what_a_call_makes_dies_with_it(fn: Callable[..., Any], request: pytest.FixtureRequest) -> None:
-    if fn.__name__ == "a_module" and sys.version_info >= (3, 13):
-        request.applymarker(pytest.mark.xfail(reason="outlived the call in one run of all tests on 3.13 (ROADMAP)", strict=False))
+    if fn.__name__ == "a_module" and sys.version_info >= (3, 13) and "ALONE" not in os.environ:
+        # From 3.13 on a class has a thousand versions; torch's own tracing of eager's `cond` uses up nn.Module's, and what derives from it has none then.
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
+        found = subprocess.run(
+            command, cwd=request.config.rootpath, env=os.environ | {"ALONE": "1"}, capture_output=True, text=True, check=False
+        )
+        assert not found.returncode, found.stdout
+        return
     compiled = magneto.optimize("eager")(fn)
     for run in (fn, *[compiled] * 4):
         MADE.clear()

@@ -314,12 +314,13 @@ def _reduction(kernel: FusedKernel) -> Blocks:
             warps = max(4, min(16, wide * whole // 1024))
             return Blocks(kernel, (Axis("x", (beside,), wide), Axis("r", kernel.cols, whole)), False, warps, outer)
     if whole <= PERSISTENT:
-        wide, least = 1, 1024 if walked(kernel) else SHARED
+        bytewise = widest(kernel) == 1 and bool(walked(kernel))
+        wide, least = 1, 1024 if walked(kernel) and not bytewise else SHARED
         while wide * whole < least and wide < rows and -(-rows // (2 * wide)) >= WANTED:
             wide *= 2
-        warps = _warps(kernel, wide * whole)
+        warps = max(_warps(kernel, wide * whole), min(4, wide * whole // 1024) if bytewise else 1)
         return Blocks(
-            kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, warps if least < SHARED else min(4, warps)
+            kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, warps if bytewise or least < SHARED else min(4, warps)
         )
     warps = 8 if any(m.is_scan for m in kernel.members) else 16
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, warps)

@@ -59,6 +59,9 @@ IN_PLACE: dict[Any, Any] = {
 }  # fmt: skip
 """Operations that write into a copy of their first argument: the copy is a loop, which what is copied fuses with."""
 
+REPEATABLE = frozenset(set(IN_PLACE.values()) - {aten.scatter_add_.default, aten.scatter_reduce_.two, aten.index_add_.default})
+"""Those that leave what they have left before where they write again (`index_put_` where it does not add)."""
+
 FILLS: dict[Any, Any] = {
     aten.exponential.default: aten.exponential_.default, aten.uniform.default: aten.uniform_.default, aten.normal_functional.default: aten.normal_.default,
     aten.geometric.default: aten.geometric_.default, aten.cauchy.default: aten.cauchy_.default, aten.log_normal.default: aten.log_normal_.default,

@@ -188,7 +188,8 @@ def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, sou
 
 
 def lower_scatter(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
-    return _one_of_each_row(low, val, x, dim, index, source, False)
+    """Into what lies in memory the library writes few elements."""
+    return None if isinstance(x.root, Stored) else _one_of_each_row(low, val, x, dim, index, source, False)
 
 
 def _one_of_each_row(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box, adds: bool = True) -> Box | None:

@@ -10,10 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+
 from magneto.inductor.loops.ir import Buffer, IndexValue, Indirect, LibraryCall, Load, Op, ViewOf, walk_values
 from magneto.inductor.lower.context import is_dense, same_layout
+from magneto.inductor.lower.library import REPEATABLE
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, OrderedKernel, Step, TableKernel, member_loads
+from magneto.inductor.schedule.narrowed import narrowed
 from magneto.inductor.schedule.schedule import Schedule
 
 DIVIDING = frozenset(("div", "floordiv", "remainder", "fmod"))
@@ -25,17 +29,59 @@ def write_inputs(plan: Schedule, wanted: Mapping[int, int]) -> Schedule:
     pairs = {}
     leaving = Counter(view.buffer for view in plan.program.outputs if isinstance(view, ViewOf))
     added = {m.name for step in plan.steps if isinstance(step, FusedKernel) for m in step.members if m.kind == SCATTER}  # while others read
+    plan, updated = _updated(plan, wanted, leaving)
     for output, place in wanted.items():
         view, target = plan.program.outputs[output], plan.program.inputs[place]
         if isinstance(view, ViewOf) and target is not None and view.buffer not in added and _fits(plan, view, target, leaving):
             pairs[view.buffer] = target.name
     if not pairs:
-        return plan
+        return replace(plan, into=updated) if updated else plan
     writers = {name: step for step in plan.steps if isinstance(step, FusedKernel) for name in step.stored if name in pairs}
     pairs = {name: target for name, target in pairs.items() if name in writers and _reads_in_step(writers[name], name, target)}
     steps, first = _writers_last(plan.steps, pairs)
     pairs = _unread(steps, first, pairs)
-    return replace(plan, steps=steps, into=pairs, last=first) if pairs else plan
+    steps = tuple(narrowed(step, pairs) if isinstance(step, FusedKernel) else step for step in steps)
+    return replace(plan, steps=steps, into=updated | pairs, last=first) if pairs else replace(plan, into=updated) if updated else plan
+
+
+def _updated(plan: Schedule, wanted: Mapping[int, int], leaving: Mapping[str, int]) -> tuple[Schedule, dict[str, str]]:
+    """Copies of inputs that library calls write some elements of (a cache that takes a token) are the inputs themselves, where nothing else reads their old numbers and writing twice is writing once:
+    a region that raises behind may run again."""
+    pairs: dict[str, str] = {}
+    steps = list(plan.steps)
+    for output, place in wanted.items():
+        view, target = plan.program.outputs[output], plan.program.inputs[place]
+        if not isinstance(view, ViewOf) or target is None or target.name in pairs.values() or not _fits(plan, view, target, leaving):
+            continue
+        name = view.buffer
+        uses = [n for n, step in enumerate(steps) if name in (*touched(step)[0], *touched(step)[1])]
+        readers = [n for n, step in enumerate(steps) if target.name in touched(step)[0]]
+        if len(readers) != 1 or not uses or uses[0] != readers[0] or not any(_writes_again(steps[n], name) for n in uses):
+            continue
+        others = [step for n in uses[1:] if isinstance(step := steps[n], LibraryCall) and name in step.mutates]
+        kernel = steps[uses[0]]
+        if isinstance(kernel, FusedKernel) and all(_writes_again(step, name) for step in others) and (rest := _without(kernel, name, target.name)) is not None:
+            steps[uses[0]] = rest  # type: ignore[assignment]
+            pairs[name] = target.name
+    steps = [step for step in steps if not isinstance(step, FusedKernel) or step.members]
+    return (replace(plan, steps=tuple(steps)), pairs) if pairs else (plan, pairs)
+
+
+def _writes_again(step: Step, name: str) -> bool:
+    """Does the call write this buffer, of which it reads nothing?"""
+    adds = isinstance(step, LibraryCall) and step.op is torch.ops.aten.index_put_.default and (len(step.args) > 3 and step.args[3] or dict(step.kwargs).get("accumulate"))
+    return isinstance(step, LibraryCall) and step.op in REPEATABLE and not adds and [v.buffer for v in step.views].count(name) == 1
+
+
+def _without(kernel: FusedKernel, name: str, target: str) -> FusedKernel | None:
+    """The kernel without a member that copies the input as it lies; None if there is none, or another member reads either."""
+    found = next((m for m in kernel.members if m.name == name), None)
+    if found is None or not isinstance(found.body, Load) or found.body.buffer != target or found.body.index is not found.store:
+        return None
+    rest = tuple(m for m in kernel.members if m is not found)
+    if any(load.buffer in (name, target) for m in rest for load in member_loads(m.body)):
+        return None
+    return replace(kernel, members=rest, stored=tuple(one for one in kernel.stored if one != name))
 
 
 def _fits(plan: Schedule, view: ViewOf, target: Buffer, leaving: Mapping[str, int]) -> bool:

@@ -777,6 +777,25 @@ def control_flow() -> Any:
     return run, (randn(8, 33, grad=True), randn(33, grad=True))
 
 
+@program(1e-6)
+def caches_take_tokens() -> Any:
+    """Few elements of inputs are written, by the library and by kernels, at places that change too."""
+    turn = iter(range(100))
+
+    def run(c: torch.Tensor, d: torch.Tensor, e: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+        return update(c, d, e, k, p, next(turn) % 7)
+
+    def update(c: torch.Tensor, d: torch.Tensor, e: torch.Tensor, k: torch.Tensor, p: torch.Tensor, n: int) -> Any:
+        c.index_copy_(1, p, k)
+        d[:, 3:4] = k * 2
+        d[2, -1] += 1
+        e[:, n] = k[:, 0]
+        e[1, ::2].mul_(0.5)
+        return (c[:, :4] * k).sum(1), d[:, 3] + e[:, n]
+
+    return run, (*(randn(4, 64, 33) for _ in range(3)), randn(4, 1, 33), torch.tensor([5]).to(DEVICE))
+
+
 @program(1e-5, train=True)
 def products_of_boxes() -> Any:
     """Gradients of products, of few factors and many and in order, look at no data."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 
 import magneto
+import magneto.inductor.compile as compiling
 from magneto.base import events
+from magneto.inductor.schedule import inplace
+from magneto.inductor.schedule.kernel import FusedKernel
 
 
 def run(fn: Callable[..., Any], *inputs: Any, written: int | None, calls: int = 2, backend: str = "inductor") -> None:
@@ -265,3 +269,73 @@ def test_inference_tensor() -> None:
         except RuntimeError as error:
             errors.append(str(error))
     assert errors[0] == errors[1]
+
+
+CACHE = (4, 6, 5)
+UPDATES: dict[str, tuple[Callable[..., Any], int | None]] = {
+    # what is done with a cache c, new elements k (4, 1, 5) and a place n; how many elements kernels walk for it (None: a library call writes them)
+    "a place": (lambda c, k, n: c.__setitem__((slice(None), n), k[:, 0]), 20),
+    "a slice": (lambda c, k, n: c.__setitem__((slice(0, 2), slice(n, n + 1)), k[:2]), 30),
+    "two slices": (lambda c, k, n: (c[:, 1:2].copy_(k), c[:, 3].copy_(k[:, 0] * 2))[0].sum(), 60),
+    "every other one": (lambda c, k, n: c[1, 2:5:2].zero_(), 15),
+    "added to": (lambda c, k, n: (c.select(1, n).add_(k[:, 0]), c[:, :2] * 2)[1], 20),
+    "one element": (lambda c, k, n: c[0, -1, 2].add_(1), 1),
+    "index_copy_": (lambda c, k, n: (c.index_copy_(1, torch.tensor([n]), k), c[:, 1:3])[1], None),
+    "index_put_": (lambda c, k, n: c.__setitem__((slice(None), torch.tensor([n])), k * 2), None),
+    "scatter_": (lambda c, k, n: c.scatter_(1, torch.full((4, 1, 5), n), k), None),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_few_elements_of_an_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a cache takes is written alone, wherever it is; places that are not there raise as in eager and change nothing."""
+    fn, walked = UPDATES[name]
+    plans: list[Any] = []
+    write = inplace.write_inputs
+    monkeypatch.setattr(compiling, "write_inputs", lambda plan, wanted: plans.append(write(plan, wanted)) or plans[-1])
+    for make in (lambda: torch.randn(CACHE), lambda: torch.randn(6, 4, 5).transpose(0, 1), lambda: torch.randint(-9, 9, CACHE)):
+        magneto.reset()
+        base = make()
+        caches, optimised = [base.clone(), base.clone()], magneto.optimize("inductor")(fn)
+        for n in (0, 2, 3, 5, -1, -6, 6, 9, -7, 1):
+            k = torch.randint(-9, 9, (4, 1, 5)).to(base.dtype)
+            found: list[Any] = []
+            for call, cache in zip((fn, optimised), caches, strict=True):
+                try:
+                    found.append(call(cache, k.clone(), n))
+                except (IndexError, RuntimeError) as error:
+                    found.append((type(error), str(error)))
+            same(*found)
+            same(*caches)
+    written = [m for plan in plans for step in plan.steps if isinstance(step, FusedKernel) for m in step.members if m.name in plan.into]
+    assert magneto.stats()["fallbacks"] == 0 and (walked is None or any(plan.into for plan in plans))
+    sizes = [
+        prod(d.size for d in (*step.rows, *step.cols))
+        for plan in plans
+        for step in plan.steps
+        if isinstance(step, FusedKernel)
+        for m in step.members
+        if m in written
+    ]
+    assert max(sizes, default=0) <= (walked or 120)
+
+
+def test_old_numbers_that_are_read_elsewhere_are_kept() -> None:
+    def fn(c: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        total = c.sum()
+        c.index_copy_(1, torch.tensor([2]), k)
+        c[:, 3] = c[:, 4] + c[:, 2]
+        return total
+
+    run(fn, torch.randint(-9, 9, CACHE), torch.randint(-9, 9, (4, 1, 5)), written=None, calls=4)
+
+
+def test_a_region_that_fails_behind_a_written_cache() -> None:
+    """It runs again: the same elements are written again."""
+
+    def fn(c: torch.Tensor, k: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        c.index_copy_(1, torch.tensor([2]), k)
+        return torch.nn.functional.embedding(n, c[0])
+
+    run(fn, torch.randn(CACHE), torch.randn(4, 1, 5), torch.tensor([1, 9]), written=1)
+    run(fn, torch.randn(CACHE), torch.randn(4, 1, 5), torch.tensor([1, 2]), written=1)

@@ -127,7 +127,9 @@ class Writer:
         self.walked: set[Load] = set()  # long loads of earlier passes, and those of them whose next row has been fetched
         self.fetched: set[Load] = set()
         self.turned: dict[Load, str] = {}  # loads read through squares: the array of each
-        self.dtypes = {b: load.dtype for m in self.members.values() for load in member_loads(m.body) for b in (load.buffer,)}
+        self.dtypes = {
+            b: load.dtype for m in self.members.values() for body in m.bodies for load in member_loads(body) for b in (load.buffer,)
+        }
         self.dtypes.update({name: m.buffer.dtype for name, m in self.members.items()})
 
     # ---- resolving loads of what this kernel computes --------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Writer:
         self.members = {m.name: m for m in self.kernel.members if m.kind != SCATTER}
         self.stages = member_stages(self.kernel.members)
         self.pointers = {name: f"p{i}" for i, name in enumerate(names)}
-        self.dtypes = {load.buffer: load.dtype for m in self.kernel.members for load in member_loads(m.body)}
+        self.dtypes = {load.buffer: load.dtype for m in self.kernel.members for body in m.bodies for load in member_loads(body)}
         self.dtypes.update({m.name: m.buffer.dtype for m in self.kernel.members})
         masks = {a.name: f"{a.name}mask" for a in blocks.axes if a.masked}
         self.wide = wide or reaches_far(names, buffers) or max([0, *(a.size + a.block for a in blocks.axes)]) >= NARROW

@@ -320,7 +320,10 @@ def _reduction(kernel: FusedKernel) -> Blocks:
             wide *= 2
         warps = max(_warps(kernel, wide * whole), min(4, wide * whole // 1024) if bytewise else 1)
         return Blocks(
-            kernel, (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)), False, warps if bytewise or least < SHARED else min(4, warps)
+            kernel,
+            (Axis("x", kernel.rows, wide), Axis("r", kernel.cols, whole)),
+            False,
+            warps if bytewise or least < SHARED else min(4, warps),
         )
     warps = 8 if any(m.is_scan for m in kernel.members) else 16
     return Blocks(kernel, (Axis("x", kernel.rows, 1), Axis("r", kernel.cols, 4096)), True, warps)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from magneto.graph.rules_view import slice_bounds
 from magneto.inductor.loops.ir import Buffer, LibraryCall, Reduction, Size, ViewOf
 from magneto.inductor.lower.box import Box, Stored, View
 from magneto.inductor.lower.context import (
@@ -21,6 +22,7 @@ from magneto.inductor.lower.context import (
     same_layout,
     stored_once,
 )
+from magneto.symbolic import add, mul
 
 aten = torch.ops.aten
 
@@ -59,7 +61,9 @@ IN_PLACE: dict[Any, Any] = {
 }  # fmt: skip
 """Operations that write into a copy of their first argument: the copy is a loop, which what is copied fuses with."""
 
-REPEATABLE = frozenset(set(IN_PLACE.values()) - {aten.scatter_add_.default, aten.scatter_reduce_.two, aten.index_add_.default})
+REPEATABLE = frozenset(
+    {aten.copy_.default, *IN_PLACE.values()} - {aten.scatter_add_.default, aten.scatter_reduce_.two, aten.index_add_.default}
+)
 """Those that leave what they have left before where they write again (`index_put_` where it does not add)."""
 
 FILLS: dict[Any, Any] = {
@@ -181,6 +185,8 @@ def emit_call(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 def _in_place(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any], val: Any) -> Stored | None:
     """An operation of the tables above, in memory that nothing else uses."""
+    if op is aten.slice_scatter.default:
+        return _into_slice(low, val, *args, **kwargs)
     if not (op in IN_PLACE or op in FILLS) or not is_dense(val.shape, val.strides) or args[0].dtype is not val.dtype:
         return None
     if op in FILLS:
@@ -193,6 +199,23 @@ def _in_place(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
     low.steady.discard(held.buffer.name)
     emit_call(low, IN_PLACE.get(op) or FILLS[op], (held, *args[1:]), kwargs, None)
     return held  # type: ignore[no-any-return]
+
+
+def _into_slice(
+    low: Lowering, val: Any, x: Box, source: Box, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Stored | None:
+    if x.dtype is not source.dtype or x.dtype in UNSUPPORTED_DTYPES or not is_dense(val.shape, val.strides):
+        return None
+    d = dim % len(x.shape)
+    first, last, step = slice_bounds(x.shape[d], start, end, step)  # type: ignore[arg-type]
+    held = low.copy(x, tuple(val.strides), fresh=True)
+    low.steady.discard(held.buffer.name)
+    shape, strides = list(val.shape), list(val.strides)
+    shape[d], strides[d] = -(-(last - first) // step), val.strides[d] * step
+    if shape[d]:
+        part = View(held, lambda i: (*i[:d], add(0, first, mul(i[d], step)), *i[d + 1 :]), tuple(shape), tuple(strides))
+        emit_call(low, aten.copy_.default, (part, source), {}, None)
+    return held
 
 
 def _beginning_a_memory(low: Lowering, box: Box, view: ViewOf) -> ViewOf:

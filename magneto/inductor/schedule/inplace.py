@@ -17,7 +17,7 @@ from magneto.inductor.lower.context import is_dense, same_layout
 from magneto.inductor.lower.library import REPEATABLE
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import SCATTER, FusedKernel, OrderedKernel, Step, TableKernel, member_loads
-from magneto.inductor.schedule.narrowed import narrowed
+from magneto.inductor.schedule.narrowed import narrowed, reads_its_place
 from magneto.inductor.schedule.schedule import Schedule
 
 DIVIDING = frozenset(("div", "floordiv", "remainder", "fmod"))
@@ -60,7 +60,11 @@ def _updated(plan: Schedule, wanted: Mapping[int, int], leaving: Mapping[str, in
             continue
         others = [step for n in uses[1:] if isinstance(step := steps[n], LibraryCall) and name in step.mutates]
         kernel = steps[uses[0]]
-        if isinstance(kernel, FusedKernel) and all(_writes_again(step, name) for step in others) and (rest := _without(kernel, name, target.name)) is not None:
+        if (
+            isinstance(kernel, FusedKernel)
+            and all(_writes_again(step, name) for step in others)
+            and (rest := _without(kernel, name, target.name)) is not None
+        ):
             steps[uses[0]] = rest  # type: ignore[assignment]
             pairs[name] = target.name
     steps = [step for step in steps if not isinstance(step, FusedKernel) or step.members]
@@ -69,7 +73,11 @@ def _updated(plan: Schedule, wanted: Mapping[int, int], leaving: Mapping[str, in
 
 def _writes_again(step: Step, name: str) -> bool:
     """Does the call write this buffer, of which it reads nothing?"""
-    adds = isinstance(step, LibraryCall) and step.op is torch.ops.aten.index_put_.default and (len(step.args) > 3 and step.args[3] or dict(step.kwargs).get("accumulate"))
+    adds = (
+        isinstance(step, LibraryCall)
+        and step.op is torch.ops.aten.index_put_.default
+        and (len(step.args) > 3 and step.args[3] or dict(step.kwargs).get("accumulate"))
+    )
     return isinstance(step, LibraryCall) and step.op in REPEATABLE and not adds and [v.buffer for v in step.views].count(name) == 1
 
 
@@ -106,7 +114,8 @@ def _reads_in_step(kernel: FusedKernel, name: str, target: str) -> bool:
     stages = member_stages(kernel.members)
     walked = max(stages[m.name] for m in kernel.members if m.full)
     behind = stages[name] >= walked if member.full else stages[name] > walked and stages[name] == max(stages.values())
-    return behind and not member.is_reduction and all(load.index is member.store for load in loads)
+    others = [load for m in kernel.members if m is not member for load in member_loads(m.body) if load.buffer == target]
+    return behind and not member.is_reduction and all(load.index is member.store for load in others) and reads_its_place(member, target)
 
 
 def may_raise(step: Step) -> bool:

@@ -71,6 +71,11 @@ class Member:
         return self.buffer.name
 
     @property
+    def bodies(self) -> tuple[Value, ...]:
+        """The body, and the places that are looked up where the member is stored (narrowed.py)."""
+        return (self.body, *(s.value for s in self.store.free if isinstance(s, Indirect))) if self.kind == POINT else (self.body,)
+
+    @property
     def is_reduction(self) -> bool:
         return self.kind not in (POINT, SCATTER, *SCANS)
 
@@ -103,7 +108,7 @@ class FusedKernel:
     def reads(self) -> tuple[str, ...]:
         """Buffers in memory that other steps have written, in order of first use."""
         computed = self.computed
-        read = [load.buffer for m in self.members for load in member_loads(m.body) if load.buffer not in computed]
+        read = [load.buffer for m in self.members for body in m.bodies for load in member_loads(body) if load.buffer not in computed]
         return tuple(dict.fromkeys((*read, *self._added_to)))
 
     @property

@@ -13,6 +13,7 @@ from magneto.graph.promotion import COMPLEX, INTEGER, category, result_type
 from magneto.graph.rule_table import rule_table
 from magneto.graph.rules_view import slice_bounds
 from magneto.prims.decompositions.rows import LIBRARY, on_gpu, stored_number
+from magneto.prims.table import PRIMS
 from magneto.prims.value import Builder, Value
 
 ROWS, row = rule_table()
@@ -210,7 +211,7 @@ def _slice_scatter(b: Builder, x: Value, source: Value, dim: int = 0, start: Any
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
     first, last, step = slice_bounds(size, start, end, step)
-    if category(x.dtype) == COMPLEX or (step != 1 and not _stepped(x, dim)):
+    if category(x.dtype) == COMPLEX or (step != 1 and not _stepped(x, dim) and _in_memory(x)):
         return LIBRARY
     source = source.to(x.dtype)
     if source.shape[dim] == size:
@@ -252,6 +253,11 @@ def _slice_backward(b: Builder, grad: Value, sizes: Sequence[int], dim: int, sta
         grad = spread.reshape((*grad.shape[:dim], count, *grad.shape[dim + 1 :])).narrow(dim, 0, sizes[dim] - first)
         last = min(first + count, sizes[dim])
     return _padded_along(b, grad, dim, first, sizes[dim] - last)
+
+
+def _in_memory(x: Value) -> bool:
+    """Not computed of something in loops that writing could fuse with."""
+    return x.node.op == "placeholder" or isinstance(x.node.target, torch._ops.OpOverload) or x.node.target is PRIMS["full"]
 
 
 def _stepped(x: Value, dim: int) -> bool:

@@ -339,3 +339,24 @@ def test_a_region_that_fails_behind_a_written_cache() -> None:
 
     run(fn, torch.randn(CACHE), torch.randn(4, 1, 5), torch.tensor([1, 9]), written=1)
     run(fn, torch.randn(CACHE), torch.randn(4, 1, 5), torch.tensor([1, 2]), written=1)
+
+
+def test_weights_stay_packed_beside_written_inputs() -> None:
+    """A decoder's step writes its cache: what is made of its weights is made once."""
+    layer = torch.nn.Linear(512, 512)
+
+    def fn(x: torch.Tensor, c: torch.Tensor, n: int) -> torch.Tensor:
+        c[:, n] = 1.0
+        return layer(x)
+
+    optimised = magneto.optimize("inductor")(fn)
+    x, caches = torch.randn(4, 512), [torch.zeros(4, 8, 3) for _ in range(2)]
+    with torch.no_grad():
+        for n in range(6):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+                found = optimised(x, caches[0], n)
+            torch.testing.assert_close(found, fn(x, caches[1], n))
+            same(*caches)
+        assert not any("reorder" in event.key for event in seen.key_averages())
+        layer.weight.data.mul_(2)
+        torch.testing.assert_close(optimised(x, caches[0], 7), fn(x, caches[1], 7))

@@ -136,6 +136,7 @@ class Lowering:
         self.nodes: list[Node] = []
         self.constants: list[Constant] = []
         self.origins: tuple[Origin, ...] = ()  # of the FX node being lowered
+        self.own: dict[str, int] = {}  # copies that library calls write into: how many read the result
         self.steady: set[str] = set()  # weights, and buffers that are computed of nothing else
         self.packed: dict[Any, Any] = {}  # weights in the library's own layout (lower/linear.py)
         self.packed_bytes = 0

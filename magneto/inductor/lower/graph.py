@@ -43,6 +43,40 @@ def prim_name(target: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _heads_of(node: Any) -> fx.Node | None:
+    """The keys or values of which each is repeated for the heads of a group, side by side, for nothing but this."""
+    chain: Any = node
+    targets: list[Any] = []
+    while isinstance(chain, fx.Node) and len(chain.users) == 1 and len(targets) < 4 and chain.op == "call_function":
+        targets.append(prim_name(chain.target) or chain.target)
+        chain = chain.args[0]
+    if targets[:1] != ["reshape"] or targets[1:] not in (
+        ["broadcast_in_dim", "reshape"],
+        [torch.ops.aten.clone.default, "broadcast_in_dim", "reshape"],
+    ):
+        repeated = None
+    else:
+        repeated = next(n for n in node.all_input_nodes) if len(targets) == 3 else node.args[0].args[0]
+    if repeated is None or not isinstance(chain, fx.Node):
+        return None
+    batch, heads, length, width = shape = tuple(chain.meta["val"].shape) if len(chain.meta["val"].shape) == 4 else (0, 0, 0, 0)
+    whole = tuple(repeated.meta["val"].shape)
+    fits = (
+        len(whole) == 5
+        and repeated.args[2] == (0, 1, 2, 3, 4)
+        and tuple(repeated.args[0].meta["val"].shape) == (batch, heads, 1, length, width)
+    )
+    fits = (
+        fits
+        and whole == (batch, heads, whole[2], length, width)
+        and tuple(node.meta["val"].shape) == (batch, heads * whole[2], length, width)
+    )
+    return chain if fits and shape[1] else None
+
+
 class _Consumers:
     """For every node: how many consumers read its value (through views), and whether one of them needs it in memory as it is."""
 
@@ -143,6 +177,8 @@ class _GraphLowering:
         if target is operator.getitem:
             self.env[node] = args[0][args[1]]
             return
+        if target is FLASH and len(args) > 2 and (groups := [_heads_of(one) for one in node.args[1:3]])[0] and groups[1]:
+            args = (args[0], *(self.env[one] for one in groups if one is not None), *args[3:])  # its kernel reads each for several heads
         val = node.meta["val"]
         name = prim_name(target)
         result = None

@@ -195,10 +195,21 @@ def _in_place(low: Lowering, op: Any, args: Sequence[Any], kwargs: dict[str, Any
     elif val.dtype in UNSUPPORTED_DTYPES:
         return None
     else:
-        held = low.copy(args[0], tuple(val.strides), fresh=True)
+        held = _own(low, args[0], val, [*args[1:], *kwargs.values()])
     low.steady.discard(held.buffer.name)
     emit_call(low, IN_PLACE.get(op) or FILLS[op], (held, *args[1:]), kwargs, None)
     return held  # type: ignore[no-any-return]
+
+
+def _own(low: Lowering, box: Box, val: Any, others: Sequence[Any]) -> Stored:
+    """A copy of the box that nothing else uses; itself where it is one that only this operation reads, and only there."""
+    alone = isinstance(box, Stored) and low.own.get(box.buffer.name) == 1 and same_layout(box.shape, box.strides, val.strides)
+    beside = [one for other in others for one in (other if isinstance(other, list | tuple) else (other,)) if isinstance(one, Box)]
+    if not alone or any(box.buffer.name in one.reads for one in beside):  # type: ignore[attr-defined]
+        box = low.copy(box, tuple(val.strides), fresh=True)
+    assert isinstance(box, Stored)
+    low.own[box.buffer.name] = low.uses
+    return box
 
 
 def _into_slice(
@@ -208,7 +219,7 @@ def _into_slice(
         return None
     d = dim % len(x.shape)
     first, last, step = slice_bounds(x.shape[d], start, end, step)  # type: ignore[arg-type]
-    held = low.copy(x, tuple(val.strides), fresh=True)
+    held = _own(low, x, val, [source])
     low.steady.discard(held.buffer.name)
     shape, strides = list(val.shape), list(val.strides)
     shape[d], strides[d] = -(-(last - first) // step), val.strides[d] * step

@@ -28,7 +28,8 @@ WORTH = 2  # bytes digested per byte that a step moves, at most
 
 def keep_results(plan: Schedule, state: frozenset[str]) -> Schedule:
     """The schedule with `prepared` steps at its front whose results are `kept`. `state`: inputs that are weights, which seldom change."""
-    if not state or plan.into:
+    state -= frozenset(plan.into.values())
+    if not state:
         return plan
     dense = {name for name in state if is_dense(plan.buffers[name].shape, plan.buffers[name].strides)}
     sources: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in dense}
@@ -50,7 +51,8 @@ def keep_results(plan: Schedule, state: frozenset[str]) -> Schedule:
     made = {name for step in first for name in touched(step)[1]}
     kept = frozenset(name for step in rest for name in touched(step)[0] if name in made)
     watched = frozenset(source for step in first for name in touched(step)[0] for source in sources[name])
-    return replace(plan, steps=(*first, *rest), prepared=len(first), kept=kept, watched=tuple(sorted(watched)))
+    last = plan.last if plan.last < 0 else plan.last + sum(i >= plan.last for i in chosen)
+    return replace(plan, steps=(*first, *rest), last=last, prepared=len(first), kept=kept, watched=tuple(sorted(watched)))
 
 
 def _bytes(plan: Schedule) -> Callable[[str], int]:

@@ -343,6 +343,8 @@ class Emitter:
             if (found := scope.memo.get(key)) is not None:
                 return found
         raw = self.emit(symbol.value, mask)
+        if _of_truth(symbol.value):
+            raw = f"MG_INTEGER({raw})"  # gcc 12 gathers by the truth value itself, which is -1 or a bit in its vectors
         place, (least, most) = f"(i64){raw}", bounds_of(symbol.value)
         name = self.fresh("ix")
         if least >= 0 and isinstance(symbol.extent, int) and most < symbol.extent:
@@ -361,6 +363,23 @@ class Emitter:
         scope.checks = True
         condition = f"({mask}) & ({bad})" if mask else bad
         scope.lines.append(f"status |= ({condition}) ? {bit} : 0;")
+
+
+def _of_truth(value: Value) -> bool:
+    """Is a whole number computed of a comparison?"""
+    work, met = [value], set[Value]()
+    while work:
+        one = work.pop()
+        if one in met:
+            continue
+        met.add(one)
+        parts: tuple[Value, ...] = (one.value, one.other) if isinstance(one, Masked) else one.args if isinstance(one, Op) else ()
+        if isinstance(one, Op) and one.name == "where":
+            parts = parts[1:]
+        if one.dtype is torch.bool or (len(parts) > 1 and all(isinstance(part, Const) for part in parts)):
+            return True
+        work.extend(parts)
+    return False
 
 
 def _times(value: Value, factor: float) -> Value | None:

@@ -196,12 +196,8 @@ def _one_of_each_row(low: Lowering, val: Any, x: Box, dim: int, index: Box, sour
     """Where one element of each row is written or added to (the gradient of one that was looked up): every element asks whether it is that one, in loops that fuse with what follows."""
     rank, shape = len(x.shape), tuple(val.shape)
     d = dim % max(rank, 1)
-    fits = (
-        rank
-        and len(index.shape) == len(source.shape) == rank
-        and index.dtype is torch.int64
-        and source.dtype is val.dtype is not torch.bool
-    )
+    fits = rank and shape[d] and len(index.shape) == len(source.shape) == rank and index.dtype is torch.int64
+    fits = fits and source.dtype is val.dtype is not torch.bool
     if not fits or index.shape[d] != 1 or any(a != b for k, (a, b) in enumerate(zip(index.shape, shape, strict=True)) if k != d):
         return None
     if any(box.dtype in UNSUPPORTED_DTYPES for box in (x, source)) or not index.reads:

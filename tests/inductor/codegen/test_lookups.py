@@ -29,6 +29,11 @@ LOOKUPS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
     "gathered rows": (lambda x, i: x.gather(1, i[None, :, None].expand(3, 6, 6)), (X, I.abs() % 40)),
     "bytes": (lambda x, i: x[i.long()], (torch.randn(256, 4), torch.arange(90, dtype=torch.uint8).view(2, 45) * 2)),
     "few bytes": (lambda x, i: x[i.long()], (ROWS, torch.arange(90, dtype=torch.uint8))),
+    "by truth": (lambda x, i: x[(i % 3 > 1).long()], (ROWS[:, 2].contiguous(), torch.arange(90))),
+    "by masks": (lambda x, m: x[1:][m.long()], (ROWS[:, 2].contiguous(), torch.arange(90) % 7 > 2)),
+    "by what is not in masks": (lambda x, m: x[(~m).int() * 2], (ROWS[:, 2].contiguous(), torch.arange(90) % 7 > 2)),
+    "by two choices": (lambda x, m: x[torch.where(m, 7, 3)], (ROWS[:, 2].bfloat16(), torch.arange(90) % 7 > 2)),
+    "by one boundary": (lambda x, i: x[torch.bucketize(i, i[3:4])], (ROWS[:, 2].contiguous(), torch.arange(90) % 7)),
     "transposed": (lambda x, i: x.t()[i], (X[0], I % 6)),
     "of what was looked up": (lambda x, i: x[:, i][i[:4] % 3], (X, I)),
     "rows of rows": (lambda x, i: x.index_select(1, i % 40).index_select(0, i[:3] % 3) * 2, (X, I)),
@@ -99,3 +104,12 @@ def test_places_that_decide_nothing_are_checked(function: Callable[..., torch.Te
     assert torch.equal(call(table, torch.tensor([0, 4])), function(table, torch.tensor([0, 4])))
     with pytest.raises(IndexError):
         call(table, torch.tensor([0, wrong]))
+
+
+def test_a_place_in_an_empty_row_raises_eagers_error() -> None:
+    function, inputs = lambda x, i: x[:, :0].scatter_add(1, i, x[:, :1].clone()), (ROWS, torch.zeros(120, 1, dtype=torch.int64))
+    with pytest.raises(RuntimeError) as eager:
+        function(*inputs)
+    with pytest.raises(RuntimeError) as ours:
+        magneto.optimize("inductor")(function)(*inputs)
+    assert str(ours.value) == str(eager.value)

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from magneto.aot_autograd.refusal import Refusal
-from magneto.graph.ways import WAYS
+from magneto.graph.ways import WAYS, first_derivative
 
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("looking_backward(Tensor gradient, str name, Tensor x, Tensor result, int? dim, bool keepdim, ScalarType? dtype) -> Tensor")  # type: ignore[no-untyped-call]
@@ -48,6 +48,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        first_derivative(ctx.name)
         return torch.ops.magneto.looking_backward(gradient, ctx.name, *ctx.saved_tensors, *ctx.options), None, None, None, None
 
 

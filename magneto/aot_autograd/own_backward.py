@@ -10,6 +10,7 @@ import torch
 from torch._library.custom_ops import OPDEFS
 
 from magneto.aot_autograd.overloads import has_kernel
+from magneto.graph.ways import first_derivative
 
 _LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
 _made: set[str] = set()
@@ -41,6 +42,7 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        first_derivative(str(ctx.op))
         tensors, needs = list(ctx.saved_tensors), ctx.needs_input_grad[1:]
         args = [tensors.pop(0) if arg is torch.Tensor else arg for arg in ctx.args]
         found = iter(_operator(ctx.op)(list(needs), list(gradients), tensors, *args))

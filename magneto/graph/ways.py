@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from magneto.base.errors import InternalError
 from magneto.base.flags import config
 from magneto.graph.layout import contiguous_strides
 from magneto.graph.modes import without_cudnn
@@ -88,6 +89,12 @@ for _name, _cpu, _meta in ("ctc_loss", _ctc, _ctc_meta), ("ctc_backward", _ctc_b
     _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
 
 
+def first_derivative(of: str) -> None:
+    """Called by formulas that are one operation of ours, which has no derivative: a graph that asks for it is left to eager."""
+    if torch.is_grad_enabled():
+        raise InternalError("I202", reason=f"a second derivative of {of}")
+
+
 class _Ctc(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -98,6 +105,7 @@ class _Ctc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        first_derivative("ctc_loss")
         return torch.ops.magneto.ctc_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None, None
 
 
@@ -208,6 +216,8 @@ def _contiguous_unless_recorded(call: Callable[..., Any]) -> Callable[..., Any]:
             return result
         if (x.requires_grad and torch.is_grad_enabled()) or torch._C._functorch.is_functorch_wrapped_tensor(x):
             return result
+        if not x.is_floating_point():
+            raise InternalError("I202", reason="max_pool1d of whole numbers, which eager refuses")
         return _dense(result)
 
     return called

@@ -26,6 +26,7 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "negative": lambda x: torch.prod(x.t(), dim=-1, keepdim=False),
     "dtype": lambda x: x.prod(1, dtype=torch.float64),
     "up to each": lambda x: x.cumprod(1),
+    "of an infinite gradient": lambda x: x.prod() * math.inf,
     "of a product": lambda x: (x * 2).prod(1).sin().prod(),
 }
 
@@ -69,6 +70,24 @@ def test_whole_step_and_second_derivative() -> None:
         (first,) = torch.autograd.grad(fn(y), y, create_graph=True)
         first.sum().backward()
         assert_equal(y.grad, torch.tensor([8.0, 5.0, 7.0]))
+
+
+@pytest.mark.filterwarnings("ignore::magneto.MagnetoWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("form", list(FORMS))
+def test_second_derivative_inside(form: str, backend: str) -> None:
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        (first,) = torch.autograd.grad(FORMS[form](x).sum(), x, create_graph=True)
+        return first.square().sum()
+
+    compiled = magneto.optimize(backend)(penalty)
+    for row in ROWS.values():
+        given, found = torch.tensor([row, [0.5, 2.0, -1.0, 3.0]]), []
+        for call in (penalty, compiled):
+            x = given.clone().requires_grad_()
+            call(x).backward()
+            found.append(x.grad)
+        torch.testing.assert_close(*found, equal_nan=True)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -69,6 +69,16 @@ def test_maxima_of_infinities_and_nan(name: str) -> None:
     assert torch.equal(found.signbit(), expected.signbit())
 
 
+@pytest.mark.filterwarnings("ignore::magneto.MagnetoWarning")
+def test_whole_numbers_in_one_dimension_raise_as_in_eager() -> None:
+    texts = []
+    for call in (F.max_pool1d, magneto.optimize("inductor")(lambda *args: F.max_pool1d(*args))):
+        with pytest.raises(RuntimeError) as error:
+            call(torch.arange(12).view(1, 2, 6), 2)
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]
+
+
 def test_gradients_still_have_their_indices() -> None:
     x, y = (images()[0].clone().requires_grad_() for _ in range(2))
     fn = POOLS["max_overlapping"]

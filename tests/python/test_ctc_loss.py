@@ -113,3 +113,17 @@ def test_its_gradient_has_none() -> None:
         (grad,) = torch.autograd.grad(call(x, targets, steps, torch.tensor([4, 2, 3])), x, create_graph=True)
         texts.append(str(outcome(lambda g=grad: g.square().sum().backward(), ((), {}))[1]))
     assert texts[0] == texts[1] and "derivative" in texts[0]
+
+
+@pytest.mark.filterwarnings("ignore::magneto.MagnetoWarning")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_its_gradient_has_none_inside(backend: str) -> None:
+    def penalty(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        (grad,) = torch.autograd.grad(F.ctc_loss(x.log_softmax(-1).transpose(0, 1), *rest), x, create_graph=True)
+        return grad.square().sum()
+
+    texts = []
+    for call in (penalty, magneto.optimize(backend)(penalty)):
+        x, targets, steps = given()
+        texts.append(str(outcome(lambda c=call, a=(x, targets, steps): c(*a, torch.tensor([4, 2, 3])).backward(), ((), {}))[1]))
+    assert texts[0] == texts[1] and "derivative" in texts[0]

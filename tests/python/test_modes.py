@@ -413,6 +413,17 @@ def test_custom_operations_whose_backward_reads_numbers(monkeypatch, read, backe
             assert_equal(x.grad, torch.full((3,), 6.0 * (counts + made).sum().item()))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.filterwarnings("ignore::magneto.MagnetoWarning")
+def test_second_derivative_of_a_backward_that_reads_numbers(backend):
+    def penalty(x, counts):
+        return torch.autograd.grad(grouped(x * x, counts).sum(), x, create_graph=True)[0].square().sum()
+
+    x, counts = torch.ones(3, requires_grad=True), torch.tensor([1, 2])
+    magneto.optimize(backend)(penalty)(x, counts).backward()
+    assert_equal(x.grad, torch.full((3,), 72.0))
+
+
 @torch.library.custom_op("magneto_test::largest_and_place", mutates_args=())
 def largest_and_place(x: torch.Tensor, w: torch.Tensor, scale: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
     value, place = (x * w * scale).max(0)

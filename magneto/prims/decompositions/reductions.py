@@ -74,7 +74,7 @@ def _prod_backward(b: Builder, grad: Value, x: Value, result: Value, d: int, eve
     none, dims = x.eq(0.0), tuple(range(x.ndim))
     zeros = none.to(x.dtype).reduce("sum", dims, True).broadcast(x.shape)
     others = _without_each(b, x, d)
-    return grad * zeros.eq(0.0).where(result / x, (zeros > 1.0).where(0.0, others) if every else others)
+    return zeros.eq(0.0).where(grad * (result / x), (zeros > 1.0).where(0.0, grad * others) if every else grad * others)
 
 
 def _without_each(b: Builder, x: Value, d: int) -> Value:

@@ -130,6 +130,24 @@ def errors_of_eager(x, k):
     return i, x
 
 
+@BREAKING.append
+def places_that_are_written(x, k):
+    m, i = x > 0, torch.tensor([0, 2, 1])
+    if k == 0:
+        m[m] = ~m[m]
+    if k == 1:
+        m[m[0].repeat(2)[:4]] = True  # another memory
+    if k == 2:
+        m[m[:, 0]] = True
+    if k == 3:
+        i[i] = i * 2
+    if k == 4:
+        i[i[:2]] = 5
+    if k == 5:
+        m[m] = False
+    return m, i
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fn", [*CAPTURED, *BREAKING], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -153,3 +171,35 @@ def test_gradients(fn: Any, backend: str) -> None:
         found.append(x.grad)
     torch.testing.assert_close(found[1], found[0], equal_nan=True)
     assert magneto.stats()["fallbacks"] == 0
+
+
+WRITTEN: dict[str, Any] = {
+    "read": lambda a: (a.sin(), a.mul_(2)),
+    "result": lambda a: (b := a.exp(), b.mul_(2)),
+    "itself": lambda a: (a.mul_(a), a),
+    "in place": lambda a: (a.sigmoid_(), a.mul_(2)),
+    "in place, not read": lambda a: (a.mul_(3).add_(1), a.sub_(2)),
+    "softmax": lambda a: (b := a.unsqueeze(1).softmax(1), b.mul_(2)),
+    "sum": lambda a: (s := a.sum(), a.div_(s)),
+    "sums are not kept": lambda a: (a + 1, a.mul_(2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("use", WRITTEN)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_formula_keeps_is_not_written(use: str, backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return sum(one.sum() for one in WRITTEN[use]((x * 1)[x > 0]))
+
+    found = []
+    for call in (fn, magneto.optimize(backend)(fn)):
+        x = _x().requires_grad_()
+        try:
+            call(x).backward()
+            found.append(x.grad)
+        except RuntimeError as error:
+            found.append(str(error).split(":")[0])
+    assert type(found[0]) is type(found[1])
+    torch.testing.assert_close(found[1], found[0]) if isinstance(found[0], torch.Tensor) else None
+    assert isinstance(found[0], torch.Tensor) or found[0] == found[1]

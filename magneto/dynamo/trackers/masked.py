@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 
 
 class MaskedTracker(Tracker):
-    """The elements of `whole` that `mask` selects. `born`, `reason`: the break instead; `written`: what the graph had written by then; `aliased`: eager's has views."""
+    """The elements of `whole` that `mask` selects. `born`, `reason`: the break instead; `written`: what the graph had written by then; `aliased`: eager's has views; `saved`: a
+    formula of eager's may read it, which refuses what has been written since."""
 
-    __slots__ = ("aliased", "born", "mask", "reason", "whole", "written")
+    __slots__ = ("aliased", "born", "mask", "reason", "saved", "whole", "written")
     unknown = True
     exact_type = torch.Tensor
 
     def __init__(self, m: Machine, whole: TensorTracker, mask: TensorTracker, of: MaskedTracker | None = None) -> None:
         super().__init__()
-        self.whole, self.mask, self.aliased = whole, mask, False
+        self.whole, self.mask, self.aliased, self.saved = whole, mask, False, False
         self.born: int = of.born if of is not None else m.frames[-1].count  # type: ignore[attr-defined]
         self.reason: GraphBreak = (
             of.reason if of is not None else GraphBreak("B105", m.user_stack(), operation="indexing with a boolean mask")
@@ -194,10 +195,11 @@ def over(m: Machine, mask: Tracker, v: TensorTracker) -> Tracker:
     return mask
 
 
-def check(m: Machine, of: MaskedTracker) -> None:
-    """The mask is what it was when it selected."""
+def check(m: Machine, of: MaskedTracker, saves: bool = True) -> None:
+    """The mask is what it was when it selected. `saves`: a formula may keep the elements."""
     if _written(m, of.mask) != of.written:
         of.needed(m)
+    of.saved |= saves and of.whole.meta.requires_grad
 
 
 def operand(m: Machine, of: MaskedTracker, v: Tracker) -> Tracker:
@@ -225,8 +227,9 @@ def _elementwise(fn: Any, apply: Any, floats: bool, in_place: bool) -> None:
     """Rows for a function of elements, computed by `apply`. `floats`: of integers it may raise by what they are."""
 
     def body(m: Machine, *args: Tracker, **kwargs: Tracker) -> Tracker:
-        of = next(arg for arg in args if isinstance(arg, MaskedTracker))
-        check(m, of)
+        given = [arg for arg in args if isinstance(arg, MaskedTracker)]
+        of = given[0]
+        check(m, of, False)
         if "out" in kwargs or (in_place and (of is not args[0] or of.aliased)):
             of.needed(m)
         operands = [operand(m, of, arg) for arg in args]
@@ -239,11 +242,16 @@ def _elementwise(fn: Any, apply: Any, floats: bool, in_place: bool) -> None:
             of.needed(m)
         if result.meta.device != of.whole.meta.device or result.meta.ndim != of.whole.meta.ndim:
             of.needed(m)
-        if not in_place:
-            return MaskedTracker(m, result, of.mask, of)
-        if result.meta.dtype is not of.whole.meta.dtype or result.meta.sizes() != of.whole.meta.sizes():
+        learns = result.meta.requires_grad
+        if in_place and learns and (of.saved or of in given[1:]):
             of.needed(m)
-        of.whole = result
+        for one in given[in_place:]:
+            one.saved |= learns and apply.__name__ not in _UNSAVED
+        if not in_place:
+            of = MaskedTracker(m, of.whole, of.mask, of)
+        elif result.meta.dtype is not of.whole.meta.dtype or result.meta.sizes() != of.whole.meta.sizes():
+            of.needed(m)
+        of.whole, of.saved = result, learns and apply.__name__ in _SAVED
         return of
 
     prefer(fn, MaskedTracker)(body)
@@ -259,6 +267,8 @@ _NAMES = (
 )
 _METHODS_ONLY = "float double half bfloat16 long int bool to clone"
 _FUNCTIONS = "relu relu6 gelu silu mish elu selu celu softplus softsign logsigmoid leaky_relu hardtanh hardsigmoid hardswish sigmoid tanh tanhshrink softshrink"
+_UNSAVED = frozenset("add sub neg".split())  # their formulas keep no operand
+_SAVED = frozenset("exp exp2 expm1 reciprocal rsqrt sigmoid sqrt tan tanh relu hypot pow".split())  # theirs keep the result
 _OF_FLOATS = frozenset(("floordiv", "mod", "pow", "div", "reciprocal"))
 
 for _name in _OPERATORS.split():

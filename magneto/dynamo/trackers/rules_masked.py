@@ -52,7 +52,7 @@ def _number(m: Machine, of: MaskedTracker, operation: str) -> ItemTracker:
 
 
 def _size(m: Machine, of: MaskedTracker, dim: Tracker | None = None) -> Tracker:
-    check(m, of)
+    check(m, of, False)
     sizes = of.whole.meta.sizes()[of.mask.meta.ndim :]
     if None in sizes:
         of.needed(m)
@@ -61,7 +61,7 @@ def _size(m: Machine, of: MaskedTracker, dim: Tracker | None = None) -> Tracker:
 
 
 def _numel(m: Machine, of: MaskedTracker) -> Tracker:
-    check(m, of)
+    check(m, of, False)
     number: Tracker = _number(m, of, "Tensor.numel")
     for size in of.whole.meta.sizes()[of.mask.meta.ndim :]:
         number = m.apply(operator.mul, number, m.const(size) if size is not None else of.needed(m))
@@ -142,7 +142,7 @@ def _reduction(name: str, names: tuple[str, ...], reduce: Reduce, *, several: bo
     """Rows of a reduction. `several`: it takes more than one dimension; `needs_dim`: and one at least."""
 
     def body(m: Machine, of: MaskedTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
-        check(m, of)
+        check(m, of, name not in ("sum", "mean"))
         options = _options(m, of, names, args, kwargs)
         dim, keepdim = options.pop("dim", None), bool(options.pop("keepdim", False))
         if (dim is None and (needs_dim or keepdim)) or (isinstance(dim, tuple) and not several):
@@ -167,7 +167,9 @@ def _each(m: Machine, of: MaskedTracker, found: Tracker) -> Tracker:
     if isinstance(found, SequenceTracker):
         found.entries[:] = [_each(m, of, item) for item in found.items(m)]
         return found
-    return MaskedTracker(m, found, of.mask, of) if isinstance(found, TensorTracker) else of.needed(m)
+    each = MaskedTracker(m, found, of.mask, of) if isinstance(found, TensorTracker) else of.needed(m)
+    each.saved = each.whole.meta.requires_grad
+    return each
 
 
 def _filled(fn: str, fill: Any) -> Reduce:
@@ -383,6 +385,7 @@ def _absent(v: Tracker) -> bool:
 
 
 def _of_loss(m: Machine, of: MaskedTracker, v: Tracker, fill: Any) -> Tracker:
+    """`saved` is not known of what does not learn itself."""
     if not isinstance(v, MaskedTracker) or operand(m, of, v).meta.sizes() != of.whole.meta.sizes():  # type: ignore[attr-defined]
         of.needed(m)
     return v.whole if fill is None else over_elements(m, v, fill)

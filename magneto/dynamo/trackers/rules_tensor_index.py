@@ -110,6 +110,8 @@ def tensor_setitem(m: Machine, v: TensorTracker, key: Tracker, value: Tracker) -
     if isinstance(value, masked.MaskedTracker):
         masked.put(m, v, key, value)
         return
+    if any(part is v or part in (v.memory or ()) for part in _parts(m, key) if isinstance(part, TensorTracker) and part.meta.ndim):
+        m.graph_break("B104", operation="x[...] =", value="an index that shares memory with x")  # eager refuses some
     if isinstance(value, TensorTracker) and value.meta.requires_grad and masked.fill(m, v, key, value):
         return
     if places.write(m, v, _parts(m, key), value):

@@ -209,12 +209,7 @@ def _without_freed(gm: fx.GraphModule, value: Any) -> tuple[Any, tuple[int, ...]
     """The outputs, those cut off from autograd whose graph a backward inside has freed, or that are computed from such; and which these are."""
     if not any(isinstance(node.target, Gradients) and not node.target.retain for node in gm.graph.nodes):
         return value, ()
-    known = gm.meta.get("magneto", {}).get("spent_outputs", ())
-    freed = [
-        k
-        for k, item in enumerate(value)
-        if isinstance(item, torch.Tensor) and item.grad_fn is not None and (k in known or _is_freed(item.grad_fn))
-    ]
+    freed = [k for k, item in enumerate(value) if isinstance(item, torch.Tensor) and item.grad_fn is not None and _is_freed(item.grad_fn)]
     if not freed:
         return value, ()
     return tuple(item.detach() if k in freed else item for k, item in enumerate(value)), tuple(freed)

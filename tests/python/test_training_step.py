@@ -486,16 +486,30 @@ def test_an_optimiser_in_a_closure() -> None:
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[2] and schedulers
 
 
+def _errors(w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    value, apart = (x @ w).tanh(), (x @ w).sin()
+    loss = value.square().mean()
+    loss.backward()
+    return loss, (value - 1).abs(), value + apart, apart, (value * w.sum()).sum()
+
+
+def _views(w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    rows, (first, last) = w.split(1), (x @ w).chunk(2)
+    (rows[0] * first * w.unbind(1)[0]).sum().backward()
+    return *rows, first, last, w[:2]
+
+
+def _sums(w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    both = w[:2] + x
+    loss = both.sum()
+    loss.backward()
+    return loss, both, both.exp()
+
+
+@pytest.mark.parametrize("program", [_errors, _views, _sums])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_what_is_computed_of_a_graph_that_backward_has_freed(backend: str) -> None:
-    """The errors of Q-learning, returned without `detach()`: such a step ran in eager."""
-
-    def program(w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        value, apart = (x @ w).tanh(), (x @ w).sin()
-        loss = value.square().mean()
-        loss.backward()
-        return loss, (value - 1).abs(), value + apart, apart, (value * w.sum()).sum()
-
+def test_what_is_computed_of_a_graph_that_backward_has_freed(program: Callable[..., Any], backend: str) -> None:
+    """The errors of Q-learning, returned without `detach()`: such a step ran in eager. Views of parameters, and sums, keep nothing that is freed."""
     compiled = magneto.optimize(backend)(program)
     for seed in range(2):
         torch.manual_seed(seed)

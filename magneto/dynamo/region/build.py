@@ -228,7 +228,6 @@ class _Builder:
             "backward_holds": holds_later(self.machine.read_by_backward),
             "mutated_inputs": tuple(k for k, (_, t) in enumerate(recorder.inputs) if t in recorder.mutated),
             "shows_history": em.shows_history or (self.ending.reason is not None and self.ending.reason.asks_history),
-            "spent_outputs": tuple(k for k, node in enumerate(outputs) if node in recorder.spent),
             **self.machine.varying.told([node for node, _ in recorder.inputs]),
         }
         call = f"graph({', '.join(self._arguments([tracker for _, tracker in recorder.inputs]))})"

@@ -11,6 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -42,6 +43,9 @@ ONE_PLUS = ("erf", "exp", "tanh")
 
 CHOOSING = frozenset(("maximum", "minimum", "abs", "neg", "where"))
 """Operations whose result has no more digits than what they are given."""
+
+_OF_MANY = frozenset(("convert_element_type", "add", "sub", "mul", "where", "minimum", "maximum"))
+"""Operations whose result is none of two numbers unless their operands are."""
 
 Resolver = Callable[[Load], "tuple[str, int] | Value | None"]
 """How a load of a buffer computed in this kernel is answered: (expression, scope depth), the value to compute in its place, or None: memory."""
@@ -343,7 +347,7 @@ class Emitter:
             if (found := scope.memo.get(key)) is not None:
                 return found
         raw = self.emit(symbol.value, mask)
-        if _of_truth(symbol.value):
+        if self._may_be_truth(symbol.value):
             raw = f"MG_INTEGER({raw})"  # gcc 12 gathers by the truth value itself, which is -1 or a bit in its vectors
         place, (least, most) = f"(i64){raw}", bounds_of(symbol.value)
         name = self.fresh("ix")
@@ -358,28 +362,33 @@ class Emitter:
         self.scopes[depth].memo[key] = name
         return name
 
+    def _may_be_truth(self, value: Value) -> bool:
+        """May the compiler find that a whole number is one of two, by a comparison?"""
+        work: list[Any] = [value]
+        met = set[Any]()
+        while work:
+            one = work.pop()
+            if one in met or isinstance(one, Const):
+                continue
+            met.add(one)
+            answer = self.resolve(one) if isinstance(one, Load) else None
+            computed = isinstance(answer, tuple) or (isinstance(one, Op) and one.name not in _OF_MANY)
+            if computed or one.dtype is torch.bool or one.dtype.is_floating_point:
+                return True
+            parts: tuple[Any, ...] = () if answer is None else (answer,)
+            if isinstance(one, Op | Masked):
+                parts = (one.value, one.other) if isinstance(one, Masked) else one.args[one.name == "where" :]
+            (least, most), known = bounds_of(one), [isinstance(part, Const) for part in parts]
+            if any(known) and (all(known) or isinstance(one, Masked) or (one.name in CHOOSING and most - least < 2)):
+                return True
+            work.extend(parts)
+        return False
+
     def _check(self, depth: int, bad: str, bit: int, mask: str) -> None:
         scope = self.scopes[depth]
         scope.checks = True
         condition = f"({mask}) & ({bad})" if mask else bad
         scope.lines.append(f"status |= ({condition}) ? {bit} : 0;")
-
-
-def _of_truth(value: Value) -> bool:
-    """Is a whole number computed of a comparison?"""
-    work, met = [value], set[Value]()
-    while work:
-        one = work.pop()
-        if one in met:
-            continue
-        met.add(one)
-        parts: tuple[Value, ...] = (one.value, one.other) if isinstance(one, Masked) else one.args if isinstance(one, Op) else ()
-        if isinstance(one, Op) and one.name == "where":
-            parts = parts[1:]
-        if one.dtype is torch.bool or (len(parts) > 1 and all(isinstance(part, Const) for part in parts)):
-            return True
-        work.extend(parts)
-    return False
 
 
 def _times(value: Value, factor: float) -> Value | None:

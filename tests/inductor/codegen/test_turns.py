@@ -42,15 +42,16 @@ def test_every_argument(name: str) -> None:
 
 
 def test_tangents_near_their_zeros_and_poles() -> None:
-    """Quotients with what they and both sums lack: dense samples, and the numbers next to multiples of pi / 2."""
+    """Quotients with what they and both sums lack, within twice eager's error (0.543 units): dense samples, and the numbers next to multiples of pi / 2."""
     turns = (torch.arange(-80_000, 80_000).double() * (math.pi / 2)).float()
     x = torch.cat(
         [turns, turns.nextafter(torch.tensor(math.inf)), turns.nextafter(torch.tensor(-math.inf)), torch.linspace(-20, 20, 1_000_001)]
+        + [torch.linspace(2.3575, 2.3585, 4_000)]  # all numbers around the worst one there is (found by trying all from 0.1 to 4.8)
     )
     call = magneto.optimize("inductor", nopython=True)(lambda x: x.tan())
     exact = torch.tan(x.double())
     unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp_min(2.0**-126))) - 23)
-    assert ((call(x).double() - exact).abs() / unit).max() < 1.5 and torch.equal(call(x).signbit(), torch.tan(x).signbit())
+    assert ((call(x).double() - exact).abs() / unit).max() < 1.08 and torch.equal(call(x).signbit(), torch.tan(x).signbit())
 
 
 def mixed(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

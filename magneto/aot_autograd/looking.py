@@ -28,6 +28,11 @@ def _product(name: str, x: torch.Tensor, dim: int | None, keepdim: bool, dtype: 
 def _gradient(gradient: torch.Tensor, name: str, x: torch.Tensor, result: torch.Tensor, *options: Any) -> torch.Tensor:
     if name == "cumprod":
         return torch.ops.aten.cumprod_backward.default(gradient.to(x.dtype), x, options[0], result)
+    if (
+        result.dtype is x.dtype and x.is_floating_point() and x.ndim and x.numel() and x.abs().min() > 0
+    ):  # as PyTorch, but the product is there
+        shape = result.shape if options[0] is None or options[1] else result.unsqueeze(options[0]).shape
+        return result.reshape(shape).div(x).mul_(gradient.reshape(shape))
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         return torch.autograd.grad(_product(name, leaf, *options), leaf, gradient)[0]

@@ -116,7 +116,10 @@ class Writer:
         self.emitter = Emitter(self.pointers, self._resolve)
         self.emitter.shared, self.emitter.rounded = _shared(self.kernel), _rounded(self.kernel)
         self.emitter.form = "half" if all(self.members[name].buffer.dtype in HALVES for name in self.kernel.stored) else "f32"
-        self.emitter.maxima = {m.name: m.body for m in self.kernel.members if m.kind == "max" and m.buffer.dtype is torch.float32}
+        self.emitter.maxima, self.emitter.sums = (
+            {m.name: m.body for m in self.kernel.members if m.kind == kind and m.buffer.dtype is torch.float32} for kind in ("max", "sum")
+        )
+        self.emitter.bodies = {m.name: m.body for m in self.kernel.members if not m.is_reduction}
         self.answers: dict[str, tuple[str, int]] = {}  # of loads of what is at hand: results of folds, cached values
         self.downs: dict[str, Fold] = {}  # reductions down the columns (cpp_crossed)
         self.arrays: dict[str, str] = {}  # member -> row-local array

@@ -63,6 +63,8 @@ class Emitter:
         self.rounded: frozenset[Value] = frozenset()  # quotients by numbers of which only 16 bits are seen
         self.form = "f32"  # of functions: "half" where all results have 16 bits (cpp_preamble)
         self.maxima: Mapping[str, Value] = {}  # largest values of rows: what of
+        self.sums: Mapping[str, Value] = {}  # of rows: what of
+        self.bodies: Mapping[str, Value] = {}  # of the kernel's pointwise members
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
         self.local: dict[Load, str] = {}  # loads answered by a local copy of the memory (turned, or converted): the element there
@@ -181,7 +183,9 @@ class Emitter:
         if value in self.rounded and isinstance(divisor := value.args[1], Const):
             return f"{args[0]} * {literal(1 / divisor.value.real, torch.float32)}"
         if value.name == "div" and compute_type(operand) == "f32" and self._worth_inverting(value, depth, mask):
-            return f"mg_div_by({args[0]}, {', '.join(self._inverse(value.args[1], args[1], mask))})"
+            by, reciprocal, scale = self._inverse(value.args[1], args[1], mask)
+            short = self._is_softmax(value)
+            return f"mg_div_sum({args[0]}, {by}, {reciprocal})" if short else f"mg_div_by({args[0]}, {by}, {reciprocal}, {scale})"
         if value.name in DIVIDING and not is_float(operand) and not (isinstance(value.args[1], Const) and value.args[1].value):
             self._check(depth, f"{args[1]} == 0", ZERO_DIVISION, mask)
             args[1] = f"({args[1]} == 0 ? 1 : {args[1]})"
@@ -225,6 +229,25 @@ class Emitter:
         largest = self._inlined(value.args[1])
         of = self.maxima.get(largest.buffer) if isinstance(largest, Load) else None
         return of is not None and self._inlined(of) == self._inlined(value.args[0])
+
+    def _is_softmax(self, value: Op) -> bool:
+        """Is it exp(x - the largest x of the row), divided by the row's sum of those, which is 1 at least?"""
+        below = self._inlined(value.args[1])
+        added = self.sums.get(below.buffer) if isinstance(below, Load) else None
+        top = self._body(value.args[0])
+        return (
+            added is not None
+            and self._body(added) == top
+            and isinstance(top, Op)
+            and top.name == "exp"
+            and self._below_maximum(self._body(top.args[0]))
+        )
+
+    def _body(self, value: Value) -> Value:
+        """How the kernel computes a value, at hand or not."""
+        while isinstance(value, Load) and (found := self.bodies.get(value.buffer)) is not None:
+            value = found
+        return value
 
     def exact(self, value: Value) -> bool:
         """Does bfloat16 hold the value as it is? It need not be rounded."""

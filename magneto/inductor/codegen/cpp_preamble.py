@@ -196,6 +196,10 @@ MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
     f32 u = t * k, q = u * r, z = __builtin_fmaf(__builtin_fmaf(-q, s, u), r, q);
     return __builtin_islessgreater(z, q) ? z : q; /* NaN where q is infinite, and right as it is; zeros keep their sign */
 }
+MG_INLINE f32 mg_div_sum(f32 t, f32 s, f32 r) { /* 0 <= t <= 1 <= s: each product of a subnormal t would take the processor a hundred times as long, so that its bits are divided */
+    u32 b = (u32)mg_f32_bits(t), least = s == s ? 0x800000u : 0u; f32 u = b < least ? (f32)(i32)b : t, q = u * r;
+    f32 z = __builtin_fmaf(__builtin_fmaf(-q, s, u), r, q); return b < least ? mg_bits_f32(mg_f32_bits(z + 0x1p+23f) - 0x4b000000) : z;
+}
 #define MG_EXP_CORE(c, one) \
     f32 t = __builtin_fmaf(c, 0x1.715476p+0f, one), k = t - one; /* k = round(c / ln 2), also in the low bits of t; one: 3 * 2^22 */ \
     f32 r = __builtin_fmaf(k, -0x1.62e400p-1f, c); \
@@ -204,7 +208,7 @@ MG_INLINE f32 mg_div_by(f32 t, f32 s, f32 r, f32 k) {
     p = __builtin_fmaf(p, r, 0x1.5554dcp-3f); p = __builtin_fmaf(p, r, 0.5f); p = __builtin_fmaf(p, r, 1.0f); \
     p = __builtin_fmaf(p, r, 1.0f); \
     i32 n = mg_f32_bits(t) << 23; /* k as an increment of the exponent */
-MG_INLINE f32 mg_exp_normal(f32 x) { /* for -87 <= x <= 88 and NaN */
+MG_INLINE f32 mg_exp_normal(f32 x) { /* for -87 <= x <= 88 */
     MG_EXP_CORE(x, 12582912.0f)
     return mg_bits_f32(mg_f32_bits(p) + n);
 }
@@ -233,7 +237,7 @@ MG_INLINE f32 mg_tanh_f32(f32 x) {
     p = __builtin_fmaf(p, s, 0x1.64f9fep-6f); p = __builtin_fmaf(p, s, -0x1.b9fd98p-5f); p = __builtin_fmaf(p, s, 0x1.11106cp-3f);
     p = __builtin_fmaf(p, s, -0x1.555552p-2f); f32 small = __builtin_fmaf(a * s, p, a);
     f32 b = a > 10.0f ? 10.0f : a; /* tanh is 1 from there on */
-    f32 large = 1.0f - 2.0f / (mg_exp_normal(2.0f * b) + 1.0f); return __builtin_copysignf(a < 1.0f ? small : large, x);
+    f32 large = 1.0f - 2.0f / (mg_exp_normal(2.0f * b) + 1.0f); return __builtin_copysignf(a >= 1.0f ? large : small, x); /* NaN by products alone: mg_exp_normal keeps only some of its bits */
 }
 MG_INLINE f32 mg_erf_f32(f32 x) {
     f32 a = __builtin_fabsf(x), s = x * x; f32 p = 0x1.4ae4c6p-14f;
@@ -244,7 +248,7 @@ MG_INLINE f32 mg_erf_f32(f32 x) {
     f32 q = 0x1.d47f20p-17f;
     q = __builtin_fmaf(q, t, -0x1.6f9eeap-12f); q = __builtin_fmaf(q, t, 0x1.ec7fcap-9f); q = __builtin_fmaf(q, t, -0x1.896178p-6f);
     q = __builtin_fmaf(q, t, 0x1.b459b2p-4f); q = __builtin_fmaf(q, t, 0x1.451abap-1f); q = __builtin_fmaf(q, t, 0x1.0790e6p-3f);
-    f32 large = __builtin_copysignf(1.0f - mg_exp_normal(-__builtin_fmaf(t, q, t)), x); return a < 1.0f ? small : large;
+    f32 large = __builtin_copysignf(1.0f - mg_exp_normal(-__builtin_fmaf(t, q, t)), x); return a >= 1.0f ? large : small;
 }
 MG_INLINE f32 mg_erf1_f32(f32 x) { /* 1 + erf(x) to 2e-7 absolutely, as gelu needs it: erf(a) / a is one polynomial in a * a over [0, 3.79] */
     f32 a = __builtin_fabsf(x), b = a > 0x1.e51eb8p+1f ? 1.0f : a; /* beyond, the result is exactly 0 or 2 */

@@ -18,7 +18,7 @@ from math import prod
 import torch
 
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value, walk_values
-from magneto.inductor.schedule.kernel import POINT, FusedKernel, Member, member_loads
+from magneto.inductor.schedule.kernel import POINT, Dim, FusedKernel, Member, member_loads
 from magneto.inductor.schedule.schedule import Schedule
 from magneto.symbolic import ONE, ZERO, Const, Expr, Sym, coefficient, substitute
 
@@ -27,6 +27,7 @@ RECORD, MANY = 4, 1 << 18  # elements of a row wherever they lie (coordinates), 
 ALONG = 16  # rows, at least, that lie one behind the other
 MOST = 256  # operations, all written out
 SORTED = (2, 3, 4, 8, 16)  # elements side by side that gcc reads as vectors and sorts
+SIDE_BY_SIDE = 7  # elements of a row of results, at most, that are written out as well (cpp_nest.SHORT)
 FOLDS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 
 
@@ -62,15 +63,26 @@ def _coordinates(kernel: FusedKernel, count: int) -> bool:
 def _contiguous(kernel: FusedKernel, few: bool, apart: bool) -> bool:
     """Do results lie one behind the other, and what is read (where there are `few`) too, or `apart`, but nowhere along other rows?"""
     stores = [m.store for m in kernel.members if m.name in kernel.stored]
+    loads = [load.index for m in kernel.members for load in member_loads(m.body)]
+    if apart and any(_records(kernel, stores, loads, short) for short in kernel.rows):
+        return True
     along = next((d for d in kernel.rows if d.size >= ALONG and all(coefficient(s, d.sym) is ONE for s in stores)), None)
     if along is None:
         return False
-    loads = [load.index for m in kernel.members for load in member_loads(m.body)]
     if few and all(coefficient(index, along.sym) in (ZERO, ONE) for index in loads):
         return True
     return apart and not any(
         coefficient(index, d.sym) is ONE for index in loads if coefficient(index, along.sym) not in (ZERO, ONE) for d in kernel.rows
     )
+
+
+def _records(kernel: FusedKernel, stores: list[Expr], loads: list[Expr], short: Dim) -> bool:
+    """Does each row of few elements give one of as few, row behind row (products of all but one)? The vector runs over the rows, both of whose dimensions are written out."""
+    record = Const(short.size)
+    if not 2 <= short.size <= SIDE_BY_SIDE or any(coefficient(s, short.sym) is not ONE for s in stores):
+        return False
+    along = next((d for d in kernel.rows if d.size >= ALONG and all(coefficient(s, d.sym) == record for s in stores)), None)
+    return along is not None and all(coefficient(index, along.sym) in (ZERO, ONE, record) for index in loads)
 
 
 def _unrolled(kernel: FusedKernel) -> FusedKernel:

@@ -58,7 +58,7 @@ def _looking_backward(
     d = wrap_dim(dim, x.ndim)
     if name == "cumprod":
         return _cumprod_backward(b, grad, x, result, d) if on_gpu(x) and x.shape[d] > 1 else LIBRARY
-    if x.shape[d] > SHORT and not on_gpu(x):
+    if x.shape[d] > SIDE_BY_SIDE and not on_gpu(x):
         return LIBRARY
     kept = (*x.shape[:d], 1, *x.shape[d + 1 :])
     return _prod_backward(b, grad.reshape(kept).broadcast(x.shape), x, result.reshape(kept).broadcast(x.shape), d, False)
@@ -67,6 +67,8 @@ def _looking_backward(
 ROWS["magneto.looking_backward.default"] = _looking_backward
 SHORT = 16
 """Factors whose products without each of them are computed from all."""
+SIDE_BY_SIDE = 7
+"""The same on a CPU, where a loop writes them out (inductor/schedule/unroll.py); PyTorch's own way looks for a zero first, and computes products where there is one."""
 
 
 def _prod_backward(b: Builder, grad: Value, x: Value, result: Value, d: int, every: bool) -> Value:

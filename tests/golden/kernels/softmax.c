@@ -47,7 +47,7 @@ int SYMBOL(void *const *p) {
         f32 d10k = mg_div_scale(r9), d10s = r9 * d10k, d10r = 1.0f / d10s;
 #pragma omp simd
         for (i64 j0 = 0; j0 < 512; j0++) {
-            f32 t11 = mg_div_by(c5[j0], d10s, d10r, d10k);
+            f32 t11 = mg_div_sum(c5[j0], d10s, d10r);
             p1[512 * i0 + j0] = t11;
         }
     }

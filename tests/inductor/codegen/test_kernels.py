@@ -62,6 +62,14 @@ def test_unary_functions(dtype: torch.dtype) -> None:
         compare_errors(g)
 
 
+def test_nan_of_any_bits_stays() -> None:
+    bits = [0x7FC00000, 0x7FC00001, 0x7FC001FF, 0x7F800001, -0x3FFFFF, -1]
+    x = torch.tensor(bits, dtype=torch.int32).view(torch.float32).repeat(7)
+    names = [name for name in UNARY if getattr(torch, name)(x).is_floating_point() and name != "sign"]
+    for name, found in zip(names, magneto.compile(lambda x: [getattr(torch, n)(x) for n in names])(x), strict=True):
+        assert found.isnan().all(), name
+
+
 def compare_errors(g: Graph) -> None:
     from magneto.inductor.compile import compile_program
     from magneto.inductor.lower import lower_graph

@@ -102,3 +102,18 @@ def test_reductions_in_two_directions_walk_memory_as_it_lies() -> None:
     for ours, eager in zip(call(x), (x.amin(1), x.amin(2)), strict=True):
         assert torch.equal(ours, eager)
     assert len(magneto.inspect(call).kernels) == 2, "in one loop one of them would jump"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 16, 40])
+def test_gradients_of_products(size: int) -> None:
+    """Rows of a few factors and what each lacks are written out side by side; for more PyTorch looks for a zero first."""
+    torch.manual_seed(size)
+    for zeros in range(3):
+        x, scale = torch.randn(300, size), torch.randn(300)
+        x[5, :zeros] = 0
+        x[6, -1] = 0 if zeros else 1
+        call = magneto.optimize("inductor", nopython=True)(lambda x, s: torch.autograd.grad((x.prod(-1) * s).sum(), x)[0])
+        leaves = [x.clone().requires_grad_() for _ in range(2)]
+        torch.testing.assert_close(call(leaves[0], scale), torch.autograd.grad((leaves[1].prod(-1) * scale).sum(), leaves[1])[0])
+        text = "".join(magneto.inspect(call).kernels)
+        assert ("mg_tile_" not in text and f"reductions of {size} elements are written out" in text) or size > 4

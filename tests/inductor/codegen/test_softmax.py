@@ -49,3 +49,32 @@ def test_only_below_the_maximum(factor: float, least: bool, cheaper: bool) -> No
     g.output(g.exp(below))
     assert ("mg_exp_down_f32" in texts(g)) == cheaper
     check_compiled(g, 1e-5)
+
+
+TEMPERED: dict[str, tuple[bool, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": (True, lambda x: torch.softmax(x / 0.04, -1)),
+    "of its negative": (True, lambda x: torch.softmax(-x * 30, -1)),
+    "a loss": (True, lambda x: torch.softmax(x / 0.04, -1) * torch.log_softmax(x, -1)),
+    "other sums": (False, lambda x: torch.exp(x * 25 - (x * 25).amax(-1, keepdim=True)) / (x.abs().sum(-1, keepdim=True) * 1e-3)),
+    "other sums of it": (
+        False,
+        lambda x: (lambda e: e / (e * 0.1).sum(-1, keepdim=True))(torch.exp(x * 25 - (x * 25).amax(-1, keepdim=True))),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", TEMPERED)
+def test_subnormal_probabilities_are_divided_by_their_bits(way: str) -> None:
+    """Each product of one would take the processor a hundred times as long."""
+    by_bits, function = TEMPERED[way]
+    torch.manual_seed(0)
+    x = torch.randn(40, 700)
+    x[1, 3], x[2] = torch.nan, -torch.inf
+    call = magneto.optimize("inductor", nopython=True)(function)
+    ours, eager, exact = call(x), function(x), function(x.double())
+    assert ("mg_div_sum(" in "".join(magneto.inspect(call).kernels)) == by_bits
+    assert ((0 < eager.abs()) & (eager.abs() < 2e-38)).sum() > 300
+    few = 3e-45 if "softmax" in way or "negative" in way else 2e-44  # units of what is multiplied afterwards
+    torch.testing.assert_close(ours, eager, rtol=3e-6, atol=few, equal_nan=True)
+    small = exact.abs() < 1e-38
+    assert (ours - exact)[small].abs().max() <= 2 * (eager - exact)[small].abs().max() + few

@@ -71,6 +71,9 @@ class Emitter:
         self._depth_memo: dict[Value, int] = {}
         self._reading: dict[Value, bool] = {}
         self._mask_depths: dict[str, int] = {}  # condition -> scope in which it is known
+        self._taken: dict[
+            str, int
+        ] = {}  # condition that holds at some point of a loop -> that loop's scope: what is known outside of it needs no condition
         self._counter = 0
 
     # ---- scopes --------------------------------------------------------------------------------------------------------
@@ -126,7 +129,7 @@ class Emitter:
         """The C expression of a value. `mask`: a C condition under which alone memory may be read."""
         if isinstance(value, Const):
             return literal(value.value, value.dtype)
-        if mask and not self._reads_memory(value):
+        if mask and (not self._reads_memory(value) or self.depth(value) < self._taken.get(mask, 0)):
             mask = ""
         key = (value, mask)
         for scope in self.scopes:
@@ -160,6 +163,8 @@ class Emitter:
                 return f"{condition} ? {self.emit(value.value)} : {self.emit(value.other)}"
             inner = f"({mask} & {condition})" if mask else condition
             self._mask_depths[inner] = max(self.depth(value.cond), self._mask_depths.get(mask, 0))
+            if not mask and (symbol := self._somewhere(value.cond)) is not None:
+                self._taken[inner] = self.depths[symbol]
             return f"{condition} ? {self.emit(value.value, inner)} : {self.emit(value.other, mask)}"
         assert isinstance(value, Op)
         if value.name == "add" and value.dtype is torch.float32 and (found := self._one_plus(value)) is not None:
@@ -193,17 +198,20 @@ class Emitter:
 
     def _needed_anyway(self, value: Masked) -> bool:
         """Is what a condition on one loop variable guards known outside of that loop? Some point of it takes that: it is computed ahead, without a condition (under one gcc makes no vectors of a load that stays)."""
-        if not isinstance(value.cond, IndexValue) or len(value.cond.expr.free) != 1 or not self._reads_memory(value.value):
-            return False
-        (symbol,) = value.cond.expr.free
+        symbol = self._somewhere(value.cond) if self._reads_memory(value.value) else None
+        return symbol is not None and self.depth(value.value) < self.depths[symbol]
+
+    def _somewhere(self, cond: Value) -> Sym | None:
+        """The loop variable that alone decides a condition, where that holds at some point of the loop."""
+        if not isinstance(cond, IndexValue) or len(cond.expr.free) != 1:
+            return None
+        (symbol,) = cond.expr.free
         least, most = symbol.lo, symbol.hi
-        if isinstance(symbol, Indirect) or self.depth(value.value) >= self.depths[symbol] or least is None or most is None:
-            return False
-        numbers = (
-            part.const if isinstance(part, Add) else part.value for part in walk(value.cond.expr) if isinstance(part, Add | IntConst)
-        )
+        if isinstance(symbol, Indirect) or least is None or most is None:
+            return None
+        numbers = (part.const if isinstance(part, Add) else part.value for part in walk(cond.expr) if isinstance(part, Add | IntConst))
         edges = (at + step for n in numbers for at in (n, -n) for step in (-1, 0, 1))
-        return any(evaluate(value.cond.expr, {symbol: at}) for at in (least, most, *edges) if least <= at <= most)
+        return symbol if any(evaluate(cond.expr, {symbol: at}) for at in (least, most, *edges) if least <= at <= most) else None
 
     def _one_plus(self, value: Op) -> Op | None:
         """The function in 1 + erf(x), 1 + exp(x) and 1 + tanh(x): it needs no accuracy far below 1 and is much cheaper so. The hearts of gelu and the sigmoid function."""

@@ -207,7 +207,8 @@ class Lowering:
             self.nodes.append(Pointwise(found.buffer, body, merge_origins(origins, self.origins)))
             if box.reads <= self.steady:
                 self.steady.add(found.buffer.name)
-            self._made[key] = found
+            if not fresh:
+                self._made[key] = found
         return found
 
     def _clone(self, box: Box, strides: tuple[Size, ...], origins: tuple[Origin, ...]) -> Stored:

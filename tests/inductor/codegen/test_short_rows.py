@@ -117,3 +117,33 @@ def test_gradients_of_products(size: int) -> None:
         torch.testing.assert_close(call(leaves[0], scale), torch.autograd.grad((leaves[1].prod(-1) * scale).sum(), leaves[1])[0])
         text = "".join(magneto.inspect(call).kernels)
         assert ("mg_tile_" not in text and f"reductions of {size} elements are written out" in text) or size > 4
+
+
+RECORDS: dict[str, Function] = {
+    "length one": lambda x: F.normalize(x, dim=-1),
+    "softmax": lambda x: x.softmax(-1),
+    "log of it": lambda x: x.log_softmax(-1),
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]) * 2,
+    "largest": lambda x: (x == x.amax(-1, keepdim=True)) * x,
+    "of several": lambda x: x.view(20, 35, -1) - x.view(20, 35, -1).mean(-1, keepdim=True),
+    "joined": lambda x: F.normalize(torch.cat([x[:, 1:] * 2, x[:, :1]], -1), dim=-1),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", RECORDS)
+def test_rows_that_give_rows(name: str, size: int) -> None:
+    """Vectors of length one and the like: the vector runs over rows, all elements of which are in one turn; gradients too."""
+    torch.manual_seed(size)
+    given, function = torch.randn(700, size), RECORDS[name]
+    given[3], given[4, 1], given[5, 0] = 0, torch.nan, torch.inf
+    ours, text = compiled(function, given)
+    torch.testing.assert_close(ours, function(given), equal_nan=True)
+    assert (size > 4 or name == "joined") or ("mg_tile_" not in text and "are written out" in text and f"j0 < {size};" not in text)
+    seed = torch.randn(ours.shape)
+    leaves = [given.to(dtype).requires_grad_() for dtype in (torch.float32, torch.float32, torch.float64)]
+    mine, eager, exact = (
+        torch.autograd.grad(run(x), x, seed.to(x.dtype))[0] for run, x in zip((magneto.compile(function), function, function), leaves)
+    )
+    allowed = 2 * (eager - exact).abs().nan_to_num().max() + 1e-6
+    torch.testing.assert_close(mine.double(), exact, equal_nan=True, rtol=1e-5, atol=allowed.item())

@@ -421,3 +421,20 @@ def test_every_prim_has_a_row() -> None:
     from magneto.prims.table import PRIMS
 
     assert set(PRIMS) == set(PRIM_ROWS)
+
+
+@pytest.mark.parametrize(
+    "op", [aten.scatter.src, aten.scatter_add.default, aten.index_add.default, aten.index_copy.default, aten.index_put.default]
+)
+def test_what_is_written_in_place_is_no_other_argument(op) -> None:
+    """The source is the same value: PyTorch refuses to write what it reads, and the region ran in eager once more."""
+    g = Graph()
+    y = g.mul(g.input(torch.randn(6, 4)), 2.0)
+    flat, order = torch.randperm(6), torch.rand(6, 4).argsort(0)
+    if op is aten.index_put.default:
+        g.output(g.call(op, y, [g.input(flat)], y))
+    else:
+        g.output(g.call(op, y, 0, g.input(flat if "index" in str(op) else order), y))
+    program = check(g)
+    (call,) = [n for n in program.nodes if isinstance(n, LibraryCall) and n.mutates]
+    assert len({view.buffer for view in call.views}) == 3

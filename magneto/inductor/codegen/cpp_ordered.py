@@ -11,13 +11,14 @@ from math import prod
 
 import torch
 
+from magneto.base.dataclass import replace
 from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_emit import Emitter, indent
 from magneto.inductor.codegen.cpp_nest import PARALLEL, stride_along
 from magneto.inductor.codegen.cpp_types import HALVES, compute_type, convert, memory_type, to_memory
-from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Ordered, index_symbols, loads
-from magneto.inductor.schedule.kernel import OrderedKernel
-from magneto.symbolic import Expr, Sym
+from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Ordered, Value, index_symbols, loads, walk_values
+from magneto.inductor.schedule.kernel import OrderedKernel, map_value
+from magneto.symbolic import ZERO, Expr, Sym
 
 BLOCK = 512  # sums side by side
 COLUMNS = 128  # of rows that are added up, in one portion
@@ -34,6 +35,26 @@ def vector_dim(node: Ordered) -> int | None:
     return None
 
 
+def merged(node: Ordered) -> Ordered:
+    """Neighbouring dimensions that run in any order (heads and their channels) made one where every index moves through them as through one."""
+    for d in range(len(node.ranges) - 1, 0, -1):
+        symbols, (outer, inner) = index_symbols(node.ranges), index_symbols(node.ranges)[d - 1 : d + 1]
+        if {d - 1, d} & {*node.serial} or not isinstance(outer, Sym) or not isinstance(inner, Sym):
+            continue
+        values = [v for value in node.values if value is not node.init for v in walk_values(value)]
+        indices = [v.index if isinstance(v, Load) else v.expr for v in values if isinstance(v, Load | IndexValue)]
+        steps = [(stride_along(e, outer), stride_along(e, inner)) for e in indices]
+        if any(a is None or b is None or a != b * node.ranges[d] for a, b in steps):
+            continue
+        ranges = (*node.ranges[: d - 1], node.ranges[d - 1] * node.ranges[d], *node.ranges[d + 1 :])
+        now = index_symbols(ranges)
+        mapping: dict[Expr, Expr] = dict(zip(symbols, (*now[: d - 1], ZERO, *now[d - 1 :]), strict=True))
+        memo: dict[Value, Value] = {}
+        body, place = map_value(node.body, mapping, memo), node.place and map_value(node.place, mapping, memo)
+        node = replace(node, ranges=ranges, serial=tuple(k - (k > d) for k in node.serial), body=body, place=place)
+    return node
+
+
 def ordered_text(kernel: OrderedKernel) -> str:
     """The C function, named SYMBOL."""
     return _Writer(kernel).text()
@@ -41,7 +62,7 @@ def ordered_text(kernel: OrderedKernel) -> str:
 
 class _Writer:
     def __init__(self, kernel: OrderedKernel) -> None:
-        self.node = kernel.node
+        self.node = merged(kernel.node) if kernel.node.kind == "scatter_add" else kernel.node
         self.sizes = [int(s) for s in self.node.ranges]  # type: ignore[arg-type]
         self.names = (*kernel.reads(), self.node.name)
         self.emitter = Emitter({name: f"p{k}" for k, name in enumerate(self.names)}, lambda load: None)

@@ -282,3 +282,15 @@ def test_the_gradient_of_a_chosen_element_is_part_of_what_follows(wrong: int) ->
     t[7] = wrong
     with pytest.raises((IndexError, RuntimeError)):
         add(x, t)
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (3, 4, 16), (16,)])
+def test_dimensions_that_run_in_any_order_are_one(shape: tuple[int, ...]) -> None:
+    """Heads and their channels: rows of what is added are walked as they lie."""
+    torch.manual_seed(0)
+    at, x = torch.randint(50, (700,)), torch.randn(700, *shape)
+    for source, one in ((x, True), (x.transpose(0, 1).contiguous().transpose(0, 1), len(shape) == 1)):
+        call = magneto.optimize("inductor", nopython=True)(lambda i, x: torch.ones(50, *shape).index_add(0, i, x * 2))
+        torch.testing.assert_close(call(at, source), torch.ones(50, *shape).index_add(0, at, source * 2))
+        text = "".join(magneto.inspect(call).kernels)
+        assert "mg_min(lo + chunk" in text and ("row < 1 * portions" in text) == one

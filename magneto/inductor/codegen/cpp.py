@@ -355,7 +355,7 @@ class Writer:
         stores: list[str] = []
         whole = Scope()
         for k in range(short.size):
-            outside = self.emitter.push({short.sym: str(k)})
+            outside, self.emitter.fixed = self.emitter.push({short.sym: str(k)}), {short.sym: k}
             scope = self.emitter.push({dim.sym: name})
             fill.inside(k)
             self.emitter.pop()
@@ -364,6 +364,7 @@ class Writer:
             whole.lines += scope.lines[: -len(fill.stores)]
             stores += scope.lines[-len(fill.stores) :]
             whole.checks |= scope.checks
+        self.emitter.fixed = {}
         whole.lines += stores
         return [*before, *fill.wrap(name, *bounds, dim.size, whole)]
 

@@ -20,6 +20,7 @@ from magneto.base.varying import any_size
 from magneto.inductor.codegen.cpp_ops import DIVIDING, op_text
 from magneto.inductor.codegen.cpp_types import CannotEmit, compute_type, from_memory, is_float, literal
 from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, bounds_of
+from magneto.inductor.loops.span import decided
 from magneto.symbolic import Add, Expr, Sym, add, evaluate, mul, to_c, walk
 from magneto.symbolic import Const as IntConst
 
@@ -67,6 +68,7 @@ class Emitter:
         self.bodies: Mapping[str, Value] = {}  # of the kernel's pointwise members
         self.depths: dict[Sym, int] = {}
         self.variables: dict[Sym, str] = {}
+        self.fixed: dict[Sym, int] = {}  # variables that are numbers: of a dimension that is written out
         self.local: dict[Load, str] = {}  # loads answered by a local copy of the memory (turned, or converted): the element there
         self._depth_memo: dict[Value, int] = {}
         self._reading: dict[Value, bool] = {}
@@ -141,6 +143,8 @@ class Emitter:
                 return answer[0]
             if isinstance(answer, Value):
                 return self.emit(answer, mask)
+        if (taken := decided(value, self.fixed)) is not None:
+            return self.emit(taken, mask)
         depth = self.depth(value)
         if mask:  # the condition is known in its own scope and further in
             depth = max(depth, self._mask_depths[mask])

@@ -19,12 +19,12 @@ from magneto.inductor.codegen.cpp_beside import LEAST, beside, hoisted, repeated
 from magneto.inductor.codegen.cpp_ops import HEAVY
 from magneto.inductor.codegen.cpp_types import HALVES
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value, walk_values, weight
-from magneto.inductor.loops.span import symbols_of
+from magneto.inductor.loops.span import decided, symbols_of
 from magneto.inductor.schedule.crossed import KINDS, WIDTH
 from magneto.inductor.schedule.domain import chain, divided, fresh_symbol
 from magneto.inductor.schedule.fuse import member_stages
 from magneto.inductor.schedule.kernel import SCATTER, Dim, FusedKernel, Member, member_loads
-from magneto.symbolic import ZERO, Add, Expr, Sym, add, mul
+from magneto.symbolic import ZERO, Add, Expr, Sym, add, floordiv, mod, mul, substitute
 
 PARALLEL = 16384  # elements: below, starting threads costs more than it gains
 CHUNK = 8192  # elements of one thread's portion of a long vector loop
@@ -33,6 +33,7 @@ ROWS_WANTED = 64
 DOWN_FROM = 64  # rows that are added up, at least, to be walked as they lie
 DOWN_BYTES = 96 << 10  # of accumulators for all columns, at most
 SHORT = 7  # elements of a last dimension, at most, that is written out inside the vector loop over the one before
+TOLD = 9  # the same where conditions tell its elements apart
 LONG = 16  # of that one, at least
 WRITTEN_OUT = 256  # operations, at most
 FEW_LANES = 16  # accumulators side by side of a row of few elements
@@ -255,6 +256,8 @@ def _point_nest(kernel: FusedKernel, dims: tuple[Dim, ...], parallel: bool) -> N
         outer, inner = dims[:-2], dims[-2:]
         text = f"mg_max(1, {CHUNK} / {inner[1].size})" if len(inner) > 1 else str(CHUNK)
         return Nest(kernel, "point", outer, inner, max(1, CHUNK // inner[1].size) if len(inner) > 1 else CHUNK, True, any=text)
+    if (joined := _joined(kernel, dims)) is not None:
+        kernel, dims = joined, joined.rows
     if (short := _short(kernel, dims)) is not None:
         return replace(_point_nest(kernel, tuple(d for d in dims if d is not short), parallel), short=short)
     if (found := repeated(kernel, main_terms(kernel))) is not None:
@@ -285,13 +288,55 @@ def _other_contiguous(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
     return None
 
 
+def _joined(kernel: FusedKernel, dims: tuple[Dim, ...]) -> FusedKernel | None:
+    """With the last two dimensions as one, where these are small matrices whose elements conditions tell apart (gradients of their elements): all are written out then."""
+    if len(dims) < 3 or dims[-1].size * dims[-2].size > TOLD or dims[-3].size < LONG:
+        return None
+    (rows, cols), both = dims[-2:], Dim(fresh_symbol(dims[-1].size * dims[-2].size), dims[-1].size * dims[-2].size)
+    told = {rows.sym, cols.sym}
+    conditions = [symbols_of(v.cond) for m in kernel.members for v in walk_values(m.body) if isinstance(v, Masked)]
+    if told != set().union(*conditions):
+        return None
+    if any(_terms(m.store)[0].get(cols.sym) != 1 or _terms(m.store)[0].get(rows.sym) != cols.size for m in kernel.members):
+        return None
+    mapping: dict[Expr, Expr] = {rows.sym: floordiv(both.sym, cols.size), cols.sym: mod(both.sym, cols.size)}
+    memo: dict[Value, Value] = {}
+    members = tuple(
+        replace(m.mapped(mapping, memo), store=substitute(m.store, {rows.sym: ZERO, cols.sym: both.sym})) for m in kernel.members
+    )
+    made = _canonical(replace(kernel, rows=(*dims[:-2], both), cols=(), members=members))
+    return made if _short(made, made.rows) is made.rows[-1] else None
+
+
+def _reached(kernel: FusedKernel, dim: Dim) -> int:
+    """Operations where all elements of a dimension are written out: what conditions on it alone leave of each."""
+    count = 0
+    for at in range(dim.size):
+        for member in kernel.members:
+            seen: set[Value] = set()
+            work = [member.body]
+            while work:
+                value = work.pop()
+                if value not in seen:
+                    seen.add(value)
+                    taken = decided(value, {dim.sym: at})
+                    work.extend(value.children() if taken is None else (taken,))
+                    count += isinstance(value, Op | Load) or (isinstance(value, Masked) and taken is None)
+    return count
+
+
 def _short(kernel: FusedKernel, dims: tuple[Dim, ...]) -> Dim | None:
     """One of the last two dimensions, of few elements, that lie side by side in some memory, behind each other along the other one: a vector over these few would be no vector, and one over the other reads or writes
     with gaps, unless all of them are in one turn of its loop."""
     for short, vector in (dims[:-3:-1], dims[-2:]) if len(dims) > 1 else ():
-        if not (2 <= short.size <= SHORT and vector.size >= LONG and not any(m.kind == SCATTER for m in kernel.members)):
+        told = short.size > SHORT and any(
+            symbols_of(v.cond) == {short.sym} for m in kernel.members for v in walk_values(m.body) if isinstance(v, Masked)
+        )
+        if not (
+            2 <= short.size <= (TOLD if told else SHORT) and vector.size >= LONG and not any(m.kind == SCATTER for m in kernel.members)
+        ):
             continue
-        if sum(len(walk_values(m.body)) for m in kernel.members) * short.size > WRITTEN_OUT:
+        if _reached(kernel, short) > WRITTEN_OUT:
             continue
         masked = (v for m in kernel.members for v in walk_values(m.body) if isinstance(v, Masked) and symbols_of(v.cond) != {short.sym})
         if any(isinstance(x, Load) for v in masked for x in walk_values(v.value)):

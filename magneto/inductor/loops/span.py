@@ -1,16 +1,17 @@
-"""Reductions of which each row has a span of its own: the elements from `first` up to, not including, `end`; both are the row's numbers.
+"""Conditions on places. Reductions of which each row has a span of its own: the elements from `first` up to, not including, `end`; both are the row's numbers.
 
 In the loops IR that is a condition like any other: whatever takes no notice of it computes the same, from the first element to the last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
 
 from magneto.inductor.loops.ir import IndexValue, Indirect, Load, Masked, Op, Value, walk_values
-from magneto.symbolic import Expr, Sym
+from magneto.symbolic import Expr, Sym, evaluate
 
 Span: TypeAlias = tuple[Value, Value]
 
@@ -38,3 +39,10 @@ def symbols_of(*values: Value) -> frozenset[Sym]:
     """The symbols on which values depend, those of computed indices included."""
     places = (v.index if isinstance(v, Load) else v.expr for v in walk_values(*values) if isinstance(v, Load | IndexValue))
     return frozenset(s for place in places for s in place.free if not isinstance(s, Indirect))
+
+
+def decided(value: Value, at: Mapping[Sym, int]) -> Value | None:
+    """The branch that is taken where a condition on these symbols alone chooses."""
+    if not isinstance(value, Masked) or not isinstance(value.cond, IndexValue) or not value.cond.expr.free <= at.keys():
+        return None
+    return value.value if evaluate(value.cond.expr, at) else value.other

@@ -12,7 +12,7 @@ from magneto.inductor.lower.values import constant, make_masked
 from magneto.symbolic import ZERO, Expr, add, compare, conj, floordiv, mod, mul
 
 MAX_CAT_PIECES_ON_GPU = 12
-MAX_CAT_PIECES = 8  # more pieces than this are copied by the library's cat: a chain of conditions per element costs more
+MAX_CAT_PIECES = 9  # more pieces than this are copied by the library's cat: a chain of conditions per element costs more
 MAX_COPIED_PIECES = 4  # the same where nothing is computed of them, nor they of anything, and each has
 REPEATED = 8  # times, from which on what is looked up is put into memory on a CPU, rather than looked up each time
 COPIED_RUN = 16  # elements side by side

@@ -147,3 +147,40 @@ def test_rows_that_give_rows(name: str, size: int) -> None:
     )
     allowed = 2 * (eager - exact).abs().nan_to_num().max() + 1e-6
     torch.testing.assert_close(mine.double(), exact, equal_nan=True, rtol=1e-5, atol=allowed.item())
+
+
+def elements(m: torch.Tensor) -> list[torch.Tensor]:
+    return (
+        list(m.flatten(1).unbind(1))
+        if m.shape[1] == m.shape[2] == 1
+        else [m[:, i, j] for i in range(m.shape[1]) for j in range(m.shape[2])]
+    )
+
+
+MATRICES: dict[str, Function] = {
+    "products of neighbours": lambda m: sum(a * b for a, b in zip(elements(m), elements(m)[1:], strict=False)),
+    "some twice": lambda m: elements(m)[0] * elements(m)[-1] + elements(m)[0].exp() - elements(m)[1] * 3,
+    "made of elements": lambda m: torch.stack([e * k for k, e in enumerate(elements(m))], -1).view(m.shape).sin(),
+    "with zeros and infinities": lambda m: elements(m)[0] / elements(m)[1] + elements(m)[-1].sqrt(),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 3), (4, 2), (1, 9), (4, 4)])
+@pytest.mark.parametrize("name", MATRICES)
+def test_gradients_of_elements_of_small_matrices(name: str, shape: tuple[int, int]) -> None:
+    """Conditions tell their elements apart: all are written out in one turn of a loop over matrices, each without the others' work."""
+    torch.manual_seed(0)
+    given, seeds = torch.randn(2, 150, *shape), None
+    given[0, 3], given[0, 4], given[0, 5] = 0, -0.0, torch.inf
+    gradients = []
+    for run in (magneto.optimize("inductor", nopython=True)(lambda m, s: torch.autograd.grad(MATRICES[name](m), m, s)[0]), None):
+        m = given[0].clone().requires_grad_()
+        result = MATRICES[name](m)
+        seeds = torch.randn_like(result) if seeds is None else seeds
+        gradients.append(torch.autograd.grad(result, m, seeds)[0] if run is None else run(m, seeds))
+        text = text if run is None else "".join(magneto.inspect(run).kernels)
+    torch.testing.assert_close(*gradients, equal_nan=True)
+    assert torch.equal(*[(g == 0) & g.signbit() for g in gradients])
+    assert "#pragma omp simd" in text
+    if shape != (4, 4) and name != "made of elements":
+        assert f"< {shape[1]}; j" not in text and f"< {shape[0]}; j" not in text, "a loop over few elements"

@@ -160,7 +160,12 @@ def test_cat_of_few_and_of_many() -> None:
     xs = [g.input(torch.randn(2, n, 3)) for n in (1, 2, 3, 4, 5)]
     g.output(g.exp(g.cat(xs, 1)))
     assert kinds(check(g)) == "p"
-    for sizes, dim, made in (([6] * 5, 1, "l"), ([1] * 5, 2, "p"), ([1] * 9, 2, "p"), ([1] * 10, 2, "l")):  # runs of 18 elements, and of one
+    for sizes, dim, made in (
+        ([6] * 5, 1, "l"),
+        ([1] * 5, 2, "p"),
+        ([1] * 9, 2, "p"),
+        ([1] * 10, 2, "l"),
+    ):  # runs of 18 elements, and of one
         g = Graph()
         g.output(g.cat([g.input(torch.randn(2, n, 3) if dim == 1 else torch.randn(2, 3, n)) for n in sizes], dim))
         assert kinds(check(g)) == made

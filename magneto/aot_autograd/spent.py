@@ -30,6 +30,9 @@ _ANCHOR = torch.zeros((), requires_grad=True)
 
 
 def spent(result: torch.Tensor) -> torch.Tensor:
-    """`result` as a tensor that autograd computed and whose graph is freed."""
+    """`result` as a tensor that autograd computed and whose graph is freed. A view that autograd refuses to write (made without gradients, or as one of several) loses its base."""
+    autograd: Any = torch._C._autograd
+    if result._is_view() and autograd._get_creation_meta(result) != autograd.CreationMeta.DEFAULT:
+        result = result.detach()
     with torch.enable_grad():
         return _Freed.apply(result, _ANCHOR)  # type: ignore[no-any-return, no-untyped-call]

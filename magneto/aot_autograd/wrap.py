@@ -66,13 +66,25 @@ class Writer:
             self.add(f"{''.join(f'r{i}, ' for i in range(s.n_results))}= graph({passed})")
         elif s.effects:
             self.add(f"graph({passed})")
+        behind = len(self.lines)
         for index, strides in s.gaps:
             self.namespace["laid_out"] = laid_out
             self.add(f"r{index} = laid_out(r{index}, {strides})")
         self.links(False)
         self.write_backs()
+        if not any(mutation.direct for mutation in s.mutations):
+            behind = len(self.lines)
         self.links(True)
         self.add(f"return {self.returned()}")
+        if s.mutations:  # when this fails, the interpreter must not run the frame again: it would write once more
+            lines = [f"    {line}" for line in self.lines[behind:]]
+            self.lines[behind:] = [
+                "    try:",
+                *lines,
+                "    except Exception as error:",
+                "        error.magneto_applied = True",
+                "        raise",
+            ]
         return "\n".join(self.lines) + "\n", self.namespace
 
     def add(self, line: str) -> None:

@@ -236,6 +236,69 @@ def test_second_backward_outside_raises_what_torch_raises(backend: str) -> None:
     assert errors[0] == errors[1]
 
 
+TAILS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "view": lambda y: y.view(-1),
+    "transposed": lambda y: y.t(),
+    "beside": lambda y: (y, y[0]),
+    "chunk": lambda y: y.chunk(2)[1],
+    "detached": lambda y: (y[1:], y.detach()),
+    "expanded": lambda y: y[:, :1].expand(4, 4),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", [*TAILS, "rnn", "gru"])
+def test_views_returned_behind_a_whole_step(name: str, backend: str) -> None:
+    """Their history was refused when the parameters had been written; eager ran the step once more, and parameters were updated twice."""
+    torch.manual_seed(0)
+    kinds: dict[str, Callable[..., nn.Module]] = {"rnn": nn.RNN, "gru": nn.GRU}
+    made = kinds[name](4, 4, batch_first=True) if name in kinds else nn.Linear(4, 4)
+
+    def step(net: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+        optimiser.zero_grad()
+        y, state = net(x[None]) if name in kinds else (net(x).tanh(), None)
+        loss = y.square().mean()
+        loss.backward()
+        optimiser.step()
+        return loss.detach(), TAILS[name](y) if state is None else state
+
+    optimised = magneto.optimize(backend)(step)
+    nets = [made, copy.deepcopy(made)]
+    optimisers = [torch.optim.SGD(net.parameters(), 0.5) for net in nets]
+    for _ in range(3):
+        x = torch.randn(4, 4)
+        plain, ours = (fn(net, o, x) for fn, net, o in zip((step, optimised), nets, optimisers, strict=True))
+        assert_equal(ours, plain, 1e-5)
+        assert_equal(list(nets[1].parameters()), list(nets[0].parameters()), 1e-5)
+    assert magneto.stats()["hook"]["reruns"] == 0 == magneto.stats()["breaks"]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_what_fails_behind_a_write_does_not_write_twice(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from magneto.aot_autograd import wrap
+
+    def refused(result: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(wrap, "spent", refused)
+    w = torch.ones(3, requires_grad=True)
+    optimiser = torch.optim.SGD([w], 0.5)
+    w.grad = torch.zeros(3)
+
+    @magneto.optimize(backend)
+    def step() -> torch.Tensor:
+        optimiser.zero_grad(set_to_none=False)
+        y = w * 2
+        y.sum().backward()
+        optimiser.step()
+        return y
+
+    with pytest.raises(RuntimeError, match="refused"):
+        for _ in range(2):
+            step()
+    assert w.tolist() in ([0.0] * 3, [-1.0] * 3)
+
+
 @BACKENDS
 def test_gradient_penalty(backend: str) -> None:
     def fn(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

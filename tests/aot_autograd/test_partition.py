@@ -65,9 +65,13 @@ def test_wrapper_reads_well() -> None:
         "        seen[0] = where\n"
         "    r0, r1, = graph(a0, a1)\n"
         "    a0.copy_(r1)\n"
-        "    v0 = r0.select(0, 0)\n"
-        "    v1 = a0.t()\n"
-        "    return (r0, v0, v1, None, )\n"
+        "    try:\n"
+        "        v0 = r0.select(0, 0)\n"
+        "        v1 = a0.t()\n"
+        "        return (r0, v0, v1, None, )\n"
+        "    except Exception as error:\n"
+        "        error.magneto_applied = True\n"
+        "        raise\n"
     )
 
 

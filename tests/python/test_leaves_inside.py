@@ -143,6 +143,90 @@ def data_used_with_gradients(n, x, y):
     return loss
 
 
+@program()
+def frozen_and_thawed(n, x, y):
+    """What was computed before, between and behind meets in one backward."""
+    before = n(x)
+    n.requires_grad_(False)
+    between = n(x + 1)
+    n[2].requires_grad_()
+    with torch.no_grad():
+        n[0].bias.add_(1)
+    n[0].requires_grad_()
+    (before + 2 * between + n(y)).sum().backward()
+    return between
+
+
+@program()
+def frozen_at_the_backward(n, x, y):
+    out = n(x)
+    n[0].requires_grad_(False)
+    out.sum().backward()
+    n[0].requires_grad_()
+
+
+@program()
+def gradients_asked_of_a_thawed_leaf(n, x, y):
+    x.requires_grad_()
+    before = n(x)
+    x.requires_grad_(False)
+    x.requires_grad_()
+    found = torch.autograd.grad((before + n(x)).sum(), [x, n[0].weight])
+    x.requires_grad_(False)
+    return found
+
+
+@program(-1)
+def given_other_memory_while_frozen(n, x, y):
+    before = n(x)
+    w = n[0].weight
+    w.requires_grad_(False)
+    w.data = w.data * 2
+    w.requires_grad_()
+    (before + n(x)).sum().backward()
+
+
+@program()
+def a_discriminator_that_is_thawed(n, x, y):
+    for p in n[0].parameters():
+        p.requires_grad = True
+    o = torch.optim.SGD(n[0].parameters(), 0.1)
+    fake = n[2](torch.tanh(x.repeat(1, 2)))[:, [0, 1, 2, 0]]
+    o.zero_grad()
+    d = n[0](fake.detach()).mean() - n[0](y).pow(2).mean()
+    d.backward()
+    o.step()
+    n[0].requires_grad_(False)
+    n[2].zero_grad()
+    g = n[0](fake).mean()
+    g.backward()
+    return d.detach(), g.detach()
+
+
+@program()
+def a_discriminator_that_is_frozen(n, x, y):
+    fake = n[2](torch.tanh(x.repeat(1, 2)))[:, [0, 1, 2, 0]]
+    n[0].requires_grad_(False)
+    n.zero_grad()
+    g = n[0](fake).mean()
+    g.backward()
+    n[0].requires_grad_(True)
+    d = n[0](fake.detach()).mean() - n[0](y).pow(2).mean()
+    d.backward()
+    return d.detach(), g.detach()
+
+
+@program(1)
+def hooks_of_a_leaf_that_was_frozen(n, x, y):
+    w = n[0].weight
+    w.requires_grad_()
+    if not hasattr(n, "hooked"):
+        n.hooked = True
+        w.register_hook(lambda gradient: gradient * 2)
+    n(x).sum().backward()
+    n[0].requires_grad_(False)
+
+
 def run(body: Body, backend: str | None, again: bool) -> list[list[Any]]:
     n = net()
     fn = magneto.optimize(backend)(body) if backend else body

@@ -183,7 +183,7 @@ class Replays:
         return (
             *[len(one) for one in (m.effects, m.overlay, m.draws, m.assumptions, m.memories, m.streams, m.switches, m.references)],  # type: ignore[arg-type]
             *[len(one) for one in (m.made, m.stand_ins, m.read_by_backward, r.inferences, r._numbers, r.mutated, r.made_leaves)],  # type: ignore[arg-type]
-            *[len(one) for one in (r.turned, r.stand_ins, r.spent, r.hooked, r.shown, r.selected)],  # type: ignore[arg-type]
+            *[len(one) for one in (r.turned, r.stand_ins, r.frozen, r.spent, r.hooked, r.shown, r.selected)],  # type: ignore[arg-type]
             *(m.random_closed, m.overriding, m.functions_off, m.decisions.total(), r.n_checks, r.hook_place is None, len(_copied(m))),
             *(
                 r,
@@ -389,7 +389,7 @@ def _leaves(values: Sequence[Any]) -> tuple[list[trackers.TensorTracker], list[T
 def _facts(recorder: Recorder, tensor: trackers.TensorTracker) -> tuple[Any, ...]:
     """What capture knows of a tensor beside its node."""
     written = any(one in recorder.mutated for one in tensor.memory or (tensor,))
-    spent, turned = tensor.node in recorder.spent, tensor.node in recorder.turned
+    spent, turned = tensor.node in recorder.spent, (tensor.node in recorder.turned, tensor in recorder.frozen)
     return (
         tensor.meta, tensor.cls, dict(tensor.attrs), tensor.new_leaf, written, spent, turned, (tensor.views is None, tensor.memory is None),
     )  # fmt: skip

@@ -47,6 +47,8 @@ def _one_by_one(name: str) -> None:
     single = _NAMES.get(name, name)
 
     def each(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Any:
+        if name == "lerp" and isinstance(args[-1], TensorTracker) and not args[-1].meta.ndim and not args[-1].meta.requires_grad:
+            args = [*args[:-1], m.apply(torch.Tensor.item, args[-1])]  # as torch does: a weight in a tensor is a number
         lists = [arg for arg in args if isinstance(arg, SequenceTracker)]
         if not lists or not (kwargs.keys() <= {"alpha", "value"}) or not _numbers_move(m, [*args, *kwargs.values()]):
             return NotImplemented

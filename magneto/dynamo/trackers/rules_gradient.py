@@ -118,7 +118,7 @@ def _backward(
         _check_chosen(m, name, chosen, made)
         _leave_hooks(m, hooked, identities)
         leaves, made = chosen, []
-    hooks = {leaf: found for leaf in leaves if any(found := [_hooks(m, name, leaf, attribute) for attribute in _HOOKS])}
+    hooks = {leaf: found for leaf in (*leaves, *made) if any(found := [_hooks(m, name, leaf, attribute) for attribute in _HOOKS])}
     recorder: Any = m.recorder  # type: ignore[attr-defined]
     around, recorder.engine = recorder.engine, (len(m.frames) - 1, frames)  # type: ignore[attr-defined]
     try:
@@ -251,6 +251,8 @@ def _leaves(m: Machine, name: str, outputs: Sequence[TensorTracker], known: set[
     for node, tracker in recorder.inputs:
         if node not in needed or not node.meta["val"].requires_grad or id(tracker) in known:
             continue
+        if tracker in recorder.frozen and node.meta["val"].is_leaf:
+            continue  # autograd knows it, and leaves it alone
         if tracker.new_leaf or tracker.cls not in PLAIN_CLASSES or tracker.obj is MISSING:
             _refuse(m, name, f"gradients of {tracker.show()}")
         if tracker.cls is not torch.nn.Parameter:

@@ -66,17 +66,21 @@ def stack_if_compiling(m: Machine, v: Tracker) -> Tracker:
 
 @rule(torch._C._group_tensors_by_device_and_dtype, SequenceTracker)  # type: ignore[attr-defined]
 def group_tensors(m: Machine, lists: SequenceTracker, with_indices: Tracker | None = None) -> Any:
-    """{(device, dtype): (lists, indices)} for tensors that are all of one kind; which of several comes first, only the C function knows."""
+    """{(device, dtype): (lists, indices)}; empty tensors of the same kinds tell which group comes first."""
     rows = [row.items(m) for row in lists.items(m) if isinstance(row, SequenceTracker)]
-    kinds = {(t.meta.device, t.meta.dtype) if isinstance(t, TensorTracker) else None for t in (rows[0] if rows else ())}
-    if not kinds:
-        return DictTracker.of(m, [])
-    (kind,) = kinds if len(kinds) == 1 else (None,)
-    if kind is None or any(len(row) != len(rows[0]) for row in rows):
+    alike = [
+        [torch.empty(0, dtype=t.meta.dtype, device=t.meta.device) if isinstance(t, TensorTracker) else None for t in row] for row in rows
+    ]
+    try:
+        found = torch._C._group_tensors_by_device_and_dtype(alike, True)  # type: ignore[attr-defined]
+    except RuntimeError:
         return NotImplemented
-    indices = range(len(rows[0])) if with_indices is not None and m.truth(with_indices) else ()
-    group = TupleTracker([ListTracker([ListTracker(list(row)) for row in rows]), ListTracker([m.const(index) for index in indices])])
-    return DictTracker.of(m, [(m.const(kind), group)])
+    wanted = with_indices is not None and m.truth(with_indices)
+    groups = []
+    for kind, (_, indices) in found.items():
+        members = ListTracker([ListTracker([row[index] for index in indices]) for row in rows])
+        groups.append((m.const(kind), TupleTracker([members, ListTracker([m.const(index) for index in indices] if wanted else [])])))
+    return DictTracker.of(m, groups)
 
 
 # -- scaled updates with a number that the graph computes or is given

@@ -69,17 +69,27 @@ def require_grad(m: Machine, v: TensorTracker, flag: bool) -> TensorTracker:
             _refuse(m, v, "only floating-point tensors can require gradients")
         if len(v.views or ()) > 1:
             _refuse(m, v, "its views require gradients with it")
-        outside = v.source is not None and v.cls is torch.Tensor and v.views is None and m.recorder.turns_leaves()  # type: ignore[attr-defined]
-        if outside:  # in the graph a detached alias of it becomes the leaf; gradients reach the tensor itself as effects
-            rebind(v, m.node("detach", [v], {}, method=True))
-        v.new_leaf = not m.recorder.leaf_node(v, outside)  # type: ignore[attr-defined]
+        recorder: Any = m.recorder  # type: ignore[attr-defined]
+        if v in recorder.frozen:  # gradients flow where they flowed before
+            alias, leaf = recorder.frozen[v]
+            if alias is not v.node:
+                _refuse(m, v, "it was frozen, and has other memory now")
+            del recorder.frozen[v]
+            v.node = leaf
+        else:
+            outside = v.source is not None and v.cls in PLAIN_CLASSES and v.views is None and recorder.turns_leaves()
+            if outside:  # in the graph a detached alias of it becomes the leaf; gradients reach the tensor itself as effects
+                rebind(v, m.node("detach", [v], {}, method=True))
+            v.new_leaf = not recorder.leaf_node(v, outside)
         v.meta = v.meta.with_(requires_grad=True, is_leaf=True)
     elif not v.meta.is_leaf:
         _refuse(m, v, "requires_grad of a tensor that autograd computed")
     elif v.new_leaf:
         v.meta = v.meta.with_(requires_grad=False)
     else:
+        leaf = m.recorder.input_node(v)  # type: ignore[attr-defined]
         rebind(v, m.node("detach", [v], {}, method=True))
+        m.recorder.frozen[v] = v.node, leaf  # type: ignore[attr-defined]
     _replayed(m, f"{{0}}.requires_grad_({flag})", v)
     return v
 

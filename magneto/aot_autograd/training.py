@@ -24,6 +24,7 @@ from magneto.aot_autograd.histories import Group, Share, groups_of, linked_resul
 from magneto.aot_autograd.joint import JointGraph
 from magneto.aot_autograd.partition import Gradient, Partition
 from magneto.aot_autograd.reached import Reached, left_over, reached
+from magneto.aot_autograd.refusal import Refusal
 from magneto.aot_autograd.replay import Replay, replay_of
 from magneto.aot_autograd.result_hooks import with_result_hooks
 from magneto.aot_autograd.signature import Result
@@ -80,7 +81,9 @@ class TrainingPlan:
     replay: Replay | None
     n_captured: int  # inputs of the captured graph; constants follow
     unchecked: tuple[int, ...]  # tensors among the inputs of whose version autograd takes no note, as the backward does not read them
-    holds: Callable[[], bool] | None  # whether what the program's own backward functions read is still what was traced
+    holds: (
+        Callable[[bool], bool] | None
+    )  # whether what the program's own backward functions read, and are given (are all gradients there?), is what was traced
     cut_off: tuple[int, ...]  # inputs that require grad and to which nothing flows back
     frees: bool  # whether a second backward is refused
     flows: tuple[tuple[int, int], ...]  # (place among the tensors, input) of the inputs to which gradients flow
@@ -119,6 +122,11 @@ class TrainingPlan:
         if direct:
             self.shown = eval(f"lambda v: ({''.join('None, ' if i in direct else f'v[{i}], ' for i in range(self.n_results))})")
             self.silent = tuple(i for i in self.silent if i not in direct)
+
+    def answers(self, asks_whole: bool) -> None:
+        """Refuses a custom backward that asks which gradients are missing, where the graph cannot run again to tell it."""
+        if asks_whole and self.replay is None:
+            raise Refusal("a custom backward is told which gradients are missing, and the graph cannot run a second time")
 
     def choice(self, ctx: Any, gradients: Sequence[Any]) -> Choice:
         missing = [k for k, index in enumerate(self.differentiable) if gradients[index] is None]
@@ -203,7 +211,7 @@ def reach(cut: Partition, choice: Choice) -> Reached:
 
 def plan_training(
     joint: JointGraph, cut: Partition, forward: Compiled, compile_backward: Callable[[fx.Graph], Compiled], captured: Compiled,
-    replay: bool = True, holds: Callable[[], bool] | None = None, differentiable: Sequence[int] = (), scale: Scale | None = None,
+    replay: bool = True, holds: Callable[[bool], bool] | None = None, differentiable: Sequence[int] = (), scale: Scale | None = None,
 ) -> TrainingPlan:  # fmt: skip
     """`differentiable`: inputs that require grad. `captured` runs the captured graph in eager; `replay`: whether a run of `captured` during backward would be the
     same computation."""
@@ -336,11 +344,11 @@ class CompiledGraph(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         plan: TrainingPlan = ctx.plan
         group: Group | None = getattr(ctx, "share", None)
-        if torch.is_grad_enabled() or cuts(ctx) or (plan.holds is not None and not plan.holds()):
+        whole = all(gradients[i] is not None for i in (plan.differentiable if group is None else group.results))
+        if torch.is_grad_enabled() or cuts(ctx) or (plan.holds is not None and not plan.holds(whole)):
             _check(ctx, plan)
             found = _C.call_inactive(functools.partial(_replay, ctx, plan, gradients))
-            own = plan.differentiable if group is None else group.results
-            if not _keeps_graph() and all(gradients[i] is not None for i in own):
+            if not _keeps_graph() and whole:
                 ctx.maybe_clear_saved_tensors()
                 ctx.inputs = ctx.extras = None
             return (None, *found)
@@ -539,13 +547,21 @@ def again(ctx: Any, plan: TrainingPlan, what: str, asked: Sequence[tuple[Any, in
             if present is not None:
                 torch.set_rng_state(ctx.random)
             with torch.enable_grad():
-                outputs = plan.captured(*plan.replay.inputs(inputs[: plan.n_captured], getattr(ctx, "before", {})))
+                given = plan.replay.inputs(inputs[: plan.n_captured], getattr(ctx, "before", {}))
+                given = [_without_hooks(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in given]
+                outputs = plan.captured(*given)
         finally:
             if present is not None:
                 torch.set_rng_state(present)
-        ctx.again = task, outputs, dict(zip(plan.differentiable, plan.replay.results(outputs), strict=True)), []
+        ctx.again = task, outputs, dict(zip(plan.differentiable, plan.replay.results(outputs), strict=True)), [], given
         torch.autograd.Variable._execution_engine.queue_callback(functools.partial(setattr, ctx, "again", None))
     return ctx.again[1], ctx.again[2]
+
+
+def _without_hooks(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a view of it where it has hooks: the engine calls them behind the node."""
+    hooked = tensor._backward_hooks or (tensor.retains_grad and not tensor.is_leaf)
+    return tensor.view_as(tensor) if hooked else tensor
 
 
 def _check(ctx: Any, plan: TrainingPlan) -> None:
@@ -572,12 +588,16 @@ def _outside(seed: Any, gradient: Any) -> Any:
 def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]:
     """Backward with create_graph=True, or of functions that read other values by now, or of which a part has run so already: the captured graph runs again in eager."""
     create = torch.is_grad_enabled()
-    what = "create_graph=True" if create else "a module's value, changed since the forward, is read by a custom backward"
+    what = (
+        "create_graph=True"
+        if create
+        else "a custom backward reads a value changed since the forward, or is told which gradients are missing"
+    )
     _, results = again(ctx, plan, what)
     pairs = [(result, gradients[i]) for i, result in results.items() if gradients[i] is not None]
     if any(result is None or result.shape != gradient.shape for result, gradient in pairs):
         raise _cannot_replay(plan, what, "which returns views of what it does not show")
-    unwanted, inputs = plan.unwanted(ctx), ctx.inputs
+    unwanted, inputs = plan.unwanted(ctx), [*ctx.again[4], *ctx.inputs[plan.n_captured :]]
     wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad and i not in unwanted}
     if not wanted:
         return [None] * len(inputs)

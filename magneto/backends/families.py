@@ -275,6 +275,7 @@ class Backwards:
             backwards={},
             leftovers={},
         )
+        plan.answers(owner.gm.meta["magneto"].get("asks_whole", False))
         plan.hide(rest.signature.direct)
         return plan
 

@@ -295,6 +295,7 @@ def join_halves(unit: Unit, half: tuple[Pass, ...]) -> Unit:
     inputs = [i for i, x in enumerate(unit.inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     captured = under_autocast(atomic(unit.gm), unit.autocast)
     plan = plan_training(unit.joint, unit.cut, unit.compiled, build_backward, captured, True, holds, inputs, scale)
+    plan.answers(meta.get("asks_whole", False))
     plan.hide(unit.traced.signature.direct)
     return replace(unit, compiled=training_function(plan))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import warnings
@@ -351,6 +352,32 @@ def test_double_backward_is_eagers() -> None:
         results.append(torch.autograd.grad((gx**2).sum(), (x, w)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("computed", [False, True], ids=["leaf", "computed"])
+def test_hooks_of_inputs_run_once_in_double_backward(computed: bool, late: bool) -> None:
+    """A gradient penalty with a hook on a weight: the graph that runs again called it, and so did the engine."""
+
+    def f(x, w):
+        return torch.tanh(x @ w).pow(2)
+
+    x, leaf = torch.randn(3, 4), torch.randn(4, 5, requires_grad=True)
+    compiled = compile_training(f, x, leaf)
+    results = []
+    for fn in (f, compiled):
+        leaf.grad = None
+        w = leaf * 1 if computed else leaf
+        hook = functools.partial(torch.mul, 3)
+        handle = None if late else w.register_hook(hook)
+        out = fn(x, w)
+        out = out[0] if isinstance(out, tuple) else out
+        handle = handle or w.register_hook(hook)
+        (gradient,) = torch.autograd.grad(out.sum(), w, create_graph=True)
+        (out.sum() + gradient.pow(2).sum()).backward()
+        handle.remove()
+        results.append((gradient.detach(), leaf.grad))
+    assert_equal(results[1], results[0], 1e-5)
 
 
 def test_double_backward_draws_the_same_numbers() -> None:

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import magneto
+from tests.compare import assert_equal
 from tests.python.gradients import P, compare
 
 SAID: list[str] = []
@@ -125,16 +126,25 @@ class Silent(Function):
 
 
 class Unmaterialised(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.set_materialize_grads(False)
-        return x * 2, x * 3
+    """A gradient that is missing is not the same as zeros."""
 
     @staticmethod
-    def backward(ctx, g, h):
+    def forward(ctx, x, y):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y)
+        places = (x > 0).long()
+        ctx.mark_non_differentiable(places)
+        return x * y, x + y, places
+
+    @staticmethod
+    def backward(ctx, g, h, nothing):
+        assert nothing is None
+        x, y = ctx.saved_tensors
         if h is None:
-            return g * 100
-        return g + h
+            return g * 100, None
+        if g is None:
+            return h * 1000, h
+        return g * y + h, g * x + h
 
 
 class Says(Function):
@@ -398,9 +408,19 @@ def _reads_tensor(x):
     return ReadsTensor.apply(x) * 2
 
 
-def _unmaterialised(x):
-    a, b = Unmaterialised.apply(x)
-    return a
+class ManyUnmaterialised(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3, x * 4, x * 5
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return sum(g for g in gradients if g is not None)
+
+
+def _many_unmaterialised(x):
+    return ManyUnmaterialised.apply(x)
 
 
 def _values(x):
@@ -417,7 +437,7 @@ def _wrong(x):
         (_says, (P(3),), "side effect"),
         (_says_back, (P(3),), "side effect"),
         (_reads_tensor, (P(3),), "may change before it runs"),
-        (_unmaterialised, (P(3),), "None in place of gradients"),
+        (_many_unmaterialised, (P(3),), "None in place of many gradients"),
         (_values, (P(3),), "item"),
         (_wrong, (P(3),), "it raises ValueError('never')"),
         (_writes_input, (P(3), torch.ones(2, 2)), "writes to a tensor made outside"),
@@ -512,6 +532,52 @@ def test_double_backward():
         (first,) = torch.autograd.grad(magneto.optimize(backend, nopython=True)(fn)(x), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
         assert torch.allclose(second, 6 * x)
+
+
+_USES = {
+    "first": (lambda a, b: (a * 2).sum(), 0),
+    "second": (lambda a, b: b.exp().sum(), 0),
+    "both": (lambda a, b: (a * b).sum(), 0),
+    "written": (lambda a, b: a.sum(), 4),
+    "large and written": (lambda a, b: b.sum(), 1 << 17),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*told which gradients are missing")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize("name", list(_USES))
+def test_a_backward_that_is_told_which_gradients_are_missing(name, inside, backend):
+    """The backward is traced with all of them; where some are missing outside, the graph runs again in eager, or is left to it where it cannot."""
+    use, large = _USES[name]
+    buffers = torch.ones(2, large)
+
+    def results(x, y, buffer):
+        buffer.mul_(1.5)
+        return Unmaterialised.apply(x.sin() * (buffer.mean() if large else 1), y)
+
+    def loss(x, y, buffer):
+        return use(*results(x, y, buffer)[:2])
+
+    def step(x, y, buffer):
+        loss(x, y, buffer).backward()
+
+    compiled = magneto.optimize(backend, nopython=True)(step if inside else results)
+    for seed in range(2):
+        found = []
+        for fn, buffer in ((None, buffers[0]), (compiled, buffers[1])):
+            torch.manual_seed(seed)
+            x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+            if fn is None or inside:
+                (fn or step)(x, y, buffer)
+            else:
+                a, b, places = fn(x, y, buffer)
+                assert not places.requires_grad
+                use(a, b).backward()
+            found.append([x.grad, y.grad, buffer])
+        assert_equal(found[1], found[0], 1e-5)
+    refused = large > 4 and not inside and backend != "eager"
+    assert (magneto.stats()["breaks"], magneto.stats()["fallbacks"] > 0) == (0, refused)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

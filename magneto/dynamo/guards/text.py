@@ -210,12 +210,12 @@ def check_text(guards: GuardSet) -> tuple[str, dict[str, Any]]:
     return "\n".join(lines) + "\n", writer.constants
 
 
-def holds_later(guards: GuardSet) -> Callable[[], bool] | None:
-    """Whether rows that need no frame hold when it is called; None without rows."""
+def holds_later(guards: GuardSet, whole: bool) -> Callable[[bool], bool] | None:
+    """Whether rows that need no frame hold when it is called, and, where `whole`, all gradients are there, which it is told; None without either."""
     if not guards.rows:
-        return None
+        return bool if whole else None
     check, nothing = check_function(guards), reading.Frame(())
-    return lambda: check(nothing) == HOLD
+    return lambda there: (there or not whole) and check(nothing) == HOLD
 
 
 def check_function(guards: GuardSet) -> Callable[[reading.Frame], int]:

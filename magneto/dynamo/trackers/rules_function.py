@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _APPLY = torch.autograd.Function.__dict__["apply"]
 _APPLY = getattr(_APPLY, "__func__", _APPLY)  # torch 2.15 has a class method of C there
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+MANY = 3  # results of a function whose backward is followed for each choice of those that have gradients
 _FIXED = frozenset({Kind.ID_IS, Kind.TYPE_IS, Kind.TYPE_VERSION, Kind.STATE, Kind.SAME})
 """Rows of what hardly changes between a forward and its backward: code, classes, modules."""
 _CHECKED_AGAIN = frozenset({Kind.EQUALS, Kind.LENGTH, Kind.KEYS, Kind.KEY_ABSENT, Kind.ABSENT, Kind.PRESENT})
@@ -127,10 +129,24 @@ def _capture(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: M
             result = body.call(forward, [context, *args], kwargs, own=(context,))
         outputs = result.items(m) if isinstance(result, TupleTracker) else [result]
         _check_written(m, body, context)
-        if not context.flag(m, "materialize_grads", True) and sum(isinstance(output, TensorTracker) for output in outputs) > 1:
-            body.refuse("a backward that may be given None in place of gradients")
-        _backward(m, body, klass, context, outputs)
+        for present in _arriving(m, body, context, outputs):
+            _backward(m, body, klass, context, outputs, present)
     return context
+
+
+def _arriving(m: Machine, body: Any, context: ContextTracker, outputs: Sequence[Tracker]) -> list[set[int]]:
+    """Which results' gradients a backward may be given: all, zeros among them; where the function asks for None in their place, any but none."""
+    tensors = [i for i, output in enumerate(outputs) if isinstance(output, TensorTracker)]
+    if context.flag(m, "materialize_grads", True) or len(tensors) < 2:
+        return [set(tensors)]
+    apart = context.tensors(m, "non_differentiable")
+    floating = [i for i in tensors if (d := outputs[i].meta.dtype).is_floating_point or d.is_complex]  # type: ignore[attr-defined]
+    known = [i for i in floating if not any(outputs[i] is one for one in apart)]
+    if len(known) > MANY:
+        body.refuse("a backward that may be given None in place of many gradients")
+    machine: Any = m
+    machine.asks_whole |= len(known) > 1
+    return [set(some) for n in range(len(known), 0, -1) for some in itertools.combinations(known, n)]
 
 
 def _check_arguments(m: Machine, body: Any, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> None:
@@ -156,10 +172,10 @@ def _check_written(m: Machine, body: Any, context: ContextTracker) -> None:
         body.refuse("it writes to a tensor and does not say so")
 
 
-def _backward(m: Machine, body: Any, klass: ClassTracker, context: ContextTracker, outputs: Sequence[Tracker]) -> None:
+def _backward(m: Machine, body: Any, klass: ClassTracker, context: ContextTracker, outputs: Sequence[Tracker], present: set[int]) -> None:
     gradients = []
-    for output in outputs:
-        if isinstance(output, TensorTracker):
+    for i, output in enumerate(outputs):
+        if isinstance(output, TensorTracker) and i in present:
             meta = TensorMeta.contiguous(output.meta.shape, output.meta.dtype, output.meta.device)
             gradients.append(body.recorder.leaf(meta, torch.Tensor))
         else:

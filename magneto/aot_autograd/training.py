@@ -346,7 +346,7 @@ class CompiledGraph(torch.autograd.Function):
         group: Group | None = getattr(ctx, "share", None)
         whole = all(gradients[i] is not None for i in (plan.differentiable if group is None else group.results))
         if torch.is_grad_enabled() or cuts(ctx) or (plan.holds is not None and not plan.holds(whole)):
-            _check(ctx, plan)
+            _C.call_inactive(functools.partial(_check, ctx, plan, plan.choice(ctx, gradients)))
             found = _C.call_inactive(functools.partial(_replay, ctx, plan, gradients))
             if not _keeps_graph() and whole:
                 ctx.maybe_clear_saved_tensors()
@@ -530,11 +530,14 @@ def _versions(inputs: Sequence[Any], places: Sequence[int]) -> list[int]:
         return [0 if inputs[i].is_inference() else inputs[i]._version for i in places]
 
 
-def again(ctx: Any, plan: TrainingPlan, what: str, asked: Sequence[tuple[Any, int]] = ()) -> tuple[Sequence[Any], dict[int, torch.Tensor]]:
+def again(
+    ctx: Any, plan: TrainingPlan, what: str, asked: Sequence[tuple[Any, int]] = (), checked: bool = False
+) -> tuple[Sequence[Any], dict[int, torch.Tensor]]:
     """The captured graph run again in eager, once for a run of autograd's engine: its outputs, and its differentiable results by their numbers. `asked`: outputs that must be among them, by their places."""
     task = torch._C._current_graph_task_id()
     if ctx.again is None or ctx.again[0] != task:
-        _check(ctx, plan)
+        if not checked:
+            _check(ctx, plan, _EVERYTHING)
         if plan.replay is None or any(place < 0 for _, place in asked):
             raise _cannot_replay(plan, what, "which writes inputs that it reads, or draws random numbers elsewhere than on the CPU")
         inputs = ctx.inputs
@@ -564,11 +567,18 @@ def _without_hooks(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view_as(tensor) if hooked else tensor
 
 
-def _check(ctx: Any, plan: TrainingPlan) -> None:
-    """Raises what eager raises when something saved has been written, or freed."""
-    if ctx.written or (plan.watched and _written_since(ctx)):
+def _check(ctx: Any, plan: TrainingPlan, choice: Choice) -> None:
+    """Raises what eager raises when something saved that this choice needs has been written, or freed. The graph runs again: it needs all its inputs."""
+    needed: tuple[int, ...] | None = None
+    if choice != _EVERYTHING:
+        inputs = (i for i, k in enumerate(plan.cut.kept) if k.kind == "input")
+        needed = tuple(sorted({*plan.reach(choice).kept, *inputs}))
+    if (ctx.written and needed is None) or (plan.watched and _written_since(ctx, needed)):
         raise RuntimeError(_WRITTEN)
-    ctx.saved_tensors  # noqa: B018
+    if needed is None:
+        ctx.saved_tensors  # noqa: B018
+    else:
+        _saved(ctx, plan, needed)
 
 
 def cuts(ctx: Any) -> Any:
@@ -593,7 +603,7 @@ def _replay(ctx: Any, plan: TrainingPlan, gradients: Sequence[Any]) -> list[Any]
         if create
         else "a custom backward reads a value changed since the forward, or is told which gradients are missing"
     )
-    _, results = again(ctx, plan, what)
+    _, results = again(ctx, plan, what, checked=True)
     pairs = [(result, gradients[i]) for i, result in results.items() if gradients[i] is not None]
     if any(result is None or result.shape != gradient.shape for result, gradient in pairs):
         raise _cannot_replay(plan, what, "which returns views of what it does not show")

@@ -67,6 +67,7 @@ class SymbolicMachine:
         self.unbound, self.null = unbound, null
         self.guards = GuardSet()
         self.read_by_backward = GuardSet()  # rows that must still hold when a custom backward of the graph runs
+        self.keys_by_identity: dict[Tracker, None] = {}  # existing objects that were told apart by their identity
         self.asks_whole = False  # whether one is told which gradients are missing
         self.recorder = Recorder(self)
         self.varying.begin(self.recorder.sizes)

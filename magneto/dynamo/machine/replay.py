@@ -182,7 +182,10 @@ class Replays:
         m, r = self.machine, self.machine.recorder
         return (
             *[len(one) for one in (m.effects, m.overlay, m.draws, m.assumptions, m.memories, m.streams, m.switches, m.references)],  # type: ignore[arg-type]
-            *[len(one) for one in (m.made, m.stand_ins, m.read_by_backward, r.inferences, r._numbers, r.mutated, r.made_leaves)],  # type: ignore[arg-type]
+            *[
+                len(one)
+                for one in (m.made, m.stand_ins, m.keys_by_identity, m.read_by_backward, r.inferences, r._numbers, r.mutated, r.made_leaves)
+            ],  # type: ignore[arg-type]
             *[len(one) for one in (r.turned, r.stand_ins, r.frozen, r.spent, r.hooked, r.shown, r.selected)],  # type: ignore[arg-type]
             *(m.random_closed, m.overriding, m.functions_off, m.decisions.total(), r.n_checks, r.hook_place is None, len(_copied(m))),
             *(

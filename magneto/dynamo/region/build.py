@@ -286,11 +286,25 @@ class _Builder:
         """
         machine = self.machine
         recorder = machine.recorder
+        apart: set[Tracker] = set()
         if recorder.mutated:
             tensors = [tracker for _, tracker in recorder.inputs if tracker.source is not None]
-            storages = [tracker.plain().untyped_storage().data_ptr() for tracker in tensors]
-            if len(tensors) > 1 and len(set(storages)) == len(storages):
+            if len(tensors) > 1 and _in_memory_of_their_own(tensors):
                 self._distinct(tensors)
+                apart.update(tensors)
+        keys: dict[type, list[Tracker]] = {}
+        for key in machine.keys_by_identity:
+            if not isinstance(key, trackers.ModuleTracker) or machine.changing:
+                keys.setdefault(key.python_type(), []).append(key)
+        for alike in keys.values():
+            if len(alike) < 2 or apart.issuperset(alike) or all(isinstance(key.source, Held) for key in alike):
+                continue
+            if _in_memory_of_their_own([key for key in alike if isinstance(key, trackers.TensorTracker)]):
+                self._distinct(alike)
+                continue
+            for key in alike:
+                if not isinstance(key.source, Held):
+                    machine.guards.add(Row(Kind.ID_IS, key.source, key.obj, *machine.read_at()))
         written = {id(operands[0]): operands[0] for _, operands in machine.effects if operands and operands[0].source is not None}
         for tracker in written.values():
             if isinstance(tracker, trackers.ObjectSet) and (several := tracker.different()):
@@ -455,6 +469,13 @@ def _freed_before(tensors: list[str], lines: list[str]) -> list[str]:
 
 MANY = 16  # inputs of a graph that come as one tuple
 MAX_COPIED = 1 << 20  # bytes that a region copies in each call, for the case that a check fails
+
+
+def _in_memory_of_their_own(tensors: Sequence[trackers.TensorTracker]) -> bool:
+    try:
+        return len({tracker.plain().untyped_storage().data_ptr() for tracker in tensors}) == len(tensors)
+    except RuntimeError:  # sparse
+        return False
 
 
 def _can_be_put_back(tracker: Tracker) -> bool:

@@ -130,6 +130,24 @@ def pinned(m: Machine, key: Tracker) -> Tracker:
     return key
 
 
+def told_apart(m: Machine, key: Tracker) -> Tracker:
+    """A key of what is made in the region: existing objects that hash by identity must go on to be different ones."""
+    if isinstance(key, TupleTracker):
+        for item in key.items(m):
+            told_apart(m, item)
+        return key
+    of = getattr(key, "referent", None) or (getattr(key, "of", None) if not key.unknown and key.python_type() is int else None)
+    found = of if isinstance(of, Tracker) else key
+    if (
+        found.source is not None
+        and found.obj is not MISSING
+        and not isinstance(found, ConstTracker)
+        and hashes_by_identity(found.python_type())
+    ):
+        m.keys_by_identity[found] = None  # type: ignore[attr-defined]
+    return key
+
+
 def raw_items(obj: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """The items in iteration order, past overrides of a subclass."""
     if isinstance(obj, collections.OrderedDict):
@@ -214,7 +232,7 @@ class DictTracker(Contents):
         built = cls(None, kind)
         for key, value in pairs:
             v_key = key if isinstance(key, Tracker) else ConstTracker(key)
-            built.entries[key_token(m, v_key)] = (v_key, value)
+            built.entries[built.token(m, v_key)] = (v_key, value)
         return built
 
     def python_type(self) -> type:
@@ -308,7 +326,7 @@ class DictTracker(Contents):
 
     def token(self, m: Machine, key: Tracker) -> Hashable:
         """The key's token, for a look-up here."""
-        return key_token(m, key if self.obj is MISSING else pinned(m, key))
+        return key_token(m, told_apart(m, key) if self.obj is MISSING else pinned(m, key))
 
     def _absent(self, m: Machine, token: Hashable, key: Tracker | None) -> None:
         if self._listed or self.obj is MISSING:
@@ -519,7 +537,7 @@ class SetTracker(Contents):
 
     def token(self, m: Machine, item: Tracker) -> Hashable:
         """The element's token, for a look-up here."""
-        return key_token(m, item if self.obj is MISSING else pinned(m, item))
+        return key_token(m, told_apart(m, item) if self.obj is MISSING else pinned(m, item))
 
     def known(self) -> None:
         """Somebody looked inside."""

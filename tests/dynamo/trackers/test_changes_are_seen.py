@@ -448,6 +448,60 @@ def test_writes_through_tensors_that_become_aliases() -> None:
         assert_equal(*results)
 
 
+def _first_of_each(items):
+    seen, found = set(), []
+    for item in items:
+        if id(item) not in seen:
+            seen.add(id(item))
+            found.append(item)
+    return found
+
+
+BY_IDENTITY: dict[str, Callable[[Any], Any]] = {
+    "ids in a set": lambda items: len({id(item) for item in items}),
+    "ids one by one": lambda items: len(_first_of_each(items)),
+    "a set": lambda items: len(set(items)),
+    "a dictionary of ids": lambda items: list({id(item): i for i, item in enumerate(items)}.values()),
+    "a dictionary": lambda items: len({item: 1 for item in items}),
+    "a display": lambda items: items[1] in {items[0]: 1},
+    "pairs": lambda items: len({(1, item) for item in items}),
+    "sums": lambda items: sum(item.sum() for item in _first_of_each(items)) if isinstance(items[0], torch.Tensor) else 0,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*W011")  # parts of one memory are guarded by which they are
+@pytest.mark.parametrize("kind", ["tensors", "parts", "objects"])
+@pytest.mark.parametrize("name", list(BY_IDENTITY))
+def test_keys_by_identity_that_become_one(name: str, kind: str) -> None:
+    """A region in which existing objects were keys of what it makes took them for different ones in every later call."""
+
+    def program(items):
+        return BY_IDENTITY[name](items), X * 2
+
+    objects: dict[str, Callable[[], list[Any]]] = {
+        "tensors": lambda: [torch.full((2,), float(i)) for i in range(3)],
+        "parts": lambda: list(torch.arange(6.0).view(3, 2).unbind()),
+        "objects": lambda: [Box(i) for i in range(3)],
+    }
+    compiled = magneto.optimize("eager", nopython=True)(program)
+    for _ in range(2):
+        a, b, c = objects[kind]()
+        for items in ([a, b, c], [a, a, c], [a, b, a], [a, a, a], [c, b, a], [b, a, c]):
+            assert_equal(compiled(items), program(items))
+
+
+def test_parameters_that_are_tied_later() -> None:
+    net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    def penalty(x):
+        return x + sum(p.square().sum() for p in net.parameters())
+
+    compiled = magneto.optimize("eager", nopython=True)(penalty)
+    assert_equal(compiled(X), penalty(X))
+    net[1].weight = net[0].weight
+    assert_equal(compiled(X), penalty(X))
+
+
 def test_requires_grad_follows_writes_in_place() -> None:
     def fn(w, x):
         other = torch.zeros(4)

@@ -136,15 +136,11 @@ def told_apart(m: Machine, key: Tracker) -> Tracker:
         for item in key.items(m):
             told_apart(m, item)
         return key
-    of = getattr(key, "referent", None) or (getattr(key, "of", None) if not key.unknown and key.python_type() is int else None)
-    found = of if isinstance(of, Tracker) else key
-    if (
-        found.source is not None
-        and found.obj is not MISSING
-        and not isinstance(found, ConstTracker)
-        and hashes_by_identity(found.python_type())
-    ):
-        m.keys_by_identity[found] = None  # type: ignore[attr-defined]
+    numbered = getattr(key, "of", None) if not key.unknown and key.python_type() is int else None  # what id() was asked of
+    found = numbered if isinstance(numbered, Tracker) else getattr(key, "referent", None) or key
+    if found.source is not None and not isinstance(found, ConstTracker):
+        if found is numbered or (found.obj is not MISSING and hashes_by_identity(found.python_type())):
+            m.keys_by_identity[found] = None  # type: ignore[attr-defined]
     return key
 
 

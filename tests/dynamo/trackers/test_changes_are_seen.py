@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -470,8 +471,11 @@ BY_IDENTITY: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*W011")  # parts of one memory are guarded by which they are
-@pytest.mark.parametrize("kind", ["tensors", "parts", "objects"])
-@pytest.mark.parametrize("name", list(BY_IDENTITY))
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in BY_IDENTITY for kind in ("tensors", "parts", "objects")]
+    + [(name, kind) for name in ("ids in a set", "ids one by one", "a dictionary of ids") for kind in ("lists", "arrays")],
+)
 def test_keys_by_identity_that_become_one(name: str, kind: str) -> None:
     """A region in which existing objects were keys of what it makes took them for different ones in every later call."""
 
@@ -482,6 +486,8 @@ def test_keys_by_identity_that_become_one(name: str, kind: str) -> None:
         "tensors": lambda: [torch.full((2,), float(i)) for i in range(3)],
         "parts": lambda: list(torch.arange(6.0).view(3, 2).unbind()),
         "objects": lambda: [Box(i) for i in range(3)],
+        "lists": lambda: [[i] for i in range(3)],
+        "arrays": lambda: [numpy.full(2, float(i)) for i in range(3)],
     }
     compiled = magneto.optimize("eager", nopython=True)(program)
     for _ in range(2):

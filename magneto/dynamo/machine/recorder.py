@@ -66,9 +66,7 @@ class Recorder:
         self.made_leaves: list[trackers.TensorTracker] = []  # tensors made here that gather gradients
         self.turned: set[fx.Node] = set()  # those of them that begin to do so behind the operation that made them
         self.stand_ins: set[fx.Node] = set()  # of these, aliases of inputs
-        self.frozen: dict[
-            trackers.TensorTracker, tuple[fx.Node, fx.Node]
-        ] = {}  # leaves that do not gather gradients now: (what stands for them, leaf)
+        self.frozen: dict[Tracker, tuple[fx.Node, fx.Node]] = {}  # leaves that gather no gradients now: (what stands for them, leaf)
         self.spent: set[fx.Node] = set()  # computed from a graph of autograd that a backward in this region has freed
         self.hooked: list[trackers.Hooked] = []
         self.selected = Selections()

@@ -64,11 +64,12 @@ EXCEPT: tuple[tuple[str, str], ...] = (
     (r"grid_sampler_2d", "on the CPU; cubic, and mirrored beyond the edges"),
     (r"im2col", "complex numbers, integers"),
     (r"col2im", "sums of more than 30 windows, or of fewer in half precision; steps of windows with gaps"),
+    (r"diag_embed|diagonal_backward", "on the CPU"),
     (r"(reflection|replication)_pad\w*", "complex numbers, integers on a GPU, on the CPU types of less than 32 bits in rows"),
     (r"_?(unsafe_)?index_put\w*", "writes that do not add whole rows of float32 or float64"),
     (r"(prod|trace)", "half precision, whose kernels compute in half precision"),
     (r"as_strided", "inputs, whose storage only the library knows"),
-    (r"(slice_scatter|select_scatter)", "steps"),
+    (r"slice_scatter", "steps along the last dimension of what lies in memory, on the CPU"),
     (r"(native_batch_norm|native_layer_norm|native_group_norm)", "nothing to normalise; statistics that are written in place"),
     (r"(\w*_loss|binary_cross_entropy)", "nothing to reduce; weights of classes"),
 )  # fmt: skip

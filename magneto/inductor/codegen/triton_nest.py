@@ -310,8 +310,8 @@ def _reduction(kernel: FusedKernel) -> Blocks:
     if (beside := _beside(kernel)) is not None and whole <= HELD_BESIDE // LEAST_BESIDE:
         outer = tuple(d for d in kernel.rows if d is not beside)
         wide = max(LEAST_BESIDE, min(PERSISTENT_ACROSS, HELD_ACROSS // whole, power_above(beside.size)))
-        if prod(d.size for d in outer) <= MOST_BLOCKS:
-            warps = max(4, min(16, wide * whole // 1024))
+        warps = max(4, min(16, wide * whole // 1024))
+        if prod(d.size for d in outer) <= MOST_BLOCKS and wide * whole * len(walked(kernel)) <= 32 * warps * IN_REGISTERS * 2:
             return Blocks(kernel, (Axis("x", (beside,), wide), Axis("r", kernel.cols, whole)), False, warps, outer)
     if whole <= PERSISTENT:
         bytewise = widest(kernel) == 1 and bool(walked(kernel))

@@ -81,22 +81,27 @@ def _place(member: Member, target: str, dims: tuple[Dim, ...]) -> tuple[Dim, Val
 
 def _changed(member: Member, target: str, dim: Dim) -> tuple[int, int]:
     """First element along the dimension that may change, and the one behind the last."""
-    if dim.size > LONGEST or not _has_choices(member.body):
+    if dim.size > LONGEST or not _decides(member.body, dim.sym):
         return 0, dim.size
     may = [k for k in range(dim.size) if not _stays(member, target, dim.sym, k)]
     return (may[0], may[-1] + 1) if may else (0, 1)
 
 
-def _has_choices(body: Value) -> bool:
-    count = 0
-    while count <= MOST:
-        if isinstance(body, Masked):
-            body = body.other
-        elif isinstance(body, Op) and body.name == "where":
-            body = body.args[2]
+def _decides(body: Value, symbol: Sym) -> bool:
+    """Does the place along this dimension decide one of a few choices at least?"""
+    stack, count = [body], 0
+    while stack and count <= MOST:
+        value = stack.pop()
+        if isinstance(value, Masked):
+            condition, sides = value.cond, [value.value, value.other]
+        elif isinstance(value, Op) and value.name == "where":
+            condition, sides = value.args[0], [*value.args[1:]]
         else:
-            return count > 0
+            continue
+        if isinstance(condition, IndexValue) and condition.expr.free == {symbol}:
+            return True
         count += 1
+        stack += sides
     return False
 
 

@@ -14,6 +14,7 @@ import magneto
 from magneto.dynamo.control_flow import STACKS_WHERE_IT_SLICES
 from tests.compare import assert_equal
 
+pytestmark = pytest.mark.slow  # eager traces at each call: two minutes and a half
 BACKENDS = ("aot_eager", "inductor", "eager")
 scan = sys.modules["torch._higher_order_ops.scan"].scan
 STEP, BIAS = torch.nn.Parameter(torch.tensor(0.5)), torch.ones(3)

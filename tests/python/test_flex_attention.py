@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import AuxRequest, and_masks, create_bloc
 import magneto
 from tests.compare import assert_equal
 
+pytestmark = pytest.mark.slow  # eager traces at each call: two minutes and a half
 BACKENDS = ("aot_eager", "inductor", "eager")
 GENERATOR = torch.Generator().manual_seed(0)
 TABLE, SLOPES = torch.randn(4, 31, generator=GENERATOR), torch.rand(4, generator=GENERATOR)

@@ -13,7 +13,7 @@ from benchmarks.gpu_sweep_rows import BF16, CL, row
 
 # ---- operations -----------------------------------------------------------------------------------------------------------------
 row("take_along_train", lambda x, i: torch.take_along_dim(x, i, 1).square(), make=lambda: [normal(2048, 512), ints(512, 2048, 128)], train=True)
-row("index_put_rows", lambda x, i, v: x.index_put((i,), v * 2) + 1, make=lambda: [normal(20000, 128), ints(20000, 4096), normal(4096, 128)])
+row("index_put_rows", lambda x, i, v: x.index_put((i,), v * 2) + 1, make=lambda: [normal(20000, 128), torch.randperm(20000, device="cuda")[:4096], normal(4096, 128)])
 row("masked_scatter_rows", lambda x, m, v: x.masked_scatter(m, v), make=lambda: [normal(4096, 512), ints(2, 4096, 512).bool(), normal(4096, 512)])
 row("masked_fill_causal_train", lambda x: x.masked_fill(torch.ones(512, 512, device=x.device, dtype=torch.bool).triu(1), 0.0), (64, 512, 512), train=True)
 row("repeat_interleave_train", lambda x: x.repeat_interleave(4, 1) * 0.5, (4096, 256), train=True)

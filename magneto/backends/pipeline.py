@@ -106,9 +106,14 @@ def state_of(unit: Unit) -> frozenset[int]:
 
 def choose_layout(unit: Unit) -> Unit:
     """In inference transformer layers come apart, and attention that is written out becomes one call. Products with one matrix become one product, and take an activation along. Convolutional networks go channels-last where that pays; what follows a channels-last convolution
-    becomes part of it."""
-    if unit.compiled is not None or unit.training or config.numerics == "eager":
+    becomes part of it. What the machine cannot multiply in its type is widened."""
+    if unit.compiled is not None or config.numerics == "eager":
         return unit
+    from magneto.inductor.widened import widen
+
+    if unit.training:
+        graph = widen(unit.traced.graph, True)
+        return unit if graph is unit.traced.graph else unit.with_graph(graph)
     from magneto.inductor.attention import fuse_attention
     from magneto.inductor.convolve import available, fold
     from magneto.inductor.convolve_cudnn import fold_cudnn
@@ -117,7 +122,8 @@ def choose_layout(unit: Unit) -> Unit:
     from magneto.inductor.post_ops import fuse_activations
     from magneto.inductor.transformer import take_apart
 
-    graph, state = fuse_activations(flatten(fuse_attention(take_apart(unit.traced.graph)))), state_of(unit)
+    graph = fuse_activations(flatten(widen(fuse_attention(take_apart(unit.traced.graph)))))
+    state = state_of(unit)
     if config.channels_last:
         laid_out = lay_out(graph, state if available() else frozenset())
         graph = fold_cudnn(fold(laid_out, state, unit.doubted is not None, laid_out is not graph))
@@ -128,13 +134,14 @@ def choose_joint_layout(unit: Unit) -> Unit:
     """Attention that is written out becomes calls. On a GPU convolutional networks are trained channels-last too."""
     from magneto.inductor.attention_joint import fuse_joint_attention
     from magneto.inductor.recall import foreign_device
+    from magneto.inductor.widened import widen
 
     joint = unit.joint
     assert joint is not None
     if not joint.tangents or not decomposable(joint):
         return unit
     if config.numerics != "eager":
-        joint = lay_out_joint(joint, fuse_joint_attention)
+        joint = lay_out_joint(lay_out_joint(joint, fuse_joint_attention), lambda graph: widen(graph, True))
     if config.channels_last and foreign_device(joint.graph) == "cuda":
         from magneto.inductor.layout import lay_out
 

@@ -35,7 +35,7 @@ _SUMS = frozenset({aten.convolution.default, aten.mm.default, aten.addmm.default
 _HANDS_ON = frozenset({
     aten.add.Tensor, aten.cat.default, aten.mean.dim, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default,
     aten.max_pool2d_with_indices.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.t.default,
-    aten.clone.default, aten.expand.default, aten.slice.Tensor, aten.constant_pad_nd.default, aten.native_batch_norm.default, aten.hardtanh.default, operator.getitem,
+    aten.clone.default, aten._to_copy.default, aten.expand.default, aten.slice.Tensor, aten.constant_pad_nd.default, aten.native_batch_norm.default, aten.hardtanh.default, operator.getitem,
 })  # fmt: skip
 # What tells even such a sum of zeros from 0: roots, quotients, signs, comparisons, choices.
 _TELLS = frozenset(

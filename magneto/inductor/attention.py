@@ -29,6 +29,7 @@ from magneto.graph.layout import view_strides
 from magneto.graph.meta import TensorMeta
 from magneto.inductor.attention_rows import Rows, rows_of
 from magneto.inductor.rewrite import Adding, copied
+from magneto.inductor.runtime.kept import narrow_types
 from magneto.inductor.scores import Known, Scores, Term, order_of, same_order, scores_behind
 
 aten = torch.ops.aten
@@ -147,12 +148,17 @@ def _pays(meta: TensorMeta, scores: Scores) -> bool:
     Where sizes vary the kernel serves more of them at once: there is no softmax of rows whose length is in the text."""
     if any_size() or sizes_vary():
         return True
-    rows, columns, half = meta.shape[-2], scores.shape[-1], meta.dtype is torch.float16
+    rows, columns, own = (
+        meta.shape[-2],
+        scores.shape[-1],
+        None if meta.dtype in narrow_types() else meta.dtype,
+    )  # (None: computed in float32)
+    half = own is torch.float16
     if meta.device.type != "cpu":
         return columns >= FEW_KEYS
     if rows * columns >= LARGE << half or prod(scores.shape) >= MANY << 2 * half:
         return True
-    return meta.dtype is torch.bfloat16 and columns >= 32 and (meta.shape[-1] <= 64 or rows < 16)
+    return own is torch.bfloat16 and columns >= 32 and (meta.shape[-1] <= 64 or rows < 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,11 @@ from magneto.graph.attention import ATTENTION
 from magneto.graph.meta import TensorMeta
 from magneto.inductor.attention import Masks, Operands, is_fused, operands, shown, traced
 from magneto.inductor.rewrite import Adding, copied
+from magneto.inductor.runtime.kept import narrow_types
 from magneto.inductor.scores import Known, only_brings, order_of, scores_behind
 
 aten = torch.ops.aten
-LARGE = 1 << 18  # scores of a head, from which on the CPU's kernels are faster with float32 (with other types their backward never is)
+LARGE = 1 << 18  # scores of a head, from which on the CPU's kernels are faster with float32 (their backward in other types never is)
 TURNED = [0, 2, 1]
 
 
@@ -144,7 +145,7 @@ def _pays(node: fx.Node) -> bool:
     if meta.device.type != "cpu":
         return not torch.are_deterministic_algorithms_enabled()  # kernels add up gradients of queries as they come
     long = prod(node.args[0].meta["val"].shape[1:]) >= LARGE  # type: ignore[union-attr]
-    return long and meta.dtype is torch.float32 and not any_size() and not sizes_vary()
+    return long and meta.dtype in (torch.float32, *narrow_types()) and not any_size() and not sizes_vary()
 
 
 # ---- what flows back ---------------------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from magneto.aot_autograd.trace import drop_dead
 from magneto.base.dataclass import dataclass
 from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
-from magneto.inductor.convolve import addend, only_user
-from magneto.inductor.rewrite import copied
+from magneto.inductor.rewrite import addend, copied, only_user
 from magneto.inductor.runtime.kept import tensor_cores
 
 aten = torch.ops.aten

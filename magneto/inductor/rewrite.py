@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from magneto.graph.append import append_copy
@@ -19,6 +20,23 @@ def copied(graph: fx.Graph) -> fx.Graph:
     return made
 
 
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that reads this one."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def addend(add: fx.Node, own: fx.Node) -> fx.Node | None:
+    """What a node adds to a value, if it is a tensor like it."""
+    if add.target is not torch.ops.aten.add.Tensor or add.kwargs:
+        return None
+    left, right = add.args
+    other = right if left is own else left
+    if not isinstance(other, fx.Node) or other is own:
+        return None
+    a, b = other.meta["val"], own.meta["val"]
+    return other if (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype) else None
+
+
 class Adding:
     """Adds calls that stand for a node."""
 
@@ -28,6 +46,6 @@ class Adding:
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         made = self.graph.call_function(target, args, kwargs)
-        metas = fx.node.map_arg(args, lambda n: n.meta["val"])
-        made.meta = {**self.meta, "val": metas[0][args[1]] if target is operator.getitem else propagate(target, metas, kwargs)}
+        metas, named = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        made.meta = {**self.meta, "val": metas[0][args[1]] if target is operator.getitem else propagate(target, metas, named)}
         return made

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from magneto.inductor.rewrite import Adding, copied
+from magneto.inductor.runtime.kept import narrow_types
 
 aten = torch.ops.aten
 ATTENTION, LAYER = aten._native_multi_head_attention.default, aten._transformer_encoder_layer_fwd.default
@@ -62,7 +63,12 @@ def _layer(node: fx.Node) -> bool:
 
 
 def _takes(meta: Any) -> bool:
-    return meta.device.type == "cpu" and meta.dtype in (torch.float32, torch.bfloat16) and meta.ndim == 3 and 0 not in meta.shape
+    return (
+        meta.device.type == "cpu"
+        and meta.dtype in (torch.float32, torch.bfloat16, *narrow_types())
+        and meta.ndim == 3
+        and 0 not in meta.shape
+    )
 
 
 def _linear(add: Adding, rows: Any, weight: Any, bias: Any) -> fx.Node:

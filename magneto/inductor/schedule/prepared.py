@@ -5,14 +5,16 @@ were computed from is digested in each call (csrc/digest.h), which costs a fract
 writing a weight is missed: versions do not see `p.data.mul_(2)` or numpy. Where Linux tells which pages have been written (csrc/pages.c), large weights are not
 read at all once they have stayed the same for two calls.
 
-Such steps move to the front of the schedule. Not kept: what leaves the graph, what is written in place, random numbers, views, and results for which
-much more memory would be digested than the step reads.
+Such steps move to the front of the schedule. Not kept: what leaves the graph, what is written in place, random numbers, views, results for which
+much more memory would be digested than the step reads, and what exceeds a quarter of the machine's memory (float32 copies of a large model's narrow weights).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from math import prod
 
 import torch
@@ -26,6 +28,12 @@ from magneto.inductor.schedule.schedule import Schedule
 WORTH = 2  # bytes digested per byte that a step moves, at most
 
 
+@cache
+def most() -> int:
+    """Bytes that one schedule may keep."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
 def keep_results(plan: Schedule, state: frozenset[str]) -> Schedule:
     """The schedule with `prepared` steps at its front whose results are `kept`. `state`: inputs that are weights, which seldom change."""
     state -= frozenset(plan.into.values())
@@ -35,6 +43,7 @@ def keep_results(plan: Schedule, state: frozenset[str]) -> Schedule:
     sources: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in dense}
     forbidden = _leaving(plan)
     chosen: set[int] = set()
+    left = most()
     for position, step in enumerate(plan.steps):
         reads, writes = touched(step)
         if not all(name in sources for name in reads) or not forbidden.isdisjoint((*reads, *writes)) or not _repeatable(step):
@@ -42,6 +51,9 @@ def keep_results(plan: Schedule, state: frozenset[str]) -> Schedule:
         read = frozenset(source for name in reads for source in sources[name])
         if (not read and not isinstance(step, FusedKernel)) or sum(map(_bytes(plan), read)) > WORTH * _moved(plan, step):
             continue
+        if (size := sum(map(_bytes(plan), writes))) > left:
+            continue
+        left -= size
         chosen.add(position)
         sources.update(dict.fromkeys(writes, read))
     if not chosen:

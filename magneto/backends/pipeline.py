@@ -122,7 +122,7 @@ def choose_layout(unit: Unit) -> Unit:
     from magneto.inductor.post_ops import fuse_activations
     from magneto.inductor.transformer import take_apart
 
-    graph = fuse_activations(flatten(widen(fuse_attention(take_apart(unit.traced.graph)))))
+    graph = fuse_activations(flatten(widen(flatten(fuse_attention(take_apart(unit.traced.graph))))))
     state = state_of(unit)
     if config.channels_last:
         laid_out = lay_out(graph, state if available() else frozenset())

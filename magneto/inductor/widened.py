@@ -38,11 +38,16 @@ _OTHERS = frozenset(
         aten.addbmm,
         aten.convolution,
         aten.convolution_backward,
+        aten._trilinear,
         getattr(aten, "_scaled_dot_product_flash_attention_for_cpu", None),
         getattr(aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None),
     )
     if op is not None
 ) | {ATTENTION}
+_SHOWING = frozenset(
+    {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.permute.default}
+    | {aten.transpose.int, aten.t.default, aten.clone.default}
+)
 
 
 def widen(graph: fx.Graph, training: bool = False) -> fx.Graph:
@@ -76,6 +81,14 @@ def _pays(node: fx.Node) -> bool:
     if len(b.shape) == 1:
         return bool(a.strides[1] != 1)
     return not isinstance(a.shape[0], int) or a.shape[0] >= FEW or b.strides[0] != 1
+
+
+def _shows(node: fx.Node) -> bool:
+    """All elements of another value, in other places?"""
+    if node.target not in _SHOWING or not isinstance(node.args[0], fx.Node):
+        return False
+    source, meta = node.args[0].meta["val"], node.meta["val"]
+    return bool(source.dtype is meta.dtype and source.is_dense() and source.numel <= meta.numel)
 
 
 class _Widening:
@@ -124,7 +137,10 @@ class _Widening:
                 if getattr(given.meta["val"], "dtype", None) is not narrow:
                     return given
                 if given not in self.wide:
-                    self.wide[given] = add(aten._to_copy.default, given, dtype=torch.float32)
+                    if _shows(given):  # what it shows is converted, once for all who see it, and before it is repeated
+                        self.wide[given] = add(given.target, widened(given.args[0]), *given.args[1:], **given.kwargs)  # type: ignore[arg-type]
+                    else:
+                        self.wide[given] = add(aten._to_copy.default, given, dtype=torch.float32)
                 return self.wide[given]
 
             made = add(node.target, *fx.node.map_arg(node.args, widened), **fx.node.map_arg(node.kwargs, widened))

@@ -63,6 +63,8 @@ OPERATIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], 
     "attention": (F.scaled_dot_product_attention, ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16))),
     "masked": (lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16), (20, 24))),
     "written_out": (lambda q, k, v: F.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v, ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16))),
+    "trilinear": (F.bilinear, ((9, 12), (9, 16), (5, 12, 16))),
+    "repeated": (lambda a, b: a.transpose(0, 1) @ b, ((6, 5, 24), (24, 20))),
     "einsum": (lambda a, b: torch.einsum("bij,bkj->bik", a, b), ((3, 12, 24), (3, 9, 24))),
 }  # fmt: skip
 
@@ -158,6 +160,22 @@ def test_what_is_widened(dtype: torch.dtype) -> None:
     assert products(lambda x, w: F.conv2d(x, w), *given((2, 8, 9, 9), (8, 8, 3, 3))) == [wide]
     assert products(lambda a, b: a.float() @ b.float(), *given((16, 24), (24, 24))) == [wide]
     assert products(lambda a, b: a.double() @ b.double(), *given((16, 24), (24, 24))) == [torch.float64]
+
+
+def test_what_is_repeated_or_turned_is_converted_once() -> None:
+    """A matrix for a whole batch before it is repeated, and a weight for both its uses."""
+
+    def conversions(fn: Callable[..., Any], *args: torch.Tensor) -> list[tuple[int, ...]]:
+        with torch.no_grad():
+            graph = widen(trace(fx.symbolic_trace(fn), args).graph, True)
+        graph.lint()
+        wide = [n.meta["val"] for n in graph.nodes if n.target is aten._to_copy.default]
+        return [tuple(val.shape) for val in wide if val.dtype is torch.float32]
+
+    a, b = torch.zeros(5, 16, 24, dtype=torch.bfloat16), torch.zeros(24, 24, dtype=torch.bfloat16)
+    assert conversions(lambda a, b: torch.bmm(a, b.expand(5, 24, 24)), a, b) == [(24, 24), (5, 16, 24)][::-1]
+    assert conversions(lambda a, b: (a[0] @ b) @ b.t(), a, b).count((24, 24)) == 1
+    assert (24, 24) not in conversions(lambda a, b: a[0] @ b[:, :20], a, b)  # a part is not read as a whole
 
 
 def test_sums_beyond_float16_are_infinite() -> None:

@@ -111,3 +111,21 @@ def test_channels_side_by_side_stay_so() -> None:
     assert kernels.count("index_select mul add") == 1
     assert "% 16" not in kernels
     assert "/ 16)" not in kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("corners", [False, True])
+def test_images_of_half_types_are_loops_where_rows_lie_together(dtype: torch.dtype, corners: bool) -> None:
+    """The library's kernel stays where channels lie side by side."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=corners)
+
+    for memory, loops in ((torch.contiguous_format, True), (torch.channels_last, False)):
+        magneto.reset()
+        x = torch.randn(2, 16, 9, 11).to(dtype).to(memory_format=memory)
+        compiled = magneto.compile(fn)
+        found, expected, exact = compiled(x), fn(x), fn(x.double())
+        assert found.stride() == expected.stride()
+        assert (found - exact).abs().max() <= 1.5 * (expected - exact).abs().max()
+        assert ("index_select" in "\n".join(magneto.inspect(compiled).kernels)) == loops

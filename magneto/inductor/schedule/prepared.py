@@ -31,6 +31,8 @@ WORTH = 2  # bytes digested per byte that a step moves, at most
 @cache
 def most() -> int:
     """Bytes that one schedule may keep."""
+    if not hasattr(os, "sysconf"):
+        return 1 << 32
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 

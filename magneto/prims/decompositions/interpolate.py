@@ -99,7 +99,7 @@ def _weighted(x: Value, axis: int, taps: Sequence[Tap], then: Sequence[Sequence[
 
 def _pays(x: Value, dims: int) -> bool:
     """On a CPU: the library's kernel for half types that lie channels-last is the faster one."""
-    return dims != 2 or x.dtype in (torch.float32, torch.float64)
+    return dims != 2 or x.dtype in (torch.float32, torch.float64) or not _channels_last(x)
 
 
 def _channels_last(x: Value) -> bool:

@@ -41,7 +41,7 @@ FETCHED_ROW = 512 << 10  # bytes of a row that is fetched while the one before i
 FETCHED_RUN = 16  # elements of a row of a block (cpp_staged), at least, that is fetched
 FAR = 256  # elements between what neighbours in a vector read
 SQUARE_RUN = 256  # the same of the rows of a square (cpp_nest.TILE)
-CONVERT_FROM = 64  # elements: shorter loops convert float16 one by one
+CONVERT_FROM = 64  # elements: shorter loops convert one by one what does not fill vectors
 CONVERTED = 6  # arrays of converted elements, at most
 VECTOR = 16  # elements that are converted, computed and converted back in registers
 
@@ -137,7 +137,9 @@ class Fill:
     def _convert_whole(self, points: Sequence[Value]) -> None:
         """Chooses the memory, read or written one element after the other, that is converted in whole pieces: float16, and results in bfloat16."""
         writer, nest = self.writer, self.writer.nest
-        if nest.tiled or nest.inner[-1].size < CONVERT_FROM:
+        size = nest.inner[-1].size
+        short = size < CONVERT_FROM  # in vectors of float16 all the same, where none is left over
+        if nest.tiled or (short and (self.folds or self.downs or size < 2 * VECTOR or size % VECTOR)):
             return
         bodies = [*points, *(m.body for m in (*self.stores, *self.keeps)), *(f.member.body for f in (*self.folds, *self.downs))]
         for load in dict.fromkeys(load for body in bodies for load in plain_loads(body)):
@@ -145,7 +147,11 @@ class Fill:
             if load.dtype is torch.float16 and run and load.buffer not in writer.members and len(self.widened) < CONVERTED:
                 self.widened[load] = writer.emitter.fresh("h")
         for member in self.stores:
-            if member.buffer.dtype in HALVES and nest.runs(member.store) is not None and not writer.exact(member):
+            if (
+                (member.buffer.dtype is torch.float16 or (member.buffer.dtype in HALVES and not short))
+                and nest.runs(member.store) is not None
+                and not writer.exact(member)
+            ):
                 self.narrowed[member.name] = writer.emitter.fresh("h")
 
     def _place(self, index: Expr, turn: int) -> str:

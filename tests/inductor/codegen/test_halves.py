@@ -302,3 +302,23 @@ def test_sums_of_float16_are_converted_in_registers(columns: int) -> None:
     torch.testing.assert_close(call(x), (x.sum(-1), F.layer_norm(x, (columns,))), rtol=2e-3, atol=2e-3)
     text = "".join(magneto.inspect(call).kernels)
     assert re.search(r"mg_widen_f16\(h\d+, p0 .*, 64\);", text) and not re.search(r"mg_widen_f16\(.*- b\);", text)
+
+
+@pytest.mark.parametrize(("width", "whole"), [(64, True), (80, False), (96, True), (16, False), (128, True)])
+def test_short_rows_of_float16_are_converted_in_vectors(width: int, whole: bool) -> None:
+    """Rotary embeddings of halves of a row: 0.53 of eager's speed when each number was converted by itself. Rows that fill no vectors stay so."""
+    half = width // 2
+
+    def rotated(q: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return q * c + torch.cat([-q[..., half:], q[..., :half]], -1) * s
+
+    torch.manual_seed(0)
+    given = [torch.randn(shape).half() for shape in ((2, 3, 50, width), (50, width), (50, width))]
+    for x in given:
+        x[..., 0] = torch.tensor([float("inf"), -0.0, 6e-8, 65504.0, float("nan")]).repeat(10)
+    with torch.no_grad(), recording("kernel") as found:
+        ours = magneto.compile(rotated)(*given)
+    assert torch.equal(ours.view(torch.int16)[~ours.isnan()], rotated(*given).view(torch.int16)[~ours.isnan()])
+    assert torch.equal(ours.isnan(), rotated(*given).isnan())
+    text = "".join(event.source for event in found if "source" in event.fields)
+    assert ("= mg_load_f16(" not in text.split("int SYMBOL")[-1]) == whole

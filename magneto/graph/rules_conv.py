@@ -10,6 +10,7 @@ import torch
 
 from magneto.graph.layout import RuleError, contiguous_strides, has_channels_last_strides, suggested_strides
 from magneto.graph.meta import TensorMeta
+from magneto.graph.narrow import narrow_types
 from magneto.graph.rule_table import rule_table
 
 RULES, rule = rule_table()
@@ -66,9 +67,9 @@ def _convolution(
 
 
 def _without_onednn(value: TensorMeta, weight: TensorMeta, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
-    """ATen's choice of its own kernels on the CPU, which know no channels-last volumes: for float64, and for what it finds too small for oneDNN."""
+    """ATen's choice of its own kernels on the CPU, which know no channels-last volumes: for float64, halves without instructions, and for what it finds too small for oneDNN."""
     if value.dtype is not torch.float32:
-        return value.dtype is torch.float64
+        return value.dtype is torch.float64 or value.dtype in narrow_types()
     batch, height, width = value.shape[0], weight.shape[-2], weight.shape[-1]
     if height == width == 1 and batch < 16 and {*stride, *dilation} == {1} and torch.get_num_threads() == 1:
         return True
@@ -101,7 +102,7 @@ def _convolution_backward(
         if (
             meta is weight
             and len(meta.shape) == 4
-            and choice[-1] == 1
+            and (choice[-1] == 1 or value.dtype in narrow_types())
             and meta.device.type == "cpu"
             and _without_onednn(value, weight, *choice)
         ):

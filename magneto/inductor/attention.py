@@ -27,9 +27,9 @@ from magneto.graph.append import append_copy
 from magneto.graph.attention import ATTENTION
 from magneto.graph.layout import view_strides
 from magneto.graph.meta import TensorMeta
+from magneto.graph.narrow import narrow_types
 from magneto.inductor.attention_rows import Rows, rows_of
 from magneto.inductor.rewrite import Adding, copied
-from magneto.inductor.runtime.kept import narrow_types
 from magneto.inductor.scores import Known, Scores, Term, order_of, same_order, scores_behind
 
 aten = torch.ops.aten

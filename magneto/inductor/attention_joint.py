@@ -16,16 +16,14 @@ import torch
 from torch import fx
 
 from magneto.aot_autograd.joint import JointGraph, trace_joint
-from magneto.aot_autograd.storage import memory_order
 from magneto.aot_autograd.trace import drop_dead
 from magneto.base.dataclass import dataclass, replace
 from magneto.base.varying import any_size, sizes_vary
 from magneto.graph.append import append_copy
 from magneto.graph.attention import ATTENTION
-from magneto.graph.meta import TensorMeta
+from magneto.graph.narrow import narrow_types
 from magneto.inductor.attention import Masks, Operands, is_fused, operands, shown, traced
-from magneto.inductor.rewrite import Adding, copied
-from magneto.inductor.runtime.kept import narrow_types
+from magneto.inductor.rewrite import Adding, copied, laid_out
 from magneto.inductor.scores import Known, only_brings, order_of, scores_behind
 
 aten = torch.ops.aten
@@ -99,7 +97,7 @@ def _flow_back(add: Adding, joint: JointGraph, flow: Flow, env: dict[fx.Node, fx
     if rows is not None:
         flowing = rows.gradient(add, flowing)
         env.update((sums, rows.sums(add, env[sums])) for sums in _sums(joint.graph))
-    env[tangent] = _laid_out(add, flowing, tangent.meta["val"])
+    env[tangent] = laid_out(add, flowing, tangent.meta["val"])
     _append(add, [n for n in joint.graph.nodes if n.meta["stage"] != "forward"], env, given)
     query, key, value = (env[found] for found in joint.gradients[:3] if found is not None)
     if rows is not None:
@@ -127,15 +125,6 @@ def _append(add: Adding, nodes: list[fx.Node], env: dict[fx.Node, fx.Node], give
 
 def _contiguous(add: Adding, node: fx.Node) -> fx.Node:
     return node if node.meta["val"].is_contiguous() else add(aten.clone.default, node, memory_format=torch.contiguous_format)
-
-
-def _laid_out(add: Adding, node: fx.Node, like: TensorMeta) -> fx.Node:
-    """The values with the strides of `like`."""
-    if node.meta["val"].strides == like.strides:
-        return node
-    order = memory_order(like)
-    dense = add(aten.clone.default, add(aten.permute.default, node, order), memory_format=torch.contiguous_format)
-    return add(aten.permute.default, dense, [order.index(d) for d in range(len(order))])
 
 
 def _pays(node: fx.Node) -> bool:

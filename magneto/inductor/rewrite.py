@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.aot_autograd.storage import memory_order
 from magneto.graph.append import append_copy
+from magneto.graph.meta import TensorMeta
 from magneto.graph.rules import propagate
 
 
@@ -49,3 +51,12 @@ class Adding:
         metas, named = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         made.meta = {**self.meta, "val": metas[0][args[1]] if target is operator.getitem else propagate(target, metas, named)}
         return made
+
+
+def laid_out(add: Adding, node: fx.Node, like: TensorMeta) -> fx.Node:
+    """The values with the strides of `like`."""
+    if node.meta["val"].strides == like.strides:
+        return node
+    order, aten = memory_order(like), torch.ops.aten
+    dense = add(aten.clone.default, add(aten.permute.default, node, order), memory_format=torch.contiguous_format)
+    return add(aten.permute.default, dense, [order.index(d) for d in range(len(order))])

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magneto.graph.narrow import narrow_types
 from magneto.inductor.rewrite import Adding, copied
-from magneto.inductor.runtime.kept import narrow_types
 
 aten = torch.ops.aten
 ATTENTION, LAYER = aten._native_multi_head_attention.default, aten._transformer_encoder_layer_fwd.default

@@ -21,9 +21,9 @@ from torch import fx
 from magneto.aot_autograd.trace import drop_dead
 from magneto.graph.attention import ATTENTION
 from magneto.graph.meta import TensorMeta
+from magneto.graph.narrow import narrow_types
 from magneto.inductor.activation import attribute_of
-from magneto.inductor.rewrite import Adding, addend, copied, only_user
-from magneto.inductor.runtime.kept import narrow_types
+from magneto.inductor.rewrite import Adding, addend, copied, laid_out, only_user
 
 aten = torch.ops.aten
 
@@ -57,8 +57,7 @@ def widen(graph: fx.Graph, training: bool = False) -> fx.Graph:
     made = copied(graph)
     widening = _Widening(made, training)
     for node in list(made.nodes):
-        if node in widening.waiting and _narrow(node):
-            widening.replace(node)
+        widening.visit(node)
     drop_dead(made)
     return made
 
@@ -69,6 +68,8 @@ def _narrow(node: fx.Node) -> torch.dtype | None:
         if not _pays(node):
             return None
     elif node.target not in _OTHERS:
+        return None
+    if node.kwargs.get("alpha") == 0:  # which factors that are not finite survive in no float32 product
         return None
     metas = [n.meta["val"] for n in node.all_input_nodes]
     dtype = next((m.dtype for m in metas if m.dtype in narrow_types()), None)
@@ -94,14 +95,17 @@ def _shows(node: fx.Node) -> bool:
 class _Widening:
     def __init__(self, graph: fx.Graph, training: bool) -> None:
         self.graph, self.training = graph, training
-        self.waiting = dict.fromkeys(graph.nodes)
+        self.joining: dict[fx.Node, torch.dtype] = {}  # what stays in float32 with a convolution before it
         self.wide: dict[fx.Node, fx.Node] = {}  # of a narrow value; in inference what has not been rounded
 
-    def replace(self, node: fx.Node) -> None:
-        narrow = _narrow(node)
-        for one in self.chain(node) if self.apart(narrow) else [node]:
-            self.waiting.pop(one)
-            self.compute(one, narrow)
+    def visit(self, node: fx.Node) -> None:
+        """Nodes are computed in their order, so that a conversion stands before all its readers."""
+        narrow = self.joining.get(node) or _narrow(node)
+        if narrow is None:
+            return
+        if node not in self.joining and self.apart(narrow):
+            self.joining.update(dict.fromkeys(self.chain(node), narrow))
+        self.compute(node, narrow)
 
     def apart(self, narrow: torch.dtype | None) -> bool:
         """May values be left unrounded?"""
@@ -148,7 +152,6 @@ class _Widening:
             self.narrowed(node, made, narrow)
             return
         for user in list(node.users):
-            self.waiting.pop(user, None)
             with self.graph.inserting_before(user):
                 part = Adding(self.graph, user)(operator.getitem, made, user.args[1])
             self.narrowed(user, part, narrow)
@@ -159,9 +162,10 @@ class _Widening:
             result = made
         else:
             with self.graph.inserting_before(node):
-                result = Adding(self.graph, node)(aten._to_copy.default, made, dtype=narrow)
-            result.meta["val"] = node.meta["val"]
-            if self.apart(narrow):
+                add = Adding(self.graph, node)
+                converted = add(aten._to_copy.default, made, dtype=narrow)
+                result = laid_out(add, converted, node.meta["val"])
+            if self.apart(narrow) and result is converted:
                 self.wide[result] = made
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)

@@ -60,6 +60,8 @@ OPERATIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], 
     "conv3d": (lambda x, w: F.conv3d(x, w, padding=1), ((2, 4, 6, 7, 8), (5, 4, 3, 3, 3))),
     "deconv": (lambda x, w: F.conv_transpose2d(x, w, stride=2), ((2, 6, 7, 7), (6, 4, 3, 3))),
     "residual": (lambda x, w: F.relu(F.conv2d(x, w, padding=1) + x), ((2, 6, 9, 9), (6, 6, 3, 3))),
+    "volume": (lambda x, w: F.conv3d(x.contiguous(memory_format=torch.channels_last_3d), w), ((2, 4, 6, 7, 8), (5, 4, 3, 3, 3))),
+    "grouped": (lambda x, w: F.conv2d(x.contiguous(memory_format=torch.channels_last), w, groups=2), ((2, 4, 6, 7), (8, 2, 1, 1))),
     "attention": (F.scaled_dot_product_attention, ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16))),
     "masked": (lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16), (20, 24))),
     "written_out": (lambda q, k, v: F.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v, ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16))),
@@ -176,6 +178,33 @@ def test_what_is_repeated_or_turned_is_converted_once() -> None:
     assert conversions(lambda a, b: torch.bmm(a, b.expand(5, 24, 24)), a, b) == [(24, 24), (5, 16, 24)][::-1]
     assert conversions(lambda a, b: (a[0] @ b) @ b.t(), a, b).count((24, 24)) == 1
     assert (24, 24) not in conversions(lambda a, b: a[0] @ b[:, :20], a, b)  # a part is not read as a whole
+
+
+@torch.no_grad()
+def test_a_conversion_stands_before_all_its_readers() -> None:
+    """A residual behind a convolution may be read by a product in between."""
+    x, y, w, m = (made(*shape, seed=k).to(torch.bfloat16) for k, shape in enumerate([(2, 6, 9, 9), (2, 6, 9, 9), (6, 6, 3, 3), (486, 12)]))
+
+    def fn(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, between = F.conv2d(x, w, padding=1), (F.conv2d(y, w, padding=1), y.flatten(1) @ m)
+        return F.relu(first + y), *between
+
+    assert products(fn, x, y, w, m) == [torch.float32] * 3
+    for value, plain in zip(magneto.compile(fn, fullgraph=True)(x, y, w, m), fn(x, y, w, m), strict=True):
+        torch.testing.assert_close(value, plain, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@torch.no_grad()
+def test_factors_times_zero(dtype: torch.dtype) -> None:
+    """`alpha=0` leaves what is not finite, as eager does with these types."""
+    c, a, b = (made(*shape, seed=k).to(dtype) for k, shape in enumerate([(12, 20), (12, 24), (24, 20)]))
+    a[3] = torch.nan
+
+    def fn(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(c, a, b, alpha=0)
+
+    torch.testing.assert_close(magneto.compile(fn)(c, a, b), fn(c, a, b), equal_nan=True)
 
 
 def test_sums_beyond_float16_are_infinite() -> None:

@@ -26,6 +26,7 @@ from magneto.base.events import counter
 from magneto.base.flags import config
 from magneto.base.logs import LOOPS, dumping, logging
 from magneto.graph import TensorMeta
+from magneto.graph.narrow import narrow_types
 from magneto.inductor.runtime import claim, plan_code
 from magneto.inductor.runtime.calls import call_named, name_of_call
 from magneto.inductor.runtime.compiler import NoCompiler, find_compiler, vector_math_level
@@ -78,17 +79,6 @@ def key_of_graph(
     where = foreign and foreign + _cudnn(), f"{torch.get_default_dtype()} {torch.are_deterministic_algorithms_enabled()}"
     rest = sorted(written.items()), sorted(state), training, _C.pages_watched() < 0, sorted(map(str, narrow_types()))
     return key_of(_version(), *flags, *machine, *where, text, repr(rest))
-
-
-@functools.cache
-def narrow_types() -> frozenset[torch.dtype]:
-    """Types of which the CPU libraries have no products that this machine has instructions for."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return frozenset()
-    asked = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    return frozenset(
-        dtype for dtype, name in asked.items() if (answer := getattr(torch.ops.mkldnn, name, None)) is not None and not answer()
-    )
 
 
 def tensor_cores(dtype: torch.dtype) -> bool:

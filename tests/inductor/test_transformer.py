@@ -116,3 +116,21 @@ def test_rules() -> None:
             ATTENTION(*wrong)
         with pytest.raises(type(theirs.value)):
             propagate(ATTENTION, metas(*wrong), {})
+
+
+@pytest.mark.parametrize("first", [False, True])
+@torch.no_grad()
+def test_layers_under_autocast(first: bool) -> None:
+    """Autocast reaches into the operation that eager calls for a layer."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, "gelu", batch_first=True, norm_first=first).eval()
+    x = torch.randn(3, 12, 16)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        y = layer(x)
+        return y, str(y.dtype)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        (plain, name), (value, ours) = program(x), magneto.compile(program, fullgraph=True)(x)
+    assert ours == name == "torch.bfloat16"
+    torch.testing.assert_close(value, plain, rtol=0.03, atol=0.03)
+    assert magneto.compile(program)(x)[1] == "torch.float32"

@@ -1,7 +1,9 @@
-"""Rows of torch.nn.TransformerEncoder.
+"""Rows of torch.nn.TransformerEncoder and of its layers.
 
 With a padding mask in inference, eager packs the tokens that are there and answers zeros for the others. torch's own code takes another path where
 `torch.compiler.is_compiling()`, whose numbers at the padded places are others; captured is a dense path that ends with eager's zeros.
+
+What eager calls as one operation for a layer in inference is autocast from within, so that its result is narrow: under autocast its parts are captured.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import STAND_INS, FunctionTracker
 from magneto.dynamo.trackers.klass import held
 
@@ -67,3 +70,26 @@ def _forward(m: Machine, fn: FunctionTracker, args: Sequence[Tracker], kwargs: M
 
 
 STAND_INS[torch.nn.TransformerEncoder.forward.__code__] = _forward
+
+
+def layer(
+    src: Any, size: Any, heads: Any, qkv_weight: Any, qkv_bias: Any, weight: Any, bias: Any, gelu: Any, first: Any, eps: Any,
+    weight_1: Any, bias_1: Any, weight_2: Any, bias_2: Any, inner: Any, inner_bias: Any, outer: Any, outer_bias: Any,
+    mask: Any = None, mask_type: Any = None,
+) -> Any:  # fmt: skip
+    """The operations of `torch._transformer_encoder_layer_fwd`."""
+    if src.numel() == 0:
+        return src
+    x = F.layer_norm(src, (size,), weight_1, bias_1, eps) if first else src
+    x = torch._native_multi_head_attention(x, x, x, size, heads, qkv_weight, qkv_bias, weight, bias, mask, False, True, mask_type)[0]
+    x = x.add_(src)
+    x = x if first else F.layer_norm(x, (size,), weight_1, bias_1, eps)
+    wide = F.linear(F.layer_norm(x, (size,), weight_2, bias_2, eps) if first else x, inner, inner_bias)
+    x = F.linear(F.gelu(wide) if gelu else F.relu(wide), outer, outer_bias).add_(x)
+    return x if first else F.layer_norm(x, (size,), weight_2, bias_2, eps)
+
+
+@rule(torch._transformer_encoder_layer_fwd)
+def autocast_layer(m: Machine, *args: Tracker, **kwargs: Tracker) -> Any:
+    kind = m.call(held(m, torch.is_autocast_enabled, "enabled"), [m.const("cpu")], {}).try_const()
+    return m.call(held(m, layer, "layer"), args, kwargs) if kind is not None and kind.value else NotImplemented

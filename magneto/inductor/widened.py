@@ -1,4 +1,4 @@
-"""Products, convolutions and attention of float16 and bfloat16 are computed in float32 where the machine multiplies no such numbers: `widen(graph)`.
+"""Products, convolutions, attention and the like of float16 and bfloat16 are computed in float32 where the machine multiplies no such numbers: `widen(graph)`.
 
     mm(a, b)      becomes      to(mm(to(a, float32), to(b, float32)), bfloat16)
 
@@ -39,6 +39,10 @@ _OTHERS = frozenset(
         aten.convolution,
         aten.convolution_backward,
         aten._trilinear,
+        aten.addr,
+        aten.conv_tbc,
+        aten.affine_grid_generator,
+        aten.erfinv,
         getattr(aten, "_scaled_dot_product_flash_attention_for_cpu", None),
         getattr(aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None),
     )
@@ -77,10 +81,10 @@ def _narrow(node: fx.Node) -> torch.dtype | None:
 
 
 def _pays(node: fx.Node) -> bool:
-    """A product of many rows, or with a matrix that the libraries read across?"""
+    """A product of many rows, or with a matrix that the libraries read across? They do so well for bfloat16 and a vector."""
     a, b = (n.meta["val"] for n in node.args[_PRODUCTS[node.target] :][:2])  # type: ignore[union-attr]
     if len(b.shape) == 1:
-        return bool(a.strides[1] != 1)
+        return bool(a.strides[1] != 1 and a.dtype is torch.float16)
     return not isinstance(a.shape[0], int) or a.shape[0] >= FEW or b.strides[0] != 1
 
 

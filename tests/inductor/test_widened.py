@@ -19,7 +19,16 @@ from magneto.inductor.widened import widen
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
-PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.convolution.default}
+PRODUCTS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.mv.default,
+    aten.convolution.default,
+    aten.addr.default,
+    aten.erfinv.default,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +75,11 @@ OPERATIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], 
     "masked": (lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16), (20, 24))),
     "written_out": (lambda q, k, v: F.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v, ((2, 3, 20, 16), (2, 3, 24, 16), (2, 3, 24, 16))),
     "trilinear": (F.bilinear, ((9, 12), (9, 16), (5, 12, 16))),
+    "addr": (torch.addr, ((12, 20), (12,), (20,))),
+    "conv_tbc": (torch.conv_tbc, ((9, 2, 6), (3, 6, 8), (8,))),
+    "places": (lambda t: F.affine_grid(t, [2, 3, 7, 5], align_corners=False), ((2, 2, 3),)),
+    "erfinv": (lambda x: torch.erfinv(x.tanh()), ((9, 12),)),
+    "vector_and_columns": (lambda a, v, c: torch.addmv(c, a.t(), v), ((24, 12), (24,), (12,))),
     "repeated": (lambda a, b: a.transpose(0, 1) @ b, ((6, 5, 24), (24, 20))),
     "einsum": (lambda a, b: torch.einsum("bij,bkj->bik", a, b), ((3, 12, 24), (3, 9, 24))),
 }  # fmt: skip
@@ -159,6 +173,10 @@ def test_what_is_widened(dtype: torch.dtype) -> None:
     assert products(lambda a, b: (a @ b) @ b, *given((16, 24), (24, 24))) == [wide, wide]
     assert products(lambda a, b: a @ b.t(), *given((2, 24), (24, 24))) == [dtype]  # limited by memory
     assert products(lambda a, b: a @ b, *given((2, 24), (24, 24))) == [wide]
+    assert products(lambda a, b: a.t() @ b, *given((24, 24), (24,))) == [
+        dtype if dtype is torch.bfloat16 else wide
+    ]  # (bfloat16: a fast loop)
+    assert products(lambda c, a, b: torch.erfinv(torch.addr(c, a, b)), *given((16, 24), (16,), (24,))) == [wide, wide]
     assert products(lambda x, w: F.conv2d(x, w), *given((2, 8, 9, 9), (8, 8, 3, 3))) == [wide]
     assert products(lambda a, b: a.float() @ b.float(), *given((16, 24), (24, 24))) == [wide]
     assert products(lambda a, b: a.double() @ b.double(), *given((16, 24), (24, 24))) == [torch.float64]

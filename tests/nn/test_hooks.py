@@ -416,3 +416,28 @@ def test_a_submodule_gets_another_class() -> None:
         model[1].__class__ = cls
         assert_equal(compiled(x), model(x))
         assert magneto.stats()["recompiles"] == max(0, min(k - 1, 2)) and magneto.stats()["breaks"] == 0
+
+
+def test_hooks_that_are_always_called_see_an_exception_that_the_region_handles() -> None:
+    class Picky(nn.Module):
+        def forward(self, x, bad):
+            if bad:
+                raise ValueError(f"no {tuple(x.shape)}")
+            return x * 2
+
+    def run(x, bad):
+        try:
+            return model(x, bad) + 1
+        except ValueError as error:
+            return x - 1, str(error), list(seen)
+
+    model, x, seen = Picky(), torch.ones(2), []
+    model.register_forward_hook(lambda module, args, out: seen.append(("always", out is None)), always_call=True)
+    model.register_forward_hook(lambda module, args, out: seen.append("returned"))
+    compiled = magneto.optimize("eager", nopython=True)(run)
+    for bad in (False, True, True, False):
+        seen.clear()
+        plain, expected = run(x, bad), list(seen)
+        seen.clear()
+        assert_equal(compiled(x, bad), plain)
+        assert seen == expected

@@ -313,6 +313,7 @@ def wrong_calls() -> list[Any]:
         lambda: h(a=1, b=2),
         lambda: h(1, 2, 3, 4),
         lambda: f(1, 2, 3, c=4),
+        lambda: f(1, **{"c": 2}, **{"c": 3}),
     ]
 
 

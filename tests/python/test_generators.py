@@ -579,3 +579,58 @@ def test_a_suspended_generator_has_all_its_variables() -> None:
         plain, traced = (inspect.getgeneratorlocals(generator) for generator in generators)
         assert list(plain) == list(traced)
         assert all(torch.equal(plain[name], traced[name]) for name in plain)
+
+
+def _owing(log, n):
+    try:
+        yield from range(n)
+    finally:
+        log.append("closed")
+
+
+def _handing_on(log, n):
+    yield from _owing(log, n)
+
+
+def dropped_behind_yield_from(x, log):
+    for i in _handing_on(log, 5):
+        x = x + i
+        if i == 2:
+            break
+    log.append("behind")
+    return x
+
+
+def dropped_inside_others(x, log):
+    for wrap in (enumerate, lambda it: zip(it, it), lambda it: map(abs, it), lambda it: filter(None, it), lambda it: (i for i in it)):
+        for _ in wrap(_owing(log, 5)):
+            x = x * 2
+            break
+        log.append("behind")
+    return x
+
+
+def dropped_by_a_call(x, log):
+    x = x + next(_owing(log, 3)) + any(i == 1 for i in _owing(log, 3)) + (1 in _owing(log, 3))
+    log.append("behind")
+    return x + len(list(zip(_owing(log, 3), [1]))) + len(log)
+
+
+def dropped_by_a_variable(x, log):
+    it = enumerate(_owing(log, 3))
+    next(it)
+    magneto.graph_break()
+    it = None
+    log.append("behind")
+    return x + 1
+
+
+@pytest.mark.parametrize("fn", [dropped_behind_yield_from, dropped_inside_others, dropped_by_a_call, dropped_by_a_variable])
+def test_the_last_holder_of_a_generator_closes_it(fn: Callable[..., Any]) -> None:
+    """Where the program lets go of it, not where the region ends."""
+    compiled = magneto.optimize("eager")(fn)
+    for _ in range(3):
+        ours: list[str] = []
+        plain: list[str] = []
+        assert torch.equal(compiled(torch.ones(2), ours), fn(torch.ones(2), plain))
+        assert ours == plain

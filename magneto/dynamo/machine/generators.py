@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from magneto import _C
 from magneto.base.dataclass import dataclass
@@ -17,6 +17,7 @@ from magneto.dynamo.machine.closing import closing_runs_code
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.signals import CapturedRaise
 from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.basic_iterator import IteratorTracker
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.machine import SymbolicMachine
@@ -224,3 +225,49 @@ def owes(m: SymbolicMachine, generator: trackers.ExistingGenerator) -> bool:
         return m.generator_run(generator).pending()
     except GraphBreak:
         return True
+
+
+MAY_OWE = (trackers.ExistingGenerator, trackers.ExistingComposite)
+
+
+def owes_inside(m: SymbolicMachine, iterator: Tracker) -> bool:
+    """Whether the death of an iterator from outside closes a generator, itself or inside, that then runs code of the program."""
+    if isinstance(iterator, trackers.ExistingGenerator) and owes(m, iterator):
+        return True
+    try:
+        if isinstance(iterator, trackers.ExistingComposite):
+            iterator.open(m)
+    except GraphBreak:
+        return True
+    return any(isinstance(value, MAY_OWE) and owes_inside(m, value) for value in held_by(m, iterator))
+
+
+def held_by(m: SymbolicMachine, value: Tracker) -> list[Tracker]:
+    """What an iterator, a generator, a list, tuple or dictionary holds."""
+    if isinstance(value, trackers.GeneratorTracker):
+        run = m.generators.get(id(value))
+        found: list[Any] = [] if run is None or run.finished else [*run.frame.locals, *run.frame.stack]
+    elif isinstance(value, trackers.SequenceTracker):
+        found = list(value.entries)
+    elif isinstance(value, trackers.DictTracker):
+        found = [entry for _, entry in value.entries.values()]
+    elif isinstance(value, IteratorTracker):
+        slots = [getattr(value, name, None) for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+        found = [part for slot in slots for part in (slot if isinstance(slot, (tuple, list)) else (slot,))]
+    else:
+        return []
+    return [part for part in found if isinstance(part, Tracker)]
+
+
+def reached(m: SymbolicMachine, value: Tracker) -> bool:
+    """Whether variables and stacks hold the value, directly or through what the region has put round it."""
+    seen: dict[int, Tracker] = {}
+    left = [held for frame in m.frames for held in (*frame.locals, *frame.stack) if held is not None]
+    while left:
+        held = left.pop()
+        if held is value:
+            return True
+        if id(held) not in seen:
+            seen[id(held)] = held
+            left += held_by(m, held)
+    return False

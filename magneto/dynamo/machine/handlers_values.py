@@ -466,9 +466,21 @@ def dict_merge(m: M, f: SymFrame, i: Instruction) -> None:
         m.graph_break("B104", operation="**", value=mapping.show())
     for key in m.iterate(m.apply(iter, mapping)):
         if m.truth(m.apply(operator.contains, target, key)):
-            const = key.try_const()
-            m.raise_exception(TypeError(f"got multiple values for keyword argument '{const.value if const else '?'}'"))
+            named, const = _in_errors(m, f.stack[-i.arg - 2]), key.try_const()
+            if named is None or const is None:
+                m.graph_break("B104", operation="**", value=mapping.show())
+            m.raise_exception(TypeError(f"{named} got multiple values for keyword argument '{const.value}'"))
     m.apply(dict.update, target, mapping)
+
+
+def _in_errors(m: M, fn: Tracker) -> str | None:
+    """A callable as CPython names it in errors of its call; None where that is not known here."""
+    if not isinstance(fn, trackers.FunctionTracker):
+        return None
+    qualname, module = (m.apply(getattr, fn, m.const(name)).try_const() for name in ("__qualname__", "__module__"))
+    if qualname is None or module is None:
+        return None
+    return f"{qualname.value}()" if module.value in (None, "builtins") else f"{module.value}.{qualname.value}()"
 
 
 @opcode("LIST_TO_TUPLE", "list -- tuple")

@@ -19,6 +19,7 @@ from magneto.base.errors import GraphBreak
 from magneto.dynamo import trackers
 from magneto.dynamo.guards.source import Cell, Local, Stack
 from magneto.dynamo.machine.frame import SymFrame
+from magneto.dynamo.machine.generators import MAY_OWE, owes_inside, reached
 from magneto.dynamo.machine.handlers_control import split_call
 from magneto.dynamo.trackers.base import MISSING, Tracker
 
@@ -61,11 +62,12 @@ def let_go(m: M, f: SymFrame, old: Tracker | None, cell: bool = False) -> None:
     if isinstance(old.source, Cell) and not cell:  # the cell holds it still
         return
     obj = MISSING if isinstance(old, trackers.ConstTracker) else old.obj
-    if obj is MISSING or not type(obj).__weakrefoffset__ or issubclass(type(obj), _KEPT):
+    composite = isinstance(old, trackers.ExistingComposite)
+    if obj is MISSING or not (composite or type(obj).__weakrefoffset__) or issubclass(type(obj), _KEPT):
         return
     if sum(slot is old for frame in m.frames for slot in (*frame.locals, *frame.stack)) > (not cell):  # another variable holds it still
         return
-    waited = hasattr(type(obj), "__del__") or any(_tells(ref) for ref in weakref.getweakrefs(obj))
+    waited = hasattr(type(obj), "__del__") or (composite and owes_inside(m, old)) or any(_tells(ref) for ref in weakref.getweakrefs(obj))
     alone = weakref.getweakrefcount(obj) > 0 if isinstance(old.source, Cell) else id(obj) in m.sole and f is m.frames[0]
     if waited or alone:
         m.end_behind(GraphBreak("B120", m.user_stack(), value=old.show()))
@@ -77,10 +79,11 @@ def _tells(ref: Any) -> bool:
 
 
 def lose_temporaries(m: M) -> None:
-    """The region ends behind the instruction that used up an object with a finaliser which lay on the stack when the region began."""
+    """The region ends behind the instruction that used up an object with a finaliser which lay on the stack when the region began, or the last holder of a
+    generator whose `finally` runs then."""
     held = {id(value) for frame in m.frames for value in (*frame.locals, *frame.stack)}
     for value in m.mortal:
-        if id(value) not in held:
+        if id(value) not in held and (not isinstance(value, MAY_OWE) or (owes_inside(m, value) and not reached(m, value))):
             m.mortal = []
             m.end_behind(GraphBreak("B120", m.user_stack(), value=value.show()))
             return

@@ -30,7 +30,7 @@ from magneto.dynamo.guards.source import Held, Local, Source, Stack
 from magneto.dynamo.machine.assume import MAX_TIMES, Assumption, Check, Place, branch_of, survives
 from magneto.dynamo.machine.decided import decision_of
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
-from magneto.dynamo.machine.generators import GeneratorRun, open_generator, owes
+from magneto.dynamo.machine.generators import MAY_OWE, GeneratorRun, open_generator, owes
 from magneto.dynamo.machine.lifetime import lose_temporaries, sole_holders
 from magneto.dynamo.machine.recorder import Recorder
 from magneto.dynamo.machine.reflective import asks_for_the_callers_module, calls_reflective
@@ -104,7 +104,7 @@ class SymbolicMachine:
         self._tail = False
         self._behind: GraphBreak | None = None
         self.sole = sole_holders(state)
-        self.mortal: list[Tracker] = []  # what lay on the stack when the region began, and has a finaliser
+        self.mortal: list[Tracker] = []  # what lay on the stack when the region began, and has a finaliser or may hold a generator
         self.made: dict[int, Tracker] = {}  # by id: classes made here, and what stands in for values in their prototypes
         self.stand_ins: list[Any] = []
 
@@ -160,7 +160,7 @@ class SymbolicMachine:
         frame.stack = [NULL if obj is self.null else self.wrap(obj, Stack(index)) for index, obj in enumerate(state.stack)]
         self.entry_stack = list(frame.stack)
         held = [value for value in frame.stack if value is not NULL and not isinstance(value, trackers.ConstTracker)]
-        self.mortal = [value for value in held if trackers.has_finaliser(value.obj)]
+        self.mortal = [value for value in held if trackers.has_finaliser(value.obj) or isinstance(value, MAY_OWE)]
         frame.jump(state.offset)
         return frame
 

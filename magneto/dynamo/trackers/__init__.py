@@ -69,7 +69,7 @@ from magneto.dynamo.trackers.device_mode import placed
 from magneto.dynamo.trackers.dispatch import apply
 from magneto.dynamo.trackers.draw import HostCall, put_back
 from magneto.dynamo.trackers.exception import ExceptionTracker, OutsideException
-from magneto.dynamo.trackers.existing_iterator import PUT
+from magneto.dynamo.trackers.existing_iterator import PUT, ExistingComposite
 from magneto.dynamo.trackers.function import STAND_INS, BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker, number_of, texts_wanted

@@ -133,10 +133,13 @@ class ExistingComposite(IteratorTracker):
     def python_type(self) -> type:
         return type(self.obj)
 
-    def step(self, m: Machine) -> Tracker | None:
+    def open(self, m: Machine) -> IteratorTracker:
         if self.inside is None:
             self.inside = _INSIDE[type(self.obj)](m, self)
-        return self.inside.step(m)
+        return self.inside
+
+    def step(self, m: Machine) -> Tracker | None:
+        return self.open(m).step(m)
 
     def part(self, m: Machine, index: int) -> Tracker:
         assert self.source is not None

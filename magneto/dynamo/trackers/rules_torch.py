@@ -134,7 +134,13 @@ def _always(value: Any, *fns: Any) -> None:
             rule(fn)(lambda m, *args, **kwargs: m.const(value))
 
 
-_always(True, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+_always(True, torch.compiler.is_dynamo_compiling)
+
+
+@rule(torch.compiler.is_compiling)
+def is_compiling(m: Machine) -> Tracker:
+    """A module's call asks only in order to leave out the hooks that an exception must not pass by (`always_call`)."""
+    return m.const(m.frames[-1].code is not torch.nn.Module._call_impl.__code__)  # type: ignore[attr-defined]
 
 
 def compiling_by_another_name(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:

@@ -460,6 +460,32 @@ class Holds(metaclass=Asked):
 LOG: list[Any] = []
 
 
+WRONG: tuple[Any, ...] = (
+    lambda: [1, 2][::0],
+    lambda: (1, 2)[::0],
+    lambda: operator.setitem([1, 2], slice(None, None, 0), [3]),
+    lambda: operator.delitem([1, 2], slice(None, None, 0)),
+    lambda: operator.setitem([1, 2], slice(0, 1), 5),
+    lambda: operator.delitem(collections.deque([1, 2]), slice(0, 1)),
+    lambda: operator.setitem(collections.deque([1, 2]), slice(0, 1), [3]),
+    lambda: object.__new__(int),
+    lambda: object.__new__(DerivedSet),
+    lambda: object.__new__(ValueError),
+    lambda: dict.__new__(Holds),
+)
+
+
+@programs.add()
+def what_containers_and_classes_refuse(x: Any) -> Any:
+    found = []
+    for ask in WRONG:
+        try:
+            ask()
+        except (TypeError, ValueError) as error:
+            found.append((type(error).__name__, str(error)))
+    return x + len(found), found
+
+
 @programs.add()
 def classes_that_contain(x: Any) -> Any:
     LOG.clear()

@@ -50,3 +50,23 @@ def test_an_import_is_not_captured(nested: bool, tmp_path: Path, monkeypatch: py
         sys.modules.pop(name, None)
         sys.modules.pop(f"{name}_outer", None)
     assert magneto.stats()["graphs"] == 1
+
+
+def test_a_name_that_a_module_does_not_have() -> None:
+    def fn(x: torch.Tensor) -> object:
+        found = []
+        try:
+            from math import no_such_function  # type: ignore[attr-defined]
+        except ImportError as error:
+            found.append((type(error).__name__, str(error), error.name, error.path, error.msg))
+        try:
+            from torch.nn.functional import no_such_loss  # type: ignore[attr-defined] # noqa: F401
+        except ImportError as error:
+            return x + 1, [*found, str(error)]
+        return no_such_function(x)
+
+    magneto.reset()
+    optimised = magneto.optimize("eager", nopython=True)(fn)
+    for _ in range(2):
+        (ours, *errors), (plain, *expected) = optimised(torch.ones(2)), fn(torch.ones(2))
+        assert torch.equal(ours, plain) and errors == expected

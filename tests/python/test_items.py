@@ -367,3 +367,14 @@ def test_checks_of_torch_are_assumed(backend):
             except Exception as error:
                 found.append(f"{type(error).__name__} {error}")
         assert found[0] == found[1]
+
+
+def test_sizes_are_checked_without_a_break():
+    def fn(x, n):
+        torch._check_is_size(n, max=5)
+        return x * n
+
+    compiled = magneto.optimize("eager")(fn)
+    for n in (1, 2, 0, -1, 6):
+        same(fn, compiled, X, n)
+    assert not any("_advise" in str(reason) for reason in magneto.stats()["break_reasons"])

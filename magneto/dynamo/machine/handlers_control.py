@@ -398,7 +398,9 @@ def import_name(m: M, f: SymFrame, i: Instruction) -> None:
         m.graph_break(
             "B101", callee="__import__", reason=f"{name} is no module"
         )  # a stand-in of the program, or of the library (`typing.io`)
-    wanted = [name, *(f"{name}.{part}" for part in fromlist.value or () if not hasattr(sys.modules.get(name), part))]
+    wanted = [name]
+    if hasattr(sys.modules.get(name), "__path__"):
+        wanted += [f"{name}.{part}" for part in fromlist.value or () if not hasattr(sys.modules[name], part)]
     if any(part not in sys.modules for part in wanted):
         m.graph_break("B004", name=name)
     module = __import__(i.argval, f.globals, None, fromlist.value, level.value)
@@ -412,7 +414,25 @@ def _absolute(name: str, package: str, level: int) -> str:
 
 @opcode("IMPORT_FROM", "module -- module value")
 def import_from(m: M, f: SymFrame, i: Instruction) -> None:
-    f.push(m.apply(getattr, f.stack[-1], m.const(i.argval)))
+    module = f.stack[-1]
+    try:
+        f.push(m.apply(getattr, module, m.const(i.argval)))
+        return
+    except CapturedRaise as raised:
+        if not raised.matches(AttributeError):
+            raise
+    if not isinstance(module.obj, types.ModuleType) or "__getattr__" in vars(module.obj):
+        m.graph_break("B103", attribute=i.argval, value=module.show())
+    try:
+        exec(f"from {_ANY} import {i.argval}", {"__builtins__": {"__import__": lambda *args: module.obj}})
+    except ImportError as error:
+        made = trackers.ExceptionTracker.of(m, error)
+        made.slots["path"], made.slots["msg"] = m.const(error.path), m.const(error.msg)
+        m.raise_exception(made)
+    m.graph_break("B103", attribute=i.argval, value=module.show())  # a module that is loaded, but no attribute of its package
+
+
+_ANY = "package"
 
 
 # -- pattern matching

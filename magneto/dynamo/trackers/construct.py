@@ -209,8 +209,25 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict)
 _BASES = (object, *_CONTAINERS, int, float, complex, str, bytes, BaseException)
 
 
-@rule(tuple(base.__new__ for base in _BASES), ClassTracker)
-def new(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
+def _new(base: Any) -> None:
+    @rule(base.__new__, ClassTracker)
+    def new(m: Machine, klass: ClassTracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
+        cls = klass.obj
+        if not issubclass(cls, base) or (base is object and builtin_base(cls) is not object):  # CPython refuses it
+            guard_class(m, cls)
+            try:
+                base.__new__(cls)
+            except TypeError as error:
+                m.raise_exception(error)
+        return _new_of_c(m, klass, args, kwargs)
+
+
+for _base in _BASES:
+    _new(_base)
+
+
+def _new_of_c(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: Mapping[str, Tracker]) -> Tracker:
+    """What a `__new__` written in C gives, called by the program."""
     cls = klass.obj
     if issubclass(cls, BaseException):
         return allocate(m, klass, MISSING, args, kwargs)

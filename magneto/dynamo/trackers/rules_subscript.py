@@ -69,13 +69,21 @@ def is_slice(v: Tracker) -> bool:
     return isinstance(v, SliceTracker) or (isinstance(v, ConstTracker) and type(v.value) is slice)
 
 
+def _part_of(m: Machine, v: SequenceTracker, key: Tracker) -> slice:
+    """The slice by which a list, a tuple or (never) a deque is asked."""
+    part = slice_of(m, key)  # type: ignore[arg-type]
+    v.sized()
+    if isinstance(v, DequeTracker):
+        m.raise_exception(TypeError("sequence index must be integer, not 'slice'"))
+    if part.step == 0:
+        m.raise_exception(ValueError("slice step cannot be zero"))
+    return part
+
+
 @rule(operator.getitem, SequenceTracker, Tracker)
 def sequence_getitem(m: Machine, v: SequenceTracker, key: Tracker) -> Any:
     if is_slice(key):
-        part = slice_of(m, key)  # type: ignore[arg-type]
-        v.sized()
-        if isinstance(v, DequeTracker):
-            m.raise_exception(TypeError("sequence index must be integer, not 'slice'"))
+        part = _part_of(m, v, key)
         entries = v.entries[part]
         if isinstance(v, ListTracker):
             return ListTracker([v.item(m, i) for i in range(len(v.entries))[part]])
@@ -160,9 +168,10 @@ def list_setitem(m: Machine, v: SequenceTracker, key: Tracker, value: Tracker) -
     if isinstance(v, TupleTracker):
         m.raise_exception(TypeError(f"'{_C.type_name(v.cls)}' object does not support item assignment"))
     if is_slice(key):
-        part = slice_of(m, key)  # type: ignore[arg-type]
+        if not any(hasattr(value.python_type(), name) for name in ("__iter__", "__getitem__")):
+            m.raise_exception(_error_of(list.__setitem__, [], slice_of(m, key), None))  # type: ignore[arg-type]
         items = iterate(m, value)
-        v.sized()
+        part = _part_of(m, v, key)
         try:
             v.entries[part] = items
         except ValueError as error:
@@ -172,6 +181,15 @@ def list_setitem(m: Machine, v: SequenceTracker, key: Tracker, value: Tracker) -
     index = _checked_index(m, v, key, "assignment index")
     v.entries[index] = value
     v.log(m, "__setitem__", m.const(index), value)
+
+
+def _error_of(fn: Any, *args: Any) -> Exception:
+    """What CPython raises for a call that it refuses."""
+    try:
+        fn(*args)
+    except Exception as error:
+        return error
+    raise AssertionError(fn)
 
 
 def _checked_index(m: Machine, v: SequenceTracker, key: Tracker, what: str) -> int:
@@ -201,7 +219,7 @@ def list_delitem(m: Machine, v: SequenceTracker, key: Tracker) -> None:
         m.raise_exception(TypeError(f"'{_C.type_name(v.cls)}' object doesn't support item deletion"))
     v.sized()
     if is_slice(key):
-        part = slice_of(m, key)  # type: ignore[arg-type]
+        part = _part_of(m, v, key)
         del v.entries[part]
         v.log(m, "__delitem__", m.const(part))
     else:

@@ -111,18 +111,30 @@ def _expected(value: bool) -> bool:
     return value
 
 
+def _advised(*args: Any) -> None:
+    pass
+
+
+_OF_CHECKS: dict[str, Callable[..., Any]] = {"expect_true": _expected, "_advise_is_size": _advised, "_advise_is_bounded": _advised}
+
+
 def expecting(m: Machine, obj: types.FunctionType, source: Source) -> Tracker | None:
-    """What torch's checks ask for their condition, found without importing its module: for a bool, the bool."""
-    if obj.__name__ != "expect_true" or obj.__module__ != "torch.fx.experimental.symbolic_shapes":
+    """What torch's checks ask for their condition, found without importing its module: for a bool, the bool. Advice says nothing about real numbers."""
+    if obj.__name__ not in _OF_CHECKS or obj.__module__ != "torch.fx.experimental.symbolic_shapes":
         return None
     if not isinstance(source, Held):
         m.guard(Kind.ID_IS, source, obj)
-    return BuiltinTracker(_expected, source)
+    return BuiltinTracker(_OF_CHECKS[obj.__name__], source)
 
 
 @rule(_expected)
 def expected(m: Machine, value: Tracker) -> Any:
     return value if value.python_type() is bool else NotImplemented
+
+
+@rule(_advised)
+def advised(m: Machine, *values: Tracker) -> None:
+    return None
 
 
 FUNCTION_BUILDERS.append(expecting)

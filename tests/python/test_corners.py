@@ -460,6 +460,14 @@ class Holds(metaclass=Asked):
 LOG: list[Any] = []
 
 
+class GivesText:
+    def __index__(self) -> Any:
+        return "a"
+
+    def __hash__(self) -> Any:
+        return "a"
+
+
 WRONG: tuple[Any, ...] = (
     lambda: [1, 2][::0],
     lambda: (1, 2)[::0],
@@ -472,18 +480,19 @@ WRONG: tuple[Any, ...] = (
     lambda: object.__new__(DerivedSet),
     lambda: object.__new__(ValueError),
     lambda: dict.__new__(Holds),
+    lambda: [1][GivesText()],  # type: ignore[call-overload]
+    lambda: {GivesText(): 1},
+    lambda: functools.partial(3),  # type: ignore[arg-type]
+    lambda: collections.OrderedDict().popitem(),
+    lambda: collections.deque([1]).remove(2),
+    lambda: NothingAsked(),
+    lambda: sorted([1], by=None),  # type: ignore[call-overload]
+    lambda: torch.Size([1, 2.5]),  # type: ignore[list-item]
+    lambda: {1: 2}.pop(1, 2, 3),  # type: ignore[call-overload]
+    lambda: {1: 2}.pop(1, default=3),  # type: ignore[call-overload]
+    lambda: max(1, 2, default=3),  # type: ignore[call-overload]
+    lambda: dict([1]),  # type: ignore[list-item]
 )
-
-
-@programs.add()
-def what_containers_and_classes_refuse(x: Any) -> Any:
-    found = []
-    for ask in WRONG:
-        try:
-            ask()
-        except (TypeError, ValueError) as error:
-            found.append((type(error).__name__, str(error)))
-    return x + len(found), found
 
 
 @programs.add()
@@ -495,3 +504,15 @@ def classes_that_contain(x: Any) -> Any:
 @pytest.mark.parametrize("program", programs, ids=programs.ids())
 def test_same(program: Program) -> None:
     check(program)
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_arguments_that_are_refused(number: int) -> None:
+    def program(x: Any) -> Any:
+        try:
+            WRONG[number]()
+        except (TypeError, ValueError, KeyError) as error:
+            return x + 1, type(error), str(error)
+        return x
+
+    check(Program(program, (torch.ones(2),), None))

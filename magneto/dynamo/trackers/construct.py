@@ -81,7 +81,7 @@ def type_call(m: Machine, klass: ClassTracker, args: Sequence[Tracker], kwargs: 
         made = m.call(held(m, fn, f"{cls.__name__}.__new__"), [klass, *args], kwargs)
     else:
         made = allocate(m, klass, fn, args, kwargs)
-    if issubclass(made.python_type(), cls):
+    if cls in made.python_type().__mro__:
         _initialise(m, klass, fn, made, args, kwargs)
     return made
 

@@ -76,7 +76,12 @@ def tuple_(m: Machine, items: Tracker | None = None, /) -> Tracker:
 
 @rule(torch.Size)
 def size(m: Machine, *args: Tracker) -> Tracker:
-    items = [m.apply(operator.index, item) for item in iterate(m, args[0])] if args else []
+    given = iterate(m, args[0]) if args else []
+    for place, item in enumerate(given):
+        if not hasattr(item.python_type(), "__index__"):
+            kind = _C.type_name(item.python_type())
+            m.raise_exception(TypeError(f"torch.Size() takes an iterable of 'int' (item {place} is '{kind}')"))
+    items = [m.apply(operator.index, item) for item in given]
     return TupleTracker(items, torch.Size)
 
 
@@ -103,7 +108,7 @@ def pairs_of(m: Machine, args: tuple[Tracker, ...], kwargs: dict[str, Tracker]) 
             pairs = [(key, m.apply(operator.getitem, source, key)) for key in keys]
         else:
             for item in iterate(m, source):
-                pair = iterate(m, item)
+                pair = iterate(m, item) if any(hasattr(item.python_type(), name) for name in ("__iter__", "__getitem__")) else []
                 if len(pair) != 2:
                     m.graph_break("B101", callee="dict.update", reason="an item that is no pair")
                 pairs.append((pair[0], pair[1]))
@@ -277,6 +282,11 @@ def list_sort(m: Machine, v: ListTracker, /, **kwargs: Tracker) -> None:
 
 def sort_items(m: Machine, items: list[Tracker], kwargs: dict[str, Tracker]) -> list[Tracker]:
     """sorted(): of constants at once, of other values by their `<`."""
+    if not kwargs.keys() <= {"key", "reverse"}:
+        try:
+            list.sort([], **dict.fromkeys(kwargs, False))  # type: ignore[call-overload]
+        except TypeError as error:
+            m.raise_exception(error)
     key, reverse = kwargs.get("key"), kwargs.get("reverse")
     keys = items if _is_none(key) else [m.call(key, [item], {}) for item in items]  # type: ignore[arg-type]
     consts = [item.try_const() for item in keys]
@@ -361,6 +371,8 @@ def past_the_order(m: Machine, v: DictTracker, *args: Tracker) -> Any:
 
 @rule((dict.pop, ODict.pop), DictTracker, Tracker)
 def dict_pop(m: Machine, v: DictTracker, key: Tracker, *default: Tracker, **named: Tracker) -> Any:
+    if len(default) + len(named) > 1 or not named.keys() <= ({"default"} if issubclass(v.cls, ODict) else set()):
+        return NotImplemented
     found = v.get(m, key)
     if found is not None:
         v.remove(m, key)
@@ -407,7 +419,7 @@ def dict_copy(m: Machine, v: DictTracker) -> Tracker:
 def popitem(m: Machine, v: DictTracker, last: Tracker | None = None) -> Any:
     keys = v.keys(m)
     if not keys:
-        m.raise_exception(KeyError("popitem(): dictionary is empty"))
+        m.raise_exception(KeyError("dictionary is empty" if issubclass(v.cls, ODict) else "popitem(): dictionary is empty"))
     key = keys[-1 if last is None or m.truth(last) else 0]
     value = v.get(m, key)
     assert value is not None

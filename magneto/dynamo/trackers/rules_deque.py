@@ -58,10 +58,17 @@ def _position(m: Machine, v: DequeTracker, item: Tracker, start: int = 0, stop: 
 
 
 @rule(deque.remove, DequeTracker, Tracker)
-def remove(m: Machine, v: DequeTracker, item: Tracker) -> None:
+def remove(m: Machine, v: DequeTracker, item: Tracker) -> Any:
     position = _position(m, v, item)
     if position is None:
-        m.raise_exception(ValueError("deque.remove(x): x not in deque"))
+        const = item.try_const()
+        if const is None:
+            return NotImplemented
+        try:
+            deque().remove(const.value)  # (the text differs between versions of Python)
+        except ValueError as error:
+            m.raise_exception(error)
+    assert position is not None
     del v.entries[position]
     v.log(m, "__delitem__", m.const(position))
 

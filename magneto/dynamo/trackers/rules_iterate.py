@@ -72,6 +72,8 @@ except ValueError as _error:
 
 def _extreme(fn: Any, better: Any) -> Any:
     def body(m: Machine, *args: Tracker, key: Tracker | None = None, default: Tracker | None = None) -> Any:
+        if default is not None and len(args) > 1:
+            return NotImplemented
         items = iterate(m, args[0]) if len(args) == 1 else list(args)
         if not items:
             if default is not None:
@@ -483,6 +485,8 @@ def reduce(m: Machine, fn: Tracker, items: Tracker, *initial: Tracker) -> Any:
 def partial(m: Machine, fn: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Tracker:
     if isinstance(fn, PartialTracker):
         return PartialTracker(fn.fn, [*fn.args, *args], {**fn.kwargs, **kwargs})
+    if not m.truth(m.apply(callable, fn)):
+        m.raise_exception(TypeError("the first argument must be callable"))
     return PartialTracker(fn, args, kwargs)
 
 

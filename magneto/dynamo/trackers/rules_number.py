@@ -175,4 +175,6 @@ class _Hashed:
 
 def _index_hash(value: Any) -> int:
     """What hash() makes of the result of __hash__."""
+    if not isinstance(value, int):
+        raise TypeError("__hash__ method should return an integer")
     return hash(value) if -(2**63) > value or value >= 2**63 - 1 or value == -1 else int(value)

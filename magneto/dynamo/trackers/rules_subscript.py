@@ -32,7 +32,10 @@ def index_of(m: Machine, v: Tracker) -> int | None:
     asked = user_method(m, v, "__index__") is not MISSING and not issubclass(v.python_type(), int)
     method = find_special(m, v, "__index__") if asked else None
     if method is not None:
-        return index_of(m, m.call(method, [], {}))
+        found = m.call(method, [], {})
+        if not issubclass(found.python_type(), int):
+            m.raise_exception(TypeError(f"__index__ returned non-int (type {_C.type_name(found.python_type())})"))
+        return index_of(m, found)
     const = payload_of(v).try_const()
     if const is not None:
         return operator.index(const.value) if hasattr(type(const.value), "__index__") else None

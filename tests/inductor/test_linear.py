@@ -18,6 +18,7 @@ from torch import nn
 import magneto
 from magneto import _C
 from magneto.base.events import recording
+from magneto.graph.narrow import narrow_types
 from magneto.inductor.lower import linear
 from magneto.inductor.lower.linear import packs
 
@@ -58,7 +59,7 @@ def test_as_close_to_float64_as_eager(dtype: torch.dtype) -> None:
         compiled = magneto.compile(model)
         first = compiled(x)
     kept = [event.kept_bytes for event in found if event.artifact == "plan"]
-    assert (sum(kept) > 0) == packs(dtype)
+    assert (sum(kept) > 0) == (packs(dtype) or dtype in narrow_types())  # (those: weights in float32)
     close(model, first, x)
     for _ in range(5):
         assert all(torch.equal(a, b) for a, b in zip(compiled(x), first, strict=True))

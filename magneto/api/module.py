@@ -5,6 +5,7 @@ Attributes, parameters, hooks, `train()`, `to()`, `state_dict()` are those of th
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,25 @@ def optimized_class(cls: type) -> type:
             "__slots__": ("_magneto_call", "_magneto_original"),
         }
         namespace.update(__call__=_call, __reduce_ex__=_reduce, __deepcopy__=_deepcopy, __dir__=_dir)
-        found = _CLASSES[cls] = type(cls.__name__, (cls,), namespace)
+        meta: Any = type(cls)
+        new = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__  # not the program's own, which may keep a registry
+        found = _CLASSES[cls] = new(meta, cls.__name__, (_Unheard, cls) if _hears(cls) else (cls,), namespace)
     return found
+
+
+def _hears(cls: type) -> bool:
+    """Whether a class of the program is told of classes derived from it."""
+    return any("__init_subclass__" in vars(base) for base in cls.__mro__[:-1])
+
+
+class _Unheard:
+    """In front of a class whose `__init_subclass__` shall not hear of the twin's class: a registry keeps the program's own."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "_magneto_call" not in vars(cls):
+            super().__init_subclass__(**kwargs)
 
 
 def switched_module(module: torch.nn.Module, switch: Callable[[Any], Any]) -> Any:

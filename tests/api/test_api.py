@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -162,6 +163,39 @@ def test_an_optimised_module_is_the_module() -> None:
     same(net, fast, X)
     fast.to(torch.float64)
     same(net, fast, X.double())
+
+
+def test_registries_of_classes_do_not_hear_of_the_optimised_module() -> None:
+    class Meta(abc.ABCMeta):
+        made: ClassVar[list[str]] = []
+
+        def __new__(meta, name: str, bases: Any, namespace: Any, **kwargs: Any) -> Any:
+            meta.made.append(name)
+            return super().__new__(meta, name, bases, namespace, **kwargs)
+
+    class Base(torch.nn.Module, metaclass=Meta):
+        known: ClassVar[dict[str, type]] = {}
+
+        def __init_subclass__(cls, *, tag: str, **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+            cls.known[tag] = cls
+
+        @abc.abstractmethod
+        def forward(self, x: Any) -> Any: ...
+
+    class Twice(Base, tag="twice"):
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    fast = magneto.compile(Twice(), backend="eager")
+    same(Twice(), fast, X)
+    assert Base.known == {"twice": Twice} and Meta.made == ["Base", "Twice"]
+    assert isinstance(fast, Twice) and isinstance(fast, Base) and not isinstance(Twice(), type(fast)) and isinstance(Twice(), Base)
+
+    class Derived(type(fast), tag="derived"):  # type: ignore[misc]
+        pass
+
+    assert Base.known["derived"] is Derived
 
 
 def test_copies_and_pickles() -> None:

@@ -342,3 +342,49 @@ def test_generated_code_is_the_programs() -> None:
         report = magneto.explain(target, x)
         assert len(report.graphs) == 1
         assert torch.equal(magneto.optimize("eager", nopython=True)(target)(x), target(x))
+
+
+def test_state_of_an_optimised_submodule_is_one() -> None:
+    """What its forward assigns is seen by the optimised module around it, and the other way, within one call and between calls."""
+
+    class Inner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor, self.seen = 1, None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.factor += 1
+            self.seen = x if self.seen is None else torch.cat([self.seen, x])
+            return x * self.factor
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return self(x) + self.factor
+
+    class Outer(torch.nn.Module):
+        def __init__(self, wrap: Any) -> None:
+            super().__init__()
+            self.inner = wrap(Inner())
+
+        def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
+            first, count = self.inner(x) + self.inner.factor, len(self.inner.seen)
+            self.inner.factor = 5
+            self.inner.extra = first.detach()
+            return first, count, self.inner.twice(x), self.inner.extra, self.inner.factor, len(self.inner.seen)
+
+    def calls(wrap: Any) -> list[Any]:
+        outer = Outer(wrap)
+        called, log = wrap(outer), []
+        for k in range(4):
+            log.append([*map(str, called(torch.full((1, 2), float(k)))), outer.inner.factor, str(outer.inner.seen)])
+            outer.inner.factor = 10 * k
+        return log
+
+    def counting(module: Any, x: torch.Tensor) -> torch.Tensor:
+        module.count = getattr(module, "count", 0) + 1
+        return module(x) * module.count
+
+    assert calls(magneto.compile) == calls(lambda module: module)
+    twin, count = magneto.compile(torch.nn.ReLU()), magneto.compile(counting)
+    for k in range(3):
+        assert torch.equal(count(twin, torch.ones(2)), torch.full((2,), k + 1.0))
+        assert twin.count == k + 1

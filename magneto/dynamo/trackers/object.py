@@ -92,6 +92,11 @@ class ObjectTracker(Tracker):
                 if real is None:
                     return None
                 assert self.source is not None
+                if (original := getattr(self.cls, "_magneto_original", None)) is not None:  # an optimised module: both have one dictionary
+                    shared = m.wrap(original.__get__(self.obj), Attr(self.source, "_magneto_original"))
+                    assert isinstance(shared, ObjectTracker)
+                    self._attrs = shared.attrs(m)
+                    return self._attrs
                 self._attrs = DictTracker.existing(real, InstanceDict(self.source), m, dict)
         return self._attrs
 

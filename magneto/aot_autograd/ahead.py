@@ -6,7 +6,7 @@ forward makes that function and keeps it, where the minimum cut finds it no larg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
@@ -47,7 +47,9 @@ def prepared(joint: JointGraph) -> tuple[JointGraph, list[Ahead]]:
     copies: dict[fx.Node, fx.Node] = {}
     for node, tangent in linear.items():
         meta: TensorMeta = node.meta["val"]
-        if node is tangent or meta.nbytes < WORTH or not meta.is_dense() or (node not in wanted and linear.keys() >= node.users.keys()):
+        if node is tangent or meta.nbytes < WORTH or not meta.is_dense() or _is_widened(node, linear):
+            continue
+        if node not in wanted and all(user in linear and not _is_widened(user, linear) for user in node.users):
             continue
         only_inputs = DEVICES.get(meta.device.type)
         if only_inputs is None or (only_inputs and node not in wanted):
@@ -63,6 +65,14 @@ def prepared(joint: JointGraph) -> tuple[JointGraph, list[Ahead]]:
         joint = _with(joint, node, scaled)
         found.append(Ahead(node, copies[node], scaled))
     return joint, found
+
+
+def _is_widened(node: fx.Node, linear: Mapping[fx.Node, fx.Node]) -> bool:
+    """A larger type of something linear, for products alone (of types that the machine does not multiply): what it is made of is kept instead."""
+    if not isinstance(node.target, Prim) or node.target.name != "convert_element_type" or not linear.keys().isdisjoint(node.users):
+        return False
+    source = node.args[0]
+    return source in linear and linear[source] is not source and source.meta["val"].dtype.itemsize < node.meta["val"].dtype.itemsize  # type: ignore[index,union-attr]
 
 
 def _with(joint: JointGraph, old: fx.Node, new: fx.Node) -> JointGraph:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from torch import fx
 
@@ -27,7 +28,22 @@ def computed_again(node: fx.Node) -> bool:
     """Whether the table lets this value be computed twice."""
     if node.op != "call_function" or not isinstance(node.target, Prim):
         return False
+    if node.target.name == "index_select":
+        return _by_formula(node.args[2])
     return AGAIN_BY_NAME.get(node.target.name, AGAIN.get(node.target.category, False))
+
+
+def _by_formula(index: Any) -> bool:
+    """Whether places are computed of nothing (what a cross product rolls, what an image is enlarged by): reading there is like reading a slice."""
+    left: list[Any] = [index]
+    seen: set[fx.Node] = set()
+    while left:
+        node = left.pop()
+        if not isinstance(node, fx.Node) or not isinstance(node.target, Prim) or not computed_again(node) or len(seen) > FEW:
+            return False
+        seen.add(node)
+        left += (source for source in node.all_input_nodes if source not in seen)
+    return True
 
 
 INPUTS = {aten.convolution.default: 0, aten.convolution_backward.default: 1}  # where a convolution's input stands

@@ -240,3 +240,21 @@ def test_a_relus_sign_is_that_of_what_was_normalised() -> None:
     found = torch.fx.Interpreter(fx.GraphModule({}, cut.backward)).run(*given)
     for g, expected in zip(cut.gradients[1:], wanted, strict=True):
         torch.testing.assert_close(found[g], expected, rtol=1e-3, atol=1e-3)  # type: ignore[index]
+
+
+def test_what_is_read_at_places_by_formula_is_read_again() -> None:
+    """A cross product keeps its factors for backward, as eager does, and no rolled copies of them; what is looked up by indices that are data is kept."""
+    from magneto.aot_autograd.decomposed import decompose_joint
+    from magneto.aot_autograd.joint import trace_joint
+
+    def kept(net: Any, *inputs: torch.Tensor) -> list[tuple[str, tuple[int, ...]]]:
+        joint = trace_joint(fx.symbolic_trace(net), list(inputs))
+        cut = partition.partition(decompose_joint(joint))
+        metas = [node.meta["val"] for node in cut.backward.nodes if node.op == "placeholder"]
+        return [(k.kind, tuple(meta.shape)) for k, meta in zip(cut.kept, metas, strict=False)]
+
+    a, b = (torch.randn(50, 3).requires_grad_() for _ in range(2))
+    assert kept(lambda a, b: torch.linalg.cross(a, b), a, b) == [("input", (50, 3))] * 2
+    index = torch.randint(50, (2000,))
+    found = kept(lambda a, i: (a.index_select(0, i) * 2).sin(), a, index)
+    assert ("extra", (2000, 3)) in found

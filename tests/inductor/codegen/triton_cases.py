@@ -886,9 +886,9 @@ def _execute(name: str) -> str:
         for found, wanted in zip(call(*g.inputs), g.expected, strict=True):
             assert (found.dtype, found.shape, found.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
             torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
-            if (
-                wanted.dtype in (torch.float32, torch.float64) and name != "few elements where they are read"
-            ):  # maxima of zeros of both signs
+            if wanted.dtype in (torch.float32, torch.float64) and not name.startswith(
+                ("few elements where", "searches")
+            ):  # maxima of zeros of both signs: eager's depend on the machine
                 assert torch.equal(found.signbit() & (wanted == 0), wanted.signbit() & (wanted == 0)), "signs of zeros"
         assert all(_same(a, b) for a, b in zip(kept, g.inputs, strict=True)), "an input was written"
     except Exception:

@@ -466,7 +466,10 @@ def dict_merge(m: M, f: SymFrame, i: Instruction) -> None:
         m.graph_break("B104", operation="**", value=mapping.show())
     for key in m.iterate(m.apply(iter, mapping)):
         if m.truth(m.apply(operator.contains, target, key)):
-            named, const = _in_errors(m, f.stack[-i.arg - 2]), key.try_const()
+            fn = next(
+                value for value in (f.stack[-i.arg - 2], f.stack[-i.arg - 3]) if value is not NULL
+            )  # (from 3.13 on NULL stands behind it)
+            named, const = _in_errors(m, fn), key.try_const()
             if named is None or const is None:
                 m.graph_break("B104", operation="**", value=mapping.show())
             m.raise_exception(TypeError(f"{named} got multiple values for keyword argument '{const.value}'"))

@@ -354,7 +354,7 @@ class Writer:
         self.stores.append((f"tl.store({self.pointers[member.name]} + {where}, {text}{masked})", axes))
 
     def _add_at(self, member: Member) -> None:
-        """An addition to memory that others add to at the same time."""
+        """An addition to memory that others add to at the same time, or a store at a computed place."""
         assert isinstance(member.body, Op)
         place, value, *condition = member.body.args
         assert isinstance(place, IndexValue)
@@ -364,7 +364,10 @@ class Writer:
         masks = [emitter.mask(self.every), *(emitter.spread(emitter.emit(c), self.every, "tl.int1") for c in condition)]
         mask = " & ".join(m for m in masks if m is not None)
         masked = f", mask={mask}" if mask else ""
-        self.stores.append((f'tl.atomic_add({self.pointers[member.name]} + {where}, {text}{masked}, sem="relaxed")', self.every))
+        if member.buffer.dtype in BYTES:
+            text = as_byte(text, member.buffer.dtype)
+        call, order = ("atomic_add", ', sem="relaxed"') if member.body.name == "scatter" else ("store", "")
+        self.stores.append((f"tl.{call}({self.pointers[member.name]} + {where}, {text}{masked}{order})", self.every))
 
     def _flush(self, along: bool) -> None:
         """The stores along `r`, or those of the rows."""

@@ -18,7 +18,7 @@ of a dtype, seen as a tensor of `shape` and `strides` (in elements). A buffer is
       cumsum: buffer[i] = sum of body over the serial dimension up to i, added up in a wider type
       scan_sum, scan_prod, scan_sum_back: on a GPU; the sum, or product, of body over the one serial dimension up to i (back: from i on), joined with init (over the ranges); place: the element's flat offset, where it is
                            not that of the index
-      scatter_add: buffer = init (a value over the buffer's shape), then for every i: buffer.memory[place] += body, one after the other
+      scatter_add: buffer = init (a value over the buffer's shape), then for every i: buffer.memory[place] += body, one after the other; scatter_put (on a GPU): = body, in no order
       row_sums: on the CPU; buffer = init + what a scatter_add of the same body would make of zeros. place depends on the serial dimensions through one Indirect alone, the row
 - `LibraryCall(op, args, kwargs, buffers)`: op(*args, **kwargs) run by ATen. A tensor argument is a `ViewOf` of a buffer.
   `out_op`, where not None, is the out= overload: with it the outputs may be allocated by the plan (exactly as the buffers say).

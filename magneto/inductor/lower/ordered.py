@@ -3,7 +3,7 @@
 On the CPU only where a vector of independent elements lies one behind the other in memory, and cumulative sums along memory; elsewhere the library does it. Sums come in eager's type and
 order, so that they are eager's; those along memory in the order of a vector's lanes. Where the gradient of a lookup is added to another one of the table (a tied output layer's), few of its rows change:
 `added_to` makes one node of both.
-On a GPU additions come in no order (schedule/scatter.py): the library does them where the program asks for the same digits in every run.
+On a GPU what is added or written at places comes in no order (schedule/scatter.py): the library does it where the program asks for the same digits in every run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from magneto.inductor.lower.context import UNSUPPORTED_DTYPES, Lowering, dense_s
 from magneto.inductor.lower.indexing import places_of, position_of, spread_index
 from magneto.inductor.lower.values import HALF, convert, make_op
 from magneto.inductor.lower.views import lower_flip
-from magneto.symbolic import ZERO, compare
+from magneto.symbolic import ZERO, compare, floordiv, mod
 
 aten = torch.ops.aten
 
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 ADDED = (torch.float32, torch.float64, torch.int32, torch.int64)
+PUT = (*SUMMED, torch.int16, torch.int8, torch.uint8, torch.bool)
 WIDE = 8  # elements of the vector, at least
 HELD, HELD_ACROSS = 16384, 1024  # elements of a row that one block of a GPU adds up in order; where memory is contiguous across it
 NARROW, COLUMNS = 4, 32  # neighbours, from which on memory is walked across; of such a block
@@ -187,9 +188,39 @@ def lower_scatter_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, sou
     return _emit(low, "scatter_add", val, tuple(index.shape), serial, source.load(at), (x, index, source), place, init)
 
 
-def lower_scatter(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
-    """Into what lies in memory the library writes few elements."""
-    return None if isinstance(x.root, Stored) else _one_of_each_row(low, val, x, dim, index, source, False)
+def lower_scatter(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Any) -> Any:
+    """On a CPU the library writes few elements into what lies in memory."""
+    scalar = not isinstance(source, Box)
+    if not scalar and not isinstance(x.root, Stored) and (chosen := _one_of_each_row(low, val, x, dim, index, source, False)) is not None:
+        return chosen
+    rank = len(x.shape)
+    if not rank or len(index.shape) != rank or index.dtype is not torch.int64:
+        return None
+    d = dim % rank
+    body = _constant(source, val.dtype) if scalar else source.load
+    return _put(low, val, x, tuple(index.shape), lambda at: _moved(at, d, position_of(index, at, x.shape[d])), body, index, source)
+
+
+def _put(
+    low: Lowering, val: Any, x: Box, ranges: tuple[Size, ...], place: Callable[[Index], Index], body: Callable[[Index], Value] | None, *sources: Any
+) -> Stored | None:  # fmt: skip
+    """On a GPU: `x` with elements written at computed places, in no order. Not where the program asks for the same result in every run (of two for one place), nor
+    into memory of the program's own intermediate that the library writes without a copy."""
+    boxes = tuple(box for box in sources if isinstance(box, Box))
+    own = isinstance(x.root, Stored) and low.own.get(x.root.buffer.name) == 1
+    if not low.on_gpu or own or body is None or torch.are_deterministic_algorithms_enabled() or not _fits(low, val, PUT, ranges):
+        return None
+    if any(box.dtype is not val.dtype for box in (x, *boxes[1:])):
+        return None
+    at = index_symbols(ranges)
+    init = x.load(index_symbols(tuple(val.shape)))
+    return _emit(low, "scatter_put", val, ranges, (), body(at), (x, *boxes), place(at), init)
+
+
+def _constant(number: Any, dtype: torch.dtype) -> Callable[[Index], Value] | None:
+    """A number of the program's as an element of this type; None where it has none of exactly that value there."""
+    fits = isinstance(number, int | float) and (dtype.is_floating_point or int(number) == number and dtype in (torch.int32, torch.int64))
+    return (lambda at: Const(float(number) if dtype.is_floating_point else int(number), dtype)) if fits else None
 
 
 def _one_of_each_row(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box, adds: bool = True) -> Box | None:
@@ -242,13 +273,42 @@ def lower_index_add(low: Lowering, val: Any, x: Box, dim: int, index: Box, sourc
     return _emit(low, "scatter_add", val, tuple(source.shape), serial, source.load(at), (x, index, source), place, init)
 
 
+def lower_index_copy(low: Lowering, val: Any, x: Box, dim: int, index: Box, source: Box) -> Any:
+    rank = len(x.shape)
+    if not rank or len(index.shape) != 1 or len(source.shape) != rank or index.dtype is not torch.int64:
+        return None
+    d = dim % rank
+
+    def place(at: Index) -> Index:
+        return _moved(at, d, position_of(index, (at[d],), x.shape[d]))
+
+    return _put(low, val, x, tuple(source.shape), place, source.load, index, source)
+
+
+def lower_max_unpool2d(low: Lowering, val: Any, x: Box, index: Box, size: Sequence[int]) -> Any:
+    """Into zeros."""
+    width = val.shape[-1]
+
+    def place(at: Index) -> Index:
+        flat = position_of(index, at, val.shape[-2] * width)
+        return (*at[:-2], floordiv(flat, width), mod(flat, width))
+
+    zeros = Computed(lambda at: Const(0.0, val.dtype), val.shape, val.strides, val.dtype, val.device, frozenset())
+    fits = index.dtype is torch.int64 and val.dtype.is_floating_point
+    return _put(low, val, zeros, tuple(x.shape), place, x.load, index, x) if fits else None
+
+
 def lower_index_put(low: Lowering, val: Any, x: Box, indices: Sequence[Box | None], values: Box, accumulate: bool = False) -> Any:
-    """On a GPU, what is added at places that several index tensors name."""
-    if not (low.on_gpu and accumulate) or values.dtype is not val.dtype or (places := places_of(x, indices)) is None:
+    """On a GPU, what is written or added at places that several index tensors name."""
+    if not low.on_gpu or values.dtype is not val.dtype or (places := places_of(x, indices)) is None:
         return None
     ranges, extra = places.shape, len(places.shape) - len(values.shape)
-    fits = extra >= 0 and all(s in (1, t) for s, t in zip(values.shape, ranges[extra:], strict=True))
-    if not fits or not _fits(low, val, ADDED, ranges) or not _worthwhile(low, val, ranges, val.strides, ()):
+    if extra < 0 or any(s not in (1, t) for s, t in zip(values.shape, ranges[extra:], strict=True)):
+        return None
+    if not accumulate:
+        first = next(iter(places.indices.values()))
+        return _put(low, val, x, ranges, places, lambda at: values.load(spread_index(at, values.shape)), first, values)
+    if not _fits(low, val, ADDED, ranges) or not _worthwhile(low, val, ranges, val.strides, ()):
         return None
     at = index_symbols(ranges)
     body, init = values.load(spread_index(at, values.shape)), x.load(index_symbols(tuple(val.shape)))
@@ -313,6 +373,9 @@ OP_ROWS: dict[Any, Callable[..., Any]] = {
     aten.embedding_dense_backward.default: lower_embedding_backward,
     aten.scatter_add.default: lower_scatter_add,
     aten.scatter.src: lower_scatter,
+    aten.scatter.value: lower_scatter,
+    aten.index_copy.default: lower_index_copy,
+    aten.max_unpool2d.default: lower_max_unpool2d,
     aten.scatter_reduce.two: lower_scatter_reduce,
     aten.index_add.default: lower_index_add,
     aten.index_put.default: lower_index_put,

@@ -45,7 +45,7 @@ def write_inputs(plan: Schedule, wanted: Mapping[int, int]) -> Schedule:
 
 
 def _updated(plan: Schedule, wanted: Mapping[int, int], leaving: Mapping[str, int]) -> tuple[Schedule, dict[str, str]]:
-    """Copies of inputs that library calls write some elements of (a cache that takes a token) are the inputs themselves, where nothing else reads their old numbers and writing twice is writing once:
+    """Copies of inputs that library calls or kernels write some elements of (a cache that takes a token) are the inputs themselves, where nothing else reads their old numbers and writing twice is writing once:
     a region that raises behind may run again."""
     pairs: dict[str, str] = {}
     steps = list(plan.steps)
@@ -72,7 +72,10 @@ def _updated(plan: Schedule, wanted: Mapping[int, int], leaving: Mapping[str, in
 
 
 def _writes_again(step: Step, name: str) -> bool:
-    """Does the call write this buffer, of which it reads nothing?"""
+    """Does the call or kernel write some of this buffer, of which it reads nothing?"""
+    if isinstance(step, FusedKernel):
+        puts = any(m.name == name and m.body.name == "put" for m in step.members if m.kind == SCATTER and isinstance(m.body, Op))
+        return puts and name not in step.stored and not any(load.buffer == name for m in step.members for load in member_loads(m.body))
     adds = (
         isinstance(step, LibraryCall)
         and step.op is torch.ops.aten.index_put_.default

@@ -52,7 +52,7 @@ class Dim:
 @dataclass(frozen=True, slots=True)
 class Member:
     """`kind` is POINT, a reduction kind (sum prod max min any all argmax argmin m2), COLUMN: a sum over those of the rows that do not occur in `store` (columns.py), or SCATTER: `body` is an Op "scatter" of
-    a place, what is added there, and perhaps the condition under which it is (scatter.py); the buffer is written already. One of SCANS, on a GPU: a full member whose body holds such an Op,
+    a place, what is added there, and perhaps the condition under which it is, or an Op "put" of a place and what is written there (scatter.py); the buffer is written already. One of SCANS, on a GPU: a full member whose body holds such an Op,
     of the elements of its row up to it (group.py). `store`: element offset in the buffer's memory. `flat`: of argmax and argmin, the index they count; of a scan, the index along the row. `full`: iterates rows x cols. `position`: of its node in the program.
     `down`: a reduction over the rows, once per col (schedule/crossed.py)."""
 

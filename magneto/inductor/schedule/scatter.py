@@ -1,6 +1,6 @@
-"""On a GPU: additions at computed places, in any order. `with_scatters(schedule)`.
+"""On a GPU: additions and stores at computed places, in any order. `with_scatters(schedule)`.
 
-What the CPU does one after the other (`Ordered`) becomes two kernels: one that writes what the memory begins as, and one that adds to it, each thread by itself (atomic additions).
+What the CPU does one after the other (`Ordered`) becomes two kernels: one that writes what the memory begins as, and one that adds to it (atomic additions) or writes some of it, each thread by itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ def with_scatters(plan: Schedule) -> Schedule:
 
 
 def _pair(node: Ordered, why: str) -> Iterator[FusedKernel]:
-    assert node.kind == "scatter_add" and node.init is not None and node.place is not None, "the lowering makes no others for a GPU"
+    assert node.kind in ("scatter_add", "scatter_put") and node.init is not None and node.place is not None, (
+        "the lowering makes no others for a GPU"
+    )
+    adds = node.kind == "scatter_add"
     first = group_of(Pointwise(node.buffer, node.init, node.origins), 0)
-    yield FusedKernel(first.rows, first.cols, tuple(first.members), (node.name,), node.origins, "what is added to")
+    yield FusedKernel(
+        first.rows, first.cols, tuple(first.members), (node.name,), node.origins, "what is added to" if adds else "what is written into"
+    )
     dtype = node.buffer.dtype
-    member = Member(SCATTER, node.buffer, Op("scatter", (node.place, *_added(node)), dtype), ZERO, True, dtype)
+    body = Op("scatter", (node.place, *_added(node)), dtype) if adds else Op("put", (node.place, node.body), dtype)
+    member = Member(SCATTER, node.buffer, body, ZERO, True, dtype)
     rows = dims_of(index_symbols(node.ranges), static_sizes(node.ranges))
     yield FusedKernel(rows, (), (member,), (), node.origins, why)
 

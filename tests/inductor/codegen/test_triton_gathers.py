@@ -144,6 +144,53 @@ def test_an_input_is_not_added_to_while_it_is_read(monkeypatch: pytest.MonkeyPat
     assert scatters(plan) == 1 and not plan.into
 
 
+def cache_and_tokens(g: Graph) -> tuple[Any, Any, Any]:
+    return g.input(torch.randn(4, 64, 8)), g.input(torch.tensor([5])), g.input(torch.randn(4, 1, 8))
+
+
+def test_a_cache_takes_tokens_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel computes the token and stores it in the input's memory; nothing is copied."""
+    g = Graph()
+    cache, place, token = cache_and_tokens(g)
+    put = g.call(aten.index_copy.default, cache, 1, place, g.mul(token, 2.0))
+    g.output(put, g.sum(put, (1,)))
+    plan, kernels = planned(g, monkeypatch, {0: 0})
+    assert not calls(plan) and scatters(plan) == 1 and plan.into == {plan.steps[0].writes[0]: cache.name}
+    assert len(plan.steps) == 2 and "tl.store(" in kernels[0].body and "tl.atomic" not in kernels[0].body
+
+
+def test_a_cache_that_the_tokens_are_computed_from_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads would read what one has stored."""
+    g = Graph()
+    cache, place, _ = cache_and_tokens(g)
+    g.output(g.call(aten.index_copy.default, cache, 1, place, g.slice(cache, (0, 6, 0), (4, 7, 8), (1, 1, 1))))
+    plan, _ = planned(g, monkeypatch, {0: 0})
+    assert not calls(plan) and scatters(plan) == 1 and not plan.into and len(plan.steps) == 2
+
+
+def test_the_library_stores_in_order_where_the_program_asks_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(True)
+        g = Graph()
+        cache, place, token = cache_and_tokens(g)
+        g.output(g.call(aten.index_copy.default, cache, 1, place, token))
+        assert calls(planned(g, monkeypatch)[0]) == ["aten.index_copy_.default"]
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_the_library_writes_again_where_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy of what nobody else reads: of two stores behind a call of the library only that one has its own memory."""
+    g = Graph()
+    cache, place, token = cache_and_tokens(g)
+    mask = g.input(torch.rand(4, 64, 8) > 0.5)
+    first = g.call(aten.masked_scatter.default, cache, mask, g.input(torch.randn(4, 64, 8)))
+    g.output(g.call(aten.index_copy.default, first, 1, place, token))
+    plan, _ = planned(g, monkeypatch)
+    assert calls(plan) == ["aten.masked_scatter_.default", "aten.index_copy_.default"] and scatters(plan) == 0
+
+
 @pytest.mark.parametrize("dim", [1, 2])
 def test_few_elements_are_written_out_along_memory_only(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     g = Graph()

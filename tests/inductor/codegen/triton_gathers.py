@@ -65,6 +65,45 @@ for _dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bfl
             yield g.call(aten.scatter_reduce.two, x, 1, g.input(torch.randint(0, 9, (4, 9))), source, "sum", include_self=False)
 
 
+def _differ(rows: int, columns: int, of: int) -> torch.Tensor:
+    """Places along dimension 0, no two the same in a column."""
+    return torch.rand(of, columns).argsort(0)[:rows]
+
+
+for _dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16, torch.int8, torch.bool):
+
+    @case(f"stores at places of {_dtype}", 0)
+    def _stores(g: Graph, dtype: torch.dtype = _dtype) -> Iterator[Any]:
+        x, source = (g.input((torch.randn(n, 9) * 3).to(dtype)) for n in (7, 5))
+        rows = g.input(torch.randperm(7)[:5])
+        y = g.call(aten.logical_not.default, x) if dtype is torch.bool else g.call(aten.neg.default, x)
+        yield g.call(aten.index_copy.default, x, 0, rows, source)
+        yield g.call(aten.index_copy.default, y, 0, rows, source)
+        yield g.call(aten.index_put.default, x, [rows], source, False)
+        yield g.call(aten.index_put.default, y, [None, g.input(torch.tensor([-1, 3]))], g.input((torch.randn(7, 1) * 3).to(dtype)), False)
+        yield g.call(
+            aten.index_put.default,
+            y,
+            [g.input(torch.tensor([[2], [5]])), g.input(torch.randperm(9)[:4])],
+            g.input(torch.randn(()).to(dtype)),
+            False,
+        )
+        yield g.call(aten.scatter.src, x, 0, g.input(_differ(5, 9, 7)), source)
+        yield g.call(aten.scatter.src, y, 0, g.input(_differ(3, 8, 7)), source)
+        if dtype in (torch.float32, torch.int64):
+            yield g.call(aten.scatter.value, y, 1, g.input(_differ(4, 6, 9)), 3)
+
+
+@case("elements that were the largest of their windows", 0)
+def _unpooled(g: Graph) -> Iterator[Any]:
+    x = torch.randn(2, 3, 6, 8)
+    for memory in (torch.contiguous_format, torch.channels_last):
+        values, index = torch.nn.functional.max_pool2d(x.to(memory_format=memory), 2, return_indices=True)
+        made = g.call(aten.max_unpool2d.default, g.input(values), g.input(index), (6, 8))
+        yield made
+        yield g.call(aten.neg.default, g.call(aten.max_unpool2d.default, g.call(aten.neg.default, g.input(values)), g.input(index), (7, 9)))
+
+
 @case("additions at places of several index tensors", 2e-5)
 def _puts(g: Graph) -> Iterator[Any]:
     x, rows, columns = (g.input(t) for t in (torch.randn(3, 7, 9), torch.randint(-7, 7, (5,)), torch.randint(-9, 9, (5,))))

@@ -572,6 +572,35 @@ def scattered() -> Any:
     )
 
 
+@program()
+def stored_at_places() -> Any:
+    """Rows, elements, halves, flags and largest elements of windows are stored by kernels of ours, into what is computed and into copies."""
+    rows, columns = torch.randperm(300)[:128].to(DEVICE), torch.randperm(40)[:7].to(DEVICE)
+    each = torch.rand(300, 40).argsort(0)[:9].to(DEVICE)
+
+    def stored(x: torch.Tensor, s: torch.Tensor, image: torch.Tensor) -> Any:
+        y, flags, half = x * 2, x > 0, x.bfloat16()
+        y[rows, 3] = s[:, 0].tanh()
+        flags[:, columns] = False
+        half.index_copy_(0, rows, s.bfloat16() * 3)
+        pooled = F.max_unpool2d(*F.max_pool2d(image, 2, return_indices=True), 2)
+        return y, flags, half, x.index_put((rows, columns[:1] - 40), s.new_tensor(5.0)), x.scatter(0, each, s[:9] * 2), pooled + 1
+
+    return stored, (randn(300, 40), randn(128, 40), randn(2, 3, 34, 66))
+
+
+@program(1e-5, train=True)
+def extrema_in_order() -> Any:
+    """Extrema, their places, and logarithms of sums up to each element: of long rows, columns, few rows; with their gradients."""
+
+    def ordered(x: torch.Tensor, y: torch.Tensor) -> Any:
+        most, least = torch.cummax(x, 1), torch.cummin(x.round(), 0)
+        sums = [torch.logcumsumexp(y, dim) for dim in (0, 1)]
+        return most.values * 2, most.indices, least.values, least.indices, *sums, torch.cummax(y.flatten()[:60000].view(2, -1), 1).values
+
+    return ordered, (randn(70, 3000, grad=True), randn(3, 20001, grad=True))
+
+
 @program(1e-4, train=True)
 def bags_of_many_tables() -> Any:
     """Twenty lookups of four rows each, and their gradients: one launch each way."""

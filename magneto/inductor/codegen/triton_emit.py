@@ -18,8 +18,9 @@ from magneto.inductor.codegen.cpp_types import HALVES, CannotEmit
 from magneto.inductor.codegen.triton_nest import spread_out
 from magneto.inductor.codegen.triton_ops import BARE, COMPARISONS, ROUGH, op_text
 from magneto.inductor.codegen.triton_types import BYTES, compute_type, convert, literal, number
-from magneto.inductor.loops.ir import SCANS, Const, IndexValue, Indirect, Load, Masked, Op, Value, bounds_of, walk_values
+from magneto.inductor.loops.ir import Const, IndexValue, Indirect, Load, Masked, Op, Value, bounds_of, walk_values
 from magneto.inductor.loops.philox import limit_of
+from magneto.inductor.loops.scans import SCANS, neutral_of
 from magneto.symbolic import Add, And, Cmp, Expr, FloorDiv, Max, Min, Mod, Mul, Or, Sym, floordiv, mod
 from magneto.symbolic import Const as IntConst
 
@@ -28,6 +29,34 @@ SHARED = 256  # elements of a block along an axis, some of which a thread holds,
 SHARED_TWICE = 32  # the same where there are several quotients by it
 SQRT_HALF = 0.7071067811865476
 NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """How Triton joins elements in order. `name`: of the library's function of two elements (of pairs: `_before`)."""
+
+    name: str
+    infix: str = ""
+    order: str = ""
+    total: str = ""
+
+    def join(self, a: str, b: str) -> str:
+        return f"{a} {self.infix} {b}" if self.infix else f"lib.{self.name}({a}, {b})"
+
+    def scan(self, of: str, option: str = "") -> str:
+        return f"{self.order}({of}, 1{option})" if self.order else f"tl.associative_scan({of}, 1, lib.{self.name}{option})"
+
+    def whole(self, of: str) -> str:
+        return f"{self.total}({of}, 1)" if self.total else f"tl.reduce({of}, 1, lib.{self.name})"
+
+
+SCANNED = {
+    "scan_sum": Scanned("sum", "+", "tl.cumsum", "tl.sum"),
+    "scan_prod": Scanned("product", "*", "tl.cumprod"),
+    "scan_max": Scanned("maximum"),
+    "scan_min": Scanned("minimum"),
+    "scan_logaddexp": Scanned("logaddexp"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,28 +222,26 @@ class Emitter:
 
     def _scan(self, value: Op) -> tuple[str, frozenset[str]]:
         """What lies behind a row's end is added up last, so that it needs no mask, but where sums begin there. In a loop the last element goes on to the next turn."""
-        every, kind, sums = frozenset(self.axes), compute_type(value.dtype), value.name != "scan_prod"
-        scan, join, neutral = ("tl.cumsum", "+", 0) if sums else ("tl.cumprod", "*", 1)
+        every, kind = frozenset(self.axes), compute_type(value.dtype)
+        how = SCANNED[value.name.removesuffix("_back")]
+        neutral = number(neutral_of(value.name, value.dtype), value.dtype)
         text, carry = self.spread(self.emit(value.args[0]), every, kind), self.fresh("a") if self.carrying else ""
         if carry:
             self.line(f"{carry} = tl.full({self.shape(every - {'r'})}, {neutral}, {kind})", every - {"r"})
         if self.reverse and "r" in self.masks:
             text = f"tl.where({self.masks['r']}, {text}, {neutral})"
         if self.run == 1:
-            found = last = self.name(
-                f"{scan}({text}, 1{', reverse=True' if self.reverse else ''})" + (f" {join} {carry}" if carry else ""), every
-            ).text
+            found = how.scan(text, ", reverse=True" if self.reverse else "")
+            found = last = self.name(how.join(found, carry) if carry else found, every).text
         else:
             runs = self.name(f"tl.reshape({text}, [XBLOCK, {self.run}, RBLOCK // {self.run}])", every).text
-            whole = f"tl.sum({runs}, 1)" if sums else f"tl.reduce({runs}, 1, lib.product)"
             first, last = f"tl.full([XBLOCK, RBLOCK // {self.run}], {neutral}, {kind})", self.fresh()
-            before = f"lib.{'sum' if sums else 'product'}_before"
-            self.line(f"{last}, {last}b = tl.associative_scan(({whole}, {first}), 1, {before})", every)
-            start = f"({last}b {join} {carry})" if carry else f"{last}b"
-            found = f"tl.reshape({scan}({runs}, 1) {join} {start}[:, None, :], [XBLOCK, RBLOCK])"
+            self.line(f"{last}, {last}b = tl.associative_scan(({how.whole(runs)}, {first}), 1, lib.{how.name}_before)", every)
+            start = f"({how.join(f'{last}b', carry)})" if carry else f"{last}b"
+            found = f"tl.reshape({how.join(how.scan(runs), f'{start}[:, None, :]')}, [XBLOCK, RBLOCK])"
             found = self.name(found, every).text
             if carry:
-                self.line(f"{last} = {last} {join} {carry}", every)
+                self.line(f"{last} = {how.join(last, carry)}", every)
         if carry:
             size = "RBLOCK" if self.run == 1 else f"RBLOCK // {self.run}"
             self.line(

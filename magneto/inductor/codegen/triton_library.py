@@ -40,6 +40,8 @@ def _interpreted(name: str) -> Any:
 
 globals().update({name: _interpreted(name) if INTERPRETED else getattr(libdevice, name) for name in FUNCTIONS})
 fmod: Any = globals()["fmod"]
+exp: Any = globals()["exp"]
+log1p: Any = globals()["log1p"]
 
 
 @triton.jit
@@ -278,6 +280,28 @@ def sum_before(a, b, c, d):  # type: ignore[no-untyped-def]
 @triton.jit
 def product_before(a, b, c, d):  # type: ignore[no-untyped-def]
     return a * c, a * d
+
+
+@triton.jit
+def maximum_before(a, b, c, d):  # type: ignore[no-untyped-def]
+    return maximum(a, c), maximum(a, d)
+
+
+@triton.jit
+def minimum_before(a, b, c, d):  # type: ignore[no-untyped-def]
+    return minimum(a, c), minimum(a, d)
+
+
+@triton.jit
+def logaddexp(a, b):  # type: ignore[no-untyped-def]
+    """log(exp(a) + exp(b)), of equal infinities the infinity."""
+    larger = maximum(a, b)
+    return tl.where(a == b, a + 0.6931471805599453, larger + log1p(exp(minimum(a, b) - larger)))
+
+
+@triton.jit
+def logaddexp_before(a, b, c, d):  # type: ignore[no-untyped-def]
+    return logaddexp(a, c), logaddexp(a, d)
 
 
 @triton.jit

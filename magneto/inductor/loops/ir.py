@@ -16,8 +16,7 @@ of a dtype, seen as a tensor of `shape` and `strides` (in elements). A buffer is
   Over an empty range sum is 0, prod 1, any false, all true; the others are never made empty by the lowering.
 - `Ordered(kind, buffer, ranges, serial, body)`: loops over `ranges` of which those over the dimensions `serial` run in their order; the others are independent of each other.
       cumsum: buffer[i] = sum of body over the serial dimension up to i, added up in a wider type
-      scan_sum, scan_prod, scan_sum_back: on a GPU; the sum, or product, of body over the one serial dimension up to i (back: from i on), joined with init (over the ranges); place: the element's flat offset, where it is
-                           not that of the index
+      scan_sum, _prod, _max, _min, _logaddexp: on a GPU; the sum, ..., of body over the one serial dimension up to i (scan_sum_back, ...: from i on), joined with init (over the ranges); place: the element's flat offset, where it is not that of the index
       scatter_add: buffer = init (a value over the buffer's shape), then for every i: buffer.memory[place] += body, one after the other; scatter_put (on a GPU): = body, in no order
       row_sums: on the CPU; buffer = init + what a scatter_add of the same body would make of zeros. place depends on the serial dimensions through one Indirect alone, the row
 - `LibraryCall(op, args, kwargs, buffers)`: op(*args, **kwargs) run by ATen. A tensor argument is a `ViewOf` of a buffer.
@@ -62,9 +61,6 @@ Scalar: TypeAlias = "bool | int | float | complex"
 
 PRINTER: list[Callable[[Value], str]] = []
 """`show.show_value`, which registers itself here (the package imports it): repr() of a value, and the order of Indirect symbols."""
-
-SCANS = {"scan_sum": "add", "scan_prod": "mul", "scan_sum_back": "add"}
-"""Kinds of `Ordered` that fuse, as which the scheduler writes them as operations too; what joins two elements."""
 
 _VALUES: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()
 

@@ -37,8 +37,10 @@ from magneto.inductor.loops.ir import (
     reads,
     reduce_symbols,
 )
+from magneto.inductor.loops.scans import neutral_of
 from magneto.inductor.lower.box import Box, Computed, Index, Stored, cost_of
 from magneto.inductor.lower.context import UNSUPPORTED_DTYPES, Lowering, dense_strides, is_dense, merge_origins, point_count
+from magneto.inductor.lower.elementwise import lower_convert
 from magneto.inductor.lower.indexing import places_of, position_of, spread_index
 from magneto.inductor.lower.values import HALF, convert, make_op
 from magneto.inductor.lower.views import lower_flip
@@ -54,6 +56,8 @@ HELD, HELD_ACROSS = 16384, 1024  # elements of a row that one block of a GPU add
 NARROW, COLUMNS = 4, 32  # neighbours, from which on memory is walked across; of such a block
 ENOUGH, WANTED = 132, 264  # blocks with which a large GPU is busy; where rows are cut
 LEAST, LEAST_ACROSS = 1024, 64  # elements of a part of a row
+PARTS = {"scan_sum": "sum", "scan_prod": "prod", "scan_max": "max", "scan_min": "min"}  # what joins a part
+TURNED = ("scan_sum", "scan_logaddexp")  # which gradients join backwards
 CROWD = 1 << 13  # additions to one element, from which on a GPU's library, which sorts them, takes less time
 
 
@@ -107,6 +111,36 @@ def lower_cumsum(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtyp
     return _emit(low, "cumsum", val, shape, serial, body, (x,))
 
 
+def lower_logcumsumexp(low: Lowering, val: Any, x: Box, dim: int) -> Any:
+    return _scan(low, "scan_logaddexp", val, x, dim) if low.on_gpu and val.dtype.is_floating_point else None
+
+
+def lower_cummax(low: Lowering, val: Any, x: Box, dim: int, kind: str = "scan_max") -> Any:
+    """On a GPU. The place of the extremum is the last one of a NaN, or of an element that equals the extremum up to it."""
+    values, _ = val
+    if not low.on_gpu or not x.shape or not all(is_dense(v.shape, v.strides) for v in val):
+        return None
+    d, shape = dim % len(x.shape), tuple(values.shape)
+    if (extrema := _scan(low, kind, values, x, dim)) is None:
+        return None
+
+    def met(at: Index) -> Value:
+        here, best = x.load(at), extrema.load(at)
+        new = Op("eq", (here, best), torch.bool)
+        if values.dtype.is_floating_point:
+            new = Op("bitwise_or", (new, Op("ne", (here, here), torch.bool)), torch.bool)
+        return Op("where", (new, IndexValue(at[d], torch.int32), Const(0, torch.int32)), torch.int32)
+
+    reads = x.reads | extrema.reads
+    narrow = values.with_(dtype=torch.int32)
+    places = _scan(low, "scan_max", narrow, Computed(met, shape, values.strides, torch.int32, values.device, reads, low.origins), dim)
+    return None if places is None else (extrema, lower_convert(low, val[1], places, torch.int64))
+
+
+def lower_cummin(low: Lowering, val: Any, x: Box, dim: int) -> Any:
+    return lower_cummax(low, val, x, dim, "scan_min")
+
+
 def lower_cumprod(low: Lowering, val: Any, x: Box, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     return _scan(low, "scan_prod", val, x, dim) if low.on_gpu else None
 
@@ -119,12 +153,12 @@ def _scan(low: Lowering, kind: str, val: Any, x: Box, dim: int) -> Any:
     shape, d = tuple(val.shape), dim % len(x.shape)
     length, inner = shape[d], prod(shape[d + 1 :])
     blocks = prod(shape[:d]) * (inner if inner < NARROW else -(-inner // COLUMNS))
-    few = blocks < ENOUGH and length > (HELD if inner < NARROW else HELD_ACROSS)
+    few = kind in PARTS and blocks < ENOUGH and length > (HELD if inner < NARROW else HELD_ACROSS)
     if length == 1 or (few and prod(shape) == length):
         return None  # the library has a kernel for one row
     sizes = [n for n in range(LEAST if inner < NARROW else LEAST_ACROSS, min(HELD, length // 2) + 1) if length % n == 0] if few else []
-    if turned := kind == "scan_sum" and low.flips == {(d,)}:
-        kind, x = "scan_sum_back", lower_flip(low, val, x, (d,))
+    if turned := kind in TURNED and low.flips == {(d,)}:
+        kind, x = f"{kind}_back", lower_flip(low, val, x, (d,))
     if sizes:
         part = next((n for n in reversed(sizes) if blocks * length // n >= WANTED), sizes[0])
         made = _in_parts(low, kind, val, x, d, part)
@@ -145,14 +179,14 @@ def _in_parts(low: Lowering, kind: str, val: Any, x: Box, d: int, part: int) -> 
     at = index_symbols(sums)
     body = convert(read((*at[: d + 1], *reduce_symbols((part,)), *at[d + 1 :])), acc)
     first, before = (low.new_buffer(sums, dense_strides(sums), acc, val.device) for _ in range(2))
-    over = "prod" if kind == "scan_prod" else "sum"
+    over = PARTS[kind.removesuffix("_back")]
     low.nodes.append(Reduction(over, (first,), (part,), body, acc, merge_origins(cost_of(x)[2], low.origins)))
     low.nodes.append(Ordered(kind, before, sums, (d,), Stored(first).load(at), origins=low.origins))
     at = index_symbols(ranges)
     back = kind.endswith("back")
     inside = compare("lt", at[d], sums[d] - 1) if back else compare("lt", ZERO, at[d])
     start = Stored(before).load((*at[:d], at[d] + (1 if back else -1), *at[d + 2 :]))
-    init = Masked(IndexValue(inside, torch.bool), start, Const(int(over == "prod"), acc))
+    init = Masked(IndexValue(inside, torch.bool), start, Const(neutral_of(kind, acc), acc))
     return _emit(low, kind, val, ranges, (d + 1,), read(at), (x,), (*at[:d], at[d] * part + at[d + 1], *at[d + 2 :]), init)
 
 
@@ -370,6 +404,9 @@ def _moved(at: Index, dim: int, to: Any) -> Index:
 OP_ROWS: dict[Any, Callable[..., Any]] = {
     aten.cumsum.default: lower_cumsum,
     aten.cumprod.default: lower_cumprod,
+    aten.logcumsumexp.default: lower_logcumsumexp,
+    aten.cummax.default: lower_cummax,
+    aten.cummin.default: lower_cummin,
     aten.embedding_dense_backward.default: lower_embedding_backward,
     aten.scatter_add.default: lower_scatter_add,
     aten.scatter.src: lower_scatter,

@@ -12,7 +12,6 @@ import torch
 
 from magneto.base.dataclass import dataclass, field, replace
 from magneto.inductor.loops.ir import (
-    SCANS,
     Buffer,
     Const,
     IndexValue,
@@ -27,6 +26,7 @@ from magneto.inductor.loops.ir import (
     index_symbols,
     reduce_symbols,
 )
+from magneto.inductor.loops.scans import SCANS
 from magneto.inductor.schedule.kernel import POINT, Dim, Member, member_loads
 from magneto.symbolic import Expr, Sym, add, mul
 

@@ -20,7 +20,6 @@ import torch
 
 from magneto.base.dataclass import dataclass, field
 from magneto.inductor.loops.ir import (
-    SCANS,
     Buffer,
     IndexValue,
     Indirect,
@@ -34,6 +33,7 @@ from magneto.inductor.loops.ir import (
     loads,
     reads,
 )
+from magneto.inductor.loops.scans import SCANS
 from magneto.symbolic import Expr, Sym, substitute
 
 POINT = "point"

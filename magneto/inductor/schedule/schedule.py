@@ -16,7 +16,8 @@ from magneto.base.dataclass import dataclass, field
 from magneto.base.flags import config
 from magneto.base.logs import LOOPS, log, logging
 from magneto.base.varying import chosen
-from magneto.inductor.loops.ir import SCANS, Buffer, LibraryCall, Node, Ordered, Program, ViewOf, reads
+from magneto.inductor.loops.ir import Buffer, LibraryCall, Node, Ordered, Program, ViewOf, reads
+from magneto.inductor.loops.scans import SCANS
 from magneto.inductor.schedule.dependence import predecessors
 from magneto.inductor.schedule.fuse import No, Yes, may_fuse
 from magneto.inductor.schedule.group import Group, group_of, static_sizes

@@ -922,9 +922,9 @@ def in_two(parts: Any) -> Callable[..., list[Any]]:
 
 
 def faster_reductions() -> None:
-    """The interpreter folds with functions of ours element by element: numpy does the same at once."""
+    """The interpreter folds and scans with functions of ours element by element: numpy does the same at once."""
     import numpy as np
-    from triton.runtime.interpreter import ReduceOps
+    from triton.runtime.interpreter import ReduceOps, ScanOps
 
     from magneto.inductor.codegen import triton_library as lib
 
@@ -939,6 +939,17 @@ def faster_reductions() -> None:
         return (self.to_tensor(fold(x.handle.data, axis=self.axis, keepdims=self.keep_dims), x.dtype),)
 
     ReduceOps.generic_reduce = reduce
+    slow_scan = ScanOps.generic_scan
+    scans = {lib.maximum: np.maximum, lib.minimum: np.minimum, lib.logaddexp: np.logaddexp}
+
+    def scan(self: Any, given: Any) -> Any:
+        join = scans.get(self.combine_fn)
+        if join is None:
+            return slow_scan(self, given)
+        (x,) = given
+        return (self.to_tensor(join.accumulate(x.handle.data, axis=self.axis), x.dtype),)
+
+    ScanOps.generic_scan = scan
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -130,3 +131,52 @@ for _name, _shape in (("", (3, 70)), (" too long for one block", (3, 1500)), (",
             yield g.flip(along(g, a, dim), (dim,))
             yield g.flip(along(g, a, dim), (1 - dim,))
             yield g.flip(along(g, a, dim), (0, 1))
+
+
+def _extrema(g: Graph, x: Any, dim: int, op: Any) -> Iterator[Any]:
+    found = g.call(op, x, dim)
+    yield from (g.call(operator.getitem, found, n) for n in range(2))
+
+
+@case("extrema in order, and their places", 0)
+def _extrema_in_order(g: Graph) -> Iterator[Any]:
+    """Of equal elements the last one's place, of NaN the last NaN's."""
+    special = torch.randint(-3, 4, (5, 100)).float()
+    special[1, 3], special[1, 90], special[2, 65], special[3, 20] = float("nan"), float("nan"), float("inf"), -float("inf")
+    for x in (
+        torch.randint(-3, 4, (3, 70)).float(),
+        special,
+        torch.full((4, 33), -float("inf")),
+        torch.randn(2, 3, 4, 5),
+        torch.randn(20, 10).t(),
+        torch.randint(-9, 9, (3, 50)),
+        torch.randn(3, 50).half(),
+    ):
+        a = g.input(x)
+        for dim in range(x.ndim):
+            yield from _extrema(g, a, dim, aten.cummax.default)
+            yield from _extrema(g, a, dim, aten.cummin.default)
+    b = g.exp(g.input(torch.randn(3, 40)))
+    values, _ = _extrema(g, b, 1, aten.cummin.default)
+    yield g.mul(values, 2.0)
+    yield from _extrema(g, g.input(torch.randn(1056, 4)), 0, aten.cummin.default)
+
+
+@case("logarithms of sums in order")
+def _logarithms_of_sums(g: Graph) -> Iterator[Any]:
+    special = torch.randn(6, 80) * 20
+    special[1, 3], special[2, 65], special[3, 20], special[4] = float("nan"), float("inf"), -float("inf"), -float("inf")
+    for x in (
+        torch.randn(3, 70),
+        special,
+        torch.randn(2, 3, 4, 5),
+        torch.randn(300, 40),
+        torch.randn(2, 500),
+        torch.randn(3, 30).double(),
+    ):
+        a = g.input(x)
+        for dim in range(x.ndim):
+            yield g.call(aten.logcumsumexp.default, a, dim)
+    turned = g.flip(g.input(torch.randn(7, 50)), (1,))
+    yield g.flip(g.call(aten.logcumsumexp.default, turned, 1), (1,))
+    yield g.flip(g.call(aten.logcumsumexp.default, g.flip(g.input(torch.randn(300, 4)), (0,)), 0), (0,))

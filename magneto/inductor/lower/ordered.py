@@ -253,7 +253,7 @@ def _put(
 
 def _constant(number: Any, dtype: torch.dtype) -> Callable[[Index], Value] | None:
     """A number of the program's as an element of this type; None where it has none of exactly that value there."""
-    fits = isinstance(number, int | float) and (dtype.is_floating_point or int(number) == number and dtype in (torch.int32, torch.int64))
+    fits = isinstance(number, int | float) and (dtype.is_floating_point or isinstance(number, int) and dtype in (torch.int32, torch.int64))
     return (lambda at: Const(float(number) if dtype.is_floating_point else int(number), dtype)) if fits else None
 
 

@@ -627,6 +627,18 @@ def places_of_pairs() -> Any:
     return pairs, (randn(32, 9, 16, grad=True),)
 
 
+@program(1e-4)
+def pairs_of_places_by_name() -> Any:
+    """Kernels alike but for which of two index tensors comes first by name."""
+    places = [torch.randint(0, 90, (3000,)).to(DEVICE) for _ in range(12)]
+
+    def run(*tables: torch.Tensor) -> Any:
+        pairs = zip([0, 3, 10, 9, 4, 11], [1, 2, 9, 8, 11, 5], strict=True)
+        return [(x[places[a], places[b]] * x[0, 0]).sum() for x, (a, b) in zip(tables, pairs, strict=True)]
+
+    return run, tuple(randn(90, 90) for _ in range(6))
+
+
 @program(1e-4, train=True)
 def gradients_of_looked_up_rows() -> Any:
     """Rows that are looked up by one, two and scattered indices, some of them often."""

@@ -13,7 +13,8 @@ from magneto.symbolic import Expr, Sym, add, substitute
 
 
 def likeness(kernel: FusedKernel) -> Hashable:
-    """All on which a kernel's text depends, over names that count from 0 in the order in which they occur."""
+    """All on which a kernel's text depends, over names that count from 0 in the order in which they occur. The order of its pointers is a part of that: several places that one index is computed from
+    are read in the order of what they are called."""
     dims = (*kernel.rows, *kernel.cols)
     to = Renaming({dim.sym: Sym(f"q{i}", 0, dim.size - 1) for i, dim in enumerate(dims)})
     members = tuple(
@@ -23,7 +24,7 @@ def likeness(kernel: FusedKernel) -> Hashable:
         )
         for m in kernel.members
     )  # fmt: skip
-    return tuple(d.size for d in kernel.rows), tuple(d.size for d in kernel.cols), members, tuple(map(to.name, kernel.stored))
+    return tuple(d.size for d in kernel.rows), tuple(d.size for d in kernel.cols), members, tuple(map(to.name, (*kernel.reads(), *kernel.stored)))
 
 
 class Renaming:
@@ -44,7 +45,8 @@ class Renaming:
     def index(self, index: Expr) -> Expr:
         found = self.indices.get(index)
         if found is None:
-            computed: dict[Expr, Expr] = {s: Indirect(self.value(s.value), s.extent) for s in index.free if isinstance(s, Indirect)}
+            places = sorted([s for s in index.free if isinstance(s, Indirect)], key=lambda s: s.key)
+            computed: dict[Expr, Expr] = {s: Indirect(self.value(s.value), s.extent) for s in places}
             found = self.indices[index] = substitute(index, {**self.symbols, **computed} if computed else self.symbols)
         return found
 

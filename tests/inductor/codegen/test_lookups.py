@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -116,3 +117,20 @@ def test_a_place_in_an_empty_row_raises_eagers_error() -> None:
     with pytest.raises(RuntimeError) as ours:
         magneto.optimize("inductor")(function)(*inputs)
     assert str(ours.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lookups_by_pairs_of_tensors_side_by_side(seed: int) -> None:
+    """Kernels alike but for which of two index tensors comes first by name."""
+    names = list("pqrstuvw")
+    random.Random(seed).shuffle(names)
+    pairs = list(zip(names[::2], names[1::2], strict=True))
+    source = (
+        f"def f(xs, {', '.join(sorted(names))}):\n    return {', '.join(f'xs[{k}][{a}, {b}].sum()' for k, (a, b) in enumerate(pairs))}\n"
+    )
+    scope: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {}
+    exec(source, scope)
+    torch.manual_seed(seed)
+    n = 33 + seed
+    inputs = [torch.randn(n, n, dtype=torch.float64) for _ in pairs], *(torch.randint(0, n, (5000,)) for _ in names)
+    torch.testing.assert_close(magneto.compile(scope["f"])(*inputs), scope["f"](*inputs))

@@ -62,6 +62,18 @@ def test_alike_where_the_text_is_one(layer: Callable[[Graph, Any, float], Any]) 
     assert len(texts) == len({kernel_text(step) for step in steps}) < len(steps)
 
 
+def test_places_of_several_tensors_are_read_in_one_order() -> None:
+    """`x[i, j]` and `y[k, l]`: pointers stand in the order of names, of which `l` may be the first and `i` too. Of both kinds of kernels there are some here."""
+    g, orders = Graph(), [(0, 1), (3, 2), (4, 5), (7, 6), (8, 9), (11, 10)]
+    places = [g.input(torch.randint(0, 30, (50,))) for _ in range(12)]
+    g.output(*(g.sum(g.call(aten.index.Tensor, g.input(torch.randn(30, 30)), [places[a], places[b]]), (0,)) for a, b in orders))
+    steps = [step for step in schedule(lower_graph(g.fx)).steps if isinstance(step, FusedKernel)]
+    texts: dict[object, set[str]] = {}
+    for step in steps:
+        texts.setdefault(likeness(step), set()).add(kernel_text(step))
+    assert len(steps) == len(orders) and all(len(found) == 1 for found in texts.values()) and len(texts) == 2
+
+
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda f: f.__name__)
 def test_of_a_gpu_each_is_written_once_and_begun_at_once(
     layer: Callable[[Graph, Any, float], Any], monkeypatch: pytest.MonkeyPatch

@@ -4,23 +4,33 @@ Where the condition depends on data, capture goes on as if it did not raise, and
 does not hold, the interpreter runs the frame again from the region's start, and raises the program's own exception; from then on there is a break.
 Branches on how many elements an operation found (`if boxes.numel() == 0`) are assumed to go as for a few dozen; when they do not, the other way; then there is a break.
 Operations behind such a branch may fail where it goes the other way, so that the graph itself checks it (`Check`).
+A graph that writes what cannot be put back behind it (a step that updates parameters) checks on the way: it raises before it has written (`in_graph`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magneto.base.dataclass import dataclass
 from magneto.base.errors import GraphBreak
+from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import Decoded, Instruction
+from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import Tracker
 from magneto.graph.atomic import Before
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.machine import SymbolicMachine
+    from magneto.dynamo.machine.recorder import Recorder
 
 MAX_LENGTH = 200  # instructions between a branch and its raise
 MAX_TIMES = 256  # that one branch is assumed in a region: a loop may wait for what it raises
 ENDS = ("StopIteration", "StopAsyncIteration")  # no errors: a loop ends
+IN_GRAPH = -(1 << 26)  # among the forced breaks: the graph itself checks what is assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,11 @@ class Place:
     code: CodeType
     offset: int
     expected: bool
+
+    @property
+    def key(self) -> str:
+        """The same in each process."""
+        return f"{self.code.co_filename}:{self.code.co_firstlineno} {self.code.co_qualname} {self.offset} {self.expected}"
 
 
 class Refuted(Exception):
@@ -49,6 +64,37 @@ class Assumption:
     place: Place
     count: int
     reason: GraphBreak
+
+
+_LIBRARY = torch.library.Library("magneto", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("check_assumed(Tensor condition, bool expected, str place) -> ()")  # type: ignore[no-untyped-call]
+_PLACES: dict[str, Place] = {}
+
+
+def _check_assumed(condition: torch.Tensor, expected: bool, place: str) -> None:
+    if bool(condition) is not expected:
+        raise Refuted(_PLACES[place])
+
+
+_LIBRARY.impl("check_assumed", _check_assumed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("check_assumed", lambda condition, expected, place: None, "Meta")  # type: ignore[no-untyped-call]
+
+
+def add(m: SymbolicMachine, found: Assumption) -> None:
+    """Where the graph has to check it, and cannot, there is a break."""
+    m.assumptions.append(found)
+    if IN_GRAPH in m.forced:
+        condition = trackers.graph_condition(m, found.condition)
+        if condition is None or condition.node is None:
+            raise Restart(found.count, found.reason, False)
+        _PLACES[found.place.key] = found.place
+        check_node(m.recorder, torch.ops.magneto.check_assumed.default, condition.node, found.expected, found.place.key)
+
+
+def check_node(recorder: Recorder, target: Callable[..., None], *args: Any) -> None:
+    node = recorder.graph.call_function(target, args)
+    node.meta.update(val=None, stack=recorder.machine.user_stack())
+    recorder.keep.add(node)
 
 
 class Written:

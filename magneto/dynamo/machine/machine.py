@@ -27,6 +27,7 @@ from magneto.dynamo.bytecode.decode import Instruction
 from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind
 from magneto.dynamo.guards.source import Held, Local, Source, Stack
+from magneto.dynamo.machine import assume
 from magneto.dynamo.machine.assume import MAX_TIMES, Assumption, Check, Place, branch_of, survives
 from magneto.dynamo.machine.decided import decision_of
 from magneto.dynamo.machine.frame import NULL, Handling, SymFrame
@@ -510,7 +511,7 @@ class SymbolicMachine:
         if place in self.refuted or condition is None or sum(a.place == place for a in self.assumptions) >= MAX_TIMES:
             return self._undecided(value)
         reason = GraphBreak("B012", self.user_stack(), value=value.show())
-        self.assumptions.append(Assumption(condition, expected, place, self.count, reason))
+        assume.add(self, Assumption(condition, expected, place, self.count, reason))
         return expected
 
     def assume(self, condition: trackers.ItemTracker) -> bool:
@@ -521,7 +522,7 @@ class SymbolicMachine:
         if place in self.refuted:
             return False
         reason = GraphBreak("B102", self.user_stack(), operation=condition.operation)
-        self.assumptions.append(Assumption(condition, True, place, self.count, reason))
+        assume.add(self, Assumption(condition, True, place, self.count, reason))
         return True
 
     def _decide_size(self, frame: SymFrame, jump: Instruction | None, value: trackers.SizeTracker) -> bool:

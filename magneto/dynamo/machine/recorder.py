@@ -17,6 +17,7 @@ from magneto.dynamo import trackers
 from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
+from magneto.dynamo.machine.assume import check_node
 from magneto.dynamo.machine.known import known_value
 from magneto.dynamo.machine.selected import Selected, Selections
 from magneto.dynamo.machine.signals import Restart
@@ -243,10 +244,7 @@ class Recorder:
         if written or self.n_checks >= MAX_CHECKS:
             return False
         self.n_checks += 1
-        node = self.graph.call_function(target, (self.argument(value, []),))
-        node.meta["val"] = None
-        node.meta["stack"] = self.machine.user_stack()
-        self.keep.add(node)
+        check_node(self, target, self.argument(value, []))
         return True
 
     def turns_leaves(self) -> bool:

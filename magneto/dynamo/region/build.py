@@ -24,7 +24,7 @@ from magneto.dynamo.bytecode.liveness import live_slots
 from magneto.dynamo.guards.rows import GuardSet, Kind, Row
 from magneto.dynamo.guards.source import Held, Local, Source, Stack, of_module
 from magneto.dynamo.guards.text import holds_later
-from magneto.dynamo.machine.assume import Drawn, Written, assume
+from magneto.dynamo.machine.assume import IN_GRAPH, Drawn, Written, assume
 from magneto.dynamo.machine.frame import NULL, SymFrame
 from magneto.dynamo.machine.lifetime import looks_at_the_heap
 from magneto.dynamo.machine.machine import SymbolicMachine
@@ -179,10 +179,12 @@ class _Builder:
     def _checks(self) -> list[str]:
         """Lines that check what capture has assumed of the graph's results, before anything happens that cannot be taken back."""
         assumptions, recorder, em = self.machine.assumptions, self.machine.recorder, self.em
-        if not assumptions:
+        if not assumptions or IN_GRAPH in self.machine.forced:
             return []
         written = [tracker for _, tracker in recorder.inputs if tracker in recorder.mutated]
         if not all(map(_can_be_put_back, written)) or sum(tracker.plain().nbytes for tracker in written) > MAX_COPIED:
+            if all(_writes_unrecorded(tracker) for tracker in written):
+                raise Restart(IN_GRAPH, None, False)
             first = assumptions[0]
             raise Restart(first.count, first.reason, False)
         self.namespace["assume"] = assume
@@ -479,8 +481,13 @@ def _in_memory_of_their_own(tensors: Sequence[trackers.TensorTracker]) -> bool:
 
 
 def _can_be_put_back(tracker: Tracker) -> bool:
-    """Whether a write to an input can be taken back: autograd has recorded nothing of it."""
+    """Whether the region can take back a write to an input: autograd knows nothing of it."""
     return type(tracker) is trackers.TensorTracker and not tracker.meta.requires_grad
+
+
+def _writes_unrecorded(tracker: Tracker) -> bool:
+    """Whether a graph that fails has put back its write to an input: autograd has recorded nothing of it."""
+    return type(tracker) is trackers.TensorTracker and (not tracker.meta.requires_grad or tracker.meta.is_leaf)
 
 
 def _asks_a_tensor(frame: SymFrame) -> bool:

@@ -73,6 +73,7 @@ from magneto.dynamo.trackers.existing_iterator import PUT, ExistingComposite
 from magneto.dynamo.trackers.function import STAND_INS, BoundMethodTracker, BuiltinTracker, CellTracker, FunctionTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker, number_of, texts_wanted
+from magneto.dynamo.trackers.item_graph import graph_condition
 from magneto.dynamo.trackers.iterator import ExistingGenerator, GeneratorState, GeneratorTracker, each, iterate, next_or_none
 from magneto.dynamo.trackers.klass import ClassTracker
 from magneto.dynamo.trackers.lifted import NumberInput, number_key

@@ -57,6 +57,31 @@ def _computed(m: Machine, item: ItemTracker) -> TensorTracker | None:
     return item.held
 
 
+_COMPARISONS = {
+    f"({{}} {symbol} {{}})": getattr(operator, name)
+    for symbol, name in zip("< <= > >= == !=".split(), "lt le gt ge eq ne".split(), strict=True)
+}
+
+
+def graph_condition(m: Machine, value: Tracker) -> TensorTracker | None:
+    """The tensor whose truth is that of a number which the graph computes on the CPU; None for others."""
+    if not isinstance(value, ItemTracker) or not _on_cpu(value):
+        return None
+    if value.template in (*_READ, "bool({}.item())"):
+        return value.operands[0]  # type: ignore[return-value]
+    compare = _COMPARISONS.get(value.template)
+    if compare is None or any(operand.python_type() is not float for operand in value.operands):
+        return None
+    operands = [_operand(m, operand) for operand in value.operands]
+    return None if None in operands else m.node(compare, operands, {})  # type: ignore[return-value]
+
+
+def _on_cpu(value: Tracker) -> bool:
+    if isinstance(value, TensorTracker):
+        return value.meta.device.type == "cpu"  # type: ignore[no-any-return]
+    return not isinstance(value, ItemTracker) or all(map(_on_cpu, value.operands))
+
+
 def _operand(m: Machine, value: Tracker) -> Any:
     """A float as an operand of arithmetic in the graph; None where Python's arithmetic may be another."""
     held = graph_number(m, value, (float, int))

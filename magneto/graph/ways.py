@@ -3,6 +3,7 @@
 `max_pool1d` without a gradient has a kernel of its own, which answers contiguously; under a mode it is `max_pool2d_with_indices` of one row more.
 `one_hot` on the CPU looks at the classes to raise: that is an operation without a result, which stays (`opinfo.stays`); the rest is arithmetic. On a GPU it is an operation of ours:
 eager's is a scatter into zeros.
+`bincount` of a known number of bins is an operation of ours, which counts in these alone.
 A circular pad is written in parts into empty memory: ours is a concatenation, whose gradient is a sum of slices.
 `ctc_loss` keeps for its gradient what is as wide as the longest target, a number in a tensor: ours is as wide as the targets' memory.
 `channel_shuffle` on a GPU is views and a copy where one is needed: otherwise its result lies in its argument's memory.
@@ -64,6 +65,22 @@ def _one_hot(*args: Any, **kwargs: Any) -> Any:
         x = x.clone(memory_format=torch.contiguous_format)
     return (x.unsqueeze(-1) == torch.arange(max(count, 0), device=x.device)).long()
 
+
+_LIBRARY.define("bincount(Tensor x, Tensor? weights, int count) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _bincount(x: torch.Tensor, weights: torch.Tensor | None, count: int) -> torch.Tensor:
+    found = torch.bincount(x, weights, count)
+    return found if found.numel() == count else found[:count].clone()
+
+
+def _bincount_meta(x: torch.Tensor, weights: torch.Tensor | None, count: int) -> torch.Tensor:
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return x.new_empty((count,), dtype=dtype)
+
+
+_LIBRARY.impl("bincount", _bincount, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("bincount", _bincount_meta, "Meta")  # type: ignore[no-untyped-call]
 
 _CTC = "Tensor log_probs, Tensor targets, Tensor steps, Tensor sizes"
 _LIBRARY.define(f"ctc_loss({_CTC}, int blank, bool zero) -> (Tensor, Tensor)")  # type: ignore[no-untyped-call]

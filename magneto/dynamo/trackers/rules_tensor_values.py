@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,30 @@ def asarray(m: Machine, data: TensorTracker, /, **kwargs: Tracker) -> Any:
 
 
 @functools.cache
+@rule(torch.bincount, TensorTracker)
+@rule(torch.Tensor.bincount, TensorTracker)
+def bincount(m: Machine, x: TensorTracker, /, weights: Tracker | None = None, minlength: Tracker | None = None, **kwargs: Tracker) -> Any:
+    """Of numbers below `minlength`, which is assumed, there are as many bins."""
+    given = minlength.try_const() if minlength is not None else None
+    count = given.value if given is not None else 0
+    weighed = weights if isinstance(weights, TensorTracker) else None
+    none = weights is None or ((const := weights.try_const()) is not None and const.value is None)
+    numbers = x.meta.ndim == 1 and x.meta.dtype in _NUMBERS and x.meta.sizes()[0] != 0
+    if kwargs or type(count) is not int or count < 1 or not numbers or m.unknown_sizes or m.known(x) is not None:
+        return NotImplemented
+    if not none and (
+        weighed is None or weighed.meta.requires_grad or weighed.meta.sizes() != x.meta.sizes() or weighed.meta.dtype.is_complex
+    ):
+        return NotImplemented
+    below = number_of(m, m.node(operator.lt, [m.node("amax", [x], {}, method=True), count], {}), "torch.bincount", bool)  # type: ignore[arg-type]
+    if below is None or not m.assume(below):
+        return NotImplemented
+    return m.node(torch.ops.magneto.bincount, [x, weighed, count], {})
+
+
+_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 def _as_it_is() -> bool:
     """Whether torch.asarray keeps requires_grad of a tensor where nothing is said."""
     with warnings.catch_warnings():

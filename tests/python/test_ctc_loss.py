@@ -127,3 +127,38 @@ def test_its_gradient_has_none_inside(backend: str) -> None:
         x, targets, steps = given()
         texts.append(str(outcome(lambda c=call, a=(x, targets, steps): c(*a, torch.tensor([4, 2, 3])).backward(), ((), {}))[1]))
     assert texts[0] == texts[1] and "derivative" in texts[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lengths_that_are_no_tensors(backend: str, kind: type) -> None:
+    """They change from call to call, and compile once more for that."""
+
+    def program(x: torch.Tensor, targets: torch.Tensor, steps: Any, sizes: Any) -> Any:
+        x = x.log_softmax(-1).transpose(0, 1)
+        whole = F.ctc_loss(x, targets, [x.size(0)] * x.size(1), kind([2, 2, 1]), zero_infinity=True)
+        by_name = F.ctc_loss(x, targets, blank=5, target_lengths=sizes, input_lengths=steps)
+        return F.ctc_loss(x, targets, steps, sizes), nn.CTCLoss(0, "sum")(x, targets, steps, sizes), by_name, whole
+
+    compiled = magneto.optimize(backend)(program)
+    for steps, sizes in [([10, 9, 8], [4, 2, 3]), ([10, 9, 8], [4, 2, 3]), ([9, 10, 7], [1, 0, 5]), ([10, 10, 10], [3, 3, 3])] * 2:
+        found = []
+        for call in (program, compiled):
+            x, targets, _ = given()
+            losses = call(x, targets, kind(steps), kind(sizes))
+            sum(losses).backward()
+            found.append(([loss.detach() for loss in losses], x.grad))
+        torch.testing.assert_close(found[1], found[0])
+    stats = magneto.stats()
+    assert (stats["breaks"], stats["fallbacks"]) == (0, 0) and stats["graphs"] <= 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sizes", [[4, 2], [4, 9, 3], [-1, 2, 3], [1.5, 2, 3], torch.tensor([4, 2, 3])])
+def test_eagers_errors_of_lengths_in_lists(backend: str, sizes: Any) -> None:
+    def program(x: torch.Tensor, targets: torch.Tensor) -> Any:
+        return F.ctc_loss(x.log_softmax(-1).transpose(0, 1), targets, [10, 9, 8], sizes)
+
+    x, targets, _ = given()
+    texts = [tried(call, x, targets) for call in (program, magneto.optimize(backend)(program))]
+    assert texts[0] == texts[1] and issubclass(texts[0][0], Exception)

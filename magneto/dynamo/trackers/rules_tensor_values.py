@@ -10,13 +10,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import SequenceTracker
 from magneto.dynamo.trackers.device_mode import default_device
-from magneto.dynamo.trackers.dispatch import rule
+from magneto.dynamo.trackers.dispatch import prefer, rule
 from magneto.dynamo.trackers.item import number_of
+from magneto.dynamo.trackers.size import SizeTracker
 from magneto.dynamo.trackers.tensor import TensorTracker, overrides_operations
 from magneto.dynamo.trackers.torch_calls import lower, record
 
@@ -148,6 +150,29 @@ def bincount(m: Machine, x: TensorTracker, /, weights: Tracker | None = None, mi
 
 
 _NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@prefer(F.ctc_loss, TensorTracker, TensorTracker)
+def ctc_loss(m: Machine, x: TensorTracker, targets: TensorTracker, *args: Tracker, **options: Tracker) -> Any:
+    """Lengths in lists as tensors, which need not be the same at each call."""
+    names = ("input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")
+    given = {**dict(zip(names, args, strict=False)), **options}
+    lengths = {name: made for name in names[:2] if (made := _whole_numbers(m, given.get(name))) is not None}
+    if (
+        len(lengths) < 2
+        or len(given) < len(args) + len(options)
+        or not (x.meta.ndim == 3 and targets.meta.ndim == 2)
+        or x.meta.device.type != "cpu"
+    ):
+        return NotImplemented
+    return m.apply(F.ctc_loss, x, targets, **{**given, **lengths})
+
+
+def _whole_numbers(m: Machine, v: Tracker | None) -> Tracker | None:
+    """The tensor of a list of whole numbers, None of anything else."""
+    items = v.items(m) if isinstance(v, SequenceTracker) else []
+    whole = bool(items) and all(isinstance(item, (ConstTracker, SizeTracker)) and item.python_type() is int for item in items)
+    return m.apply(torch.tensor, v, dtype=m.const(torch.int64)) if v is not None and whole else None
 
 
 def _as_it_is() -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 import magneto
 from magneto.base.errors import MagnetoWarning
 from magneto.base.heard import taken
+from tests.compare import same
 
 
 def sizes(x: torch.Tensor) -> Any:
@@ -140,3 +141,37 @@ print([w.filename for w in found])
 """  # once in a process
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert found.strip() == repr([torch.nn.modules.rnn.__file__])
+
+
+def old_autocast(x: torch.Tensor) -> Any:
+    with torch.cpu.amp.autocast():  # type: ignore[attr-defined]
+        y = x @ x.t()
+    with torch.cuda.amp.autocast(enabled=False):
+        return y, x @ x.t()
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_the_old_autocast_is_deprecated(action: Any, backend: str) -> None:
+    def found(fn: Callable[..., Any]) -> list[Any]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter(action, FutureWarning)
+            try:
+                results = [fn(torch.ones(2, 3)) for _ in range(2)]
+            except FutureWarning as error:
+                return [str(error)]
+        return [results, *[(str(w.message), w.category, w.filename, w.lineno) for w in said]]
+
+    texts = found(magneto.optimize(backend)(old_autocast))
+    assert str(texts) == str(found(old_autocast)) and "deprecated" in str(texts[-1])
+    assert action == "error" or magneto.stats()["breaks"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_the_old_autocast_as_a_decorator_is_no_break(backend: str) -> None:
+    decorated = torch.cpu.amp.autocast(dtype=torch.float16)(lambda x: (x @ x.t(), x.sum()))  # type: ignore[attr-defined]
+    switched_off = torch.cuda.amp.autocast(enabled=False)(lambda x: x @ x.t())
+    program = lambda x: (*decorated(x), switched_off(x))  # noqa: E731
+    same(program, magneto.optimize(backend)(program), torch.ones(2, 3), tolerance=1e-3)
+    assert magneto.stats()["breaks"] == 0

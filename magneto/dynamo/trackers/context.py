@@ -17,7 +17,7 @@ from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.constant import ConstTracker
 from magneto.dynamo.trackers.dispatch import rule
 from magneto.dynamo.trackers.function import FunctionTracker
-from magneto.dynamo.trackers.klass import held
+from magneto.dynamo.trackers.klass import ClassTracker, held
 from magneto.dynamo.trackers.object import ObjectTracker
 
 if TYPE_CHECKING:
@@ -242,24 +242,27 @@ def autocast_by_keywords(m: Machine, /, **kwargs: Tracker) -> Any:
     return autocast(m, **kwargs) if "device_type" in kwargs else NotImplemented
 
 
-def _old_autocast(device: str) -> Callable[..., Any]:
+def _old_autocast(device: str, cls: Any) -> Callable[..., Any]:
     def body(m: Machine, enabled: Tracker | None = None, dtype: Tracker | None = None, cache_enabled: Tracker | None = None) -> Tracker:
+        if (said := getattr(cls, "__deprecated__", None)) is not None:
+            m.apply(warnings.warn, m.const(said), ClassTracker(FutureWarning))
         default = torch.bfloat16 if device == "cpu" else torch.float16
         return autocast(m, m.const(device), dtype or m.const(default), enabled, cache_enabled or m.const(True))
 
     return body
 
 
-rule(torch.cpu.amp.autocast)(_old_autocast("cpu"))  # type: ignore[attr-defined]
-rule(torch.cuda.amp.autocast)(_old_autocast("cuda"))
+_OLD: tuple[Any, ...] = (torch.cpu.amp.autocast, torch.cuda.amp.autocast)  # type: ignore[attr-defined]
+for _device, _cls in zip(("cpu", "cuda"), _OLD, strict=True):
+    rule(_cls)(_old_autocast(_device, _cls))
 
 
-@rule(torch.autocast.__enter__, ObjectTracker)
+@rule((torch.autocast.__enter__, *(cls.__enter__ for cls in _OLD)), ObjectTracker)
 def enter_existing_autocast(m: Machine, v: ObjectTracker) -> Tracker:
     """An object that exists outside (a decorator's, an attribute): what it was made with is read from it."""
     contexts: list[Any] = m.contexts  # type: ignore[attr-defined]
     if (
-        v.cls is not torch.autocast
+        v.cls not in (torch.autocast, *_OLD)
         or v.source is None
         or any(context.of is v for context in contexts if isinstance(context, AutocastTracker))
     ):
@@ -271,7 +274,7 @@ def enter_existing_autocast(m: Machine, v: ObjectTracker) -> Tracker:
     return v
 
 
-@rule(torch.autocast.__exit__, ObjectTracker)
+@rule((torch.autocast.__exit__, *(cls.__exit__ for cls in _OLD)), ObjectTracker)
 def exit_existing_autocast(m: Machine, v: ObjectTracker, *args: Tracker) -> Any:
     """One entered before this region holds what it restores: CPython leaves it."""
     contexts: list[Any] = m.contexts  # type: ignore[attr-defined]
@@ -281,13 +284,8 @@ def exit_existing_autocast(m: Machine, v: ObjectTracker, *args: Tracker) -> Any:
     return m.const(None)
 
 
-@rule((torch.cpu.amp.autocast.__enter__, torch.cpu.amp.autocast.__exit__), Tracker)  # type: ignore[attr-defined]
+@rule(tuple(method for cls in _OLD for method in (cls.__enter__, cls.__exit__)), Tracker)
 def real_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
-    m.graph_break("B111", value=v.show())
-
-
-@rule((torch.cuda.amp.autocast.__enter__, torch.cuda.amp.autocast.__exit__), Tracker)
-def real_cuda_autocast(m: Machine, v: Tracker, *args: Tracker) -> Any:
     m.graph_break("B111", value=v.show())
 
 

@@ -4,6 +4,7 @@
 `one_hot` on the CPU looks at the classes to raise: that is an operation without a result, which stays (`opinfo.stays`); the rest is arithmetic. On a GPU it is an operation of ours:
 eager's is a scatter into zeros.
 `bincount` of a known number of bins is an operation of ours, which counts in these alone.
+`istft` asks whether its windows add up to nothing anywhere, to raise: that is an operation without a result too.
 A circular pad is written in parts into empty memory: ours is a concatenation, whose gradient is a sum of slices.
 `ctc_loss` keeps for its gradient what is as wide as the longest target, a number in a tensor: ours is as wide as the targets' memory.
 `channel_shuffle` on a GPU is views and a copy where one is needed: otherwise its result lies in its argument's memory.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from magneto.base.errors import InternalError
 from magneto.base.flags import config
@@ -151,6 +153,40 @@ def _is_batch(*given: Any) -> bool:
     return whole and shaped and 0 not in x.shape
 
 
+_LIBRARY.define("check_differs(Tensor x, Tensor y) -> ()")  # type: ignore[no-untyped-call]
+
+
+def _check_differs(x: torch.Tensor, y: torch.Tensor) -> None:
+    if torch.equal(x, y):
+        raise RuntimeError("istft: the windows do not cover the signal")
+
+
+_LIBRARY.impl("check_differs", _check_differs, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("check_differs", lambda x, y: None, "Meta")  # type: ignore[no-untyped-call]
+
+
+class _Differs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What is asked to be equal is not: that is checked by an operation."""
+
+    def dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.equal.default:
+            torch.ops.magneto.check_differs(*args)
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+_Differs.__torch_dispatch__ = _Differs.dispatch  # type: ignore[assignment,method-assign]  # see FakeMode
+
+
+def _istft(*args: Any, **kwargs: Any) -> Any:
+    """It raises where the windows add up to nothing."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in given):
+        return torch.istft(*args, **kwargs)
+    with _Differs():  # type: ignore[no-untyped-call]
+        return torch.istft(*args, **kwargs)
+
+
 def _pad(*args: Any, **kwargs: Any) -> Any:
     """A circular pad is a concatenation per dimension, of parts of the same memory: the lowering makes it a lookup."""
     given: dict[str, Any] = {**dict(zip(("input", "pad", "mode"), args, strict=False)), **kwargs}
@@ -244,6 +280,7 @@ WAYS: dict[Callable[..., Any], Callable[..., Any]] = {
     call: _contiguous_unless_recorded(call)
     for call in (torch.max_pool1d, torch.nn.functional.max_pool1d, torch.ops.aten.max_pool1d.default)
 }
+WAYS.update(dict.fromkeys((torch.istft, torch.ops.aten.istft.default), _istft))
 WAYS.update(dict.fromkeys((torch.nn.functional.one_hot, torch.ops.aten.one_hot.default), _one_hot))
 WAYS.update(dict.fromkeys((torch.nn.functional.pad, torch._C._nn.pad), _pad))
 WAYS[torch.nn.functional.embedding_bag] = _embedding_bag

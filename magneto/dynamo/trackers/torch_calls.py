@@ -32,7 +32,7 @@ _OPERATION_MODULES = frozenset({"torch", *(f"torch._C.{name}" for name in ("_nn"
 TENSOR_BASE = torch._C.TensorBase
 
 PYTHON_METHODS = frozenset(
-    "norm stft istft lu split unflatten __rsub__ __rdiv__ __rtruediv__ __pow__ __ipow__ __rmod__ __rpow__ __floordiv__ __rfloordiv__ "
+    "norm stft lu split unflatten __rsub__ __rdiv__ __rtruediv__ __pow__ __ipow__ __rmod__ __rpow__ __floordiv__ __rfloordiv__ "
     "__rlshift__ __rrshift__ __rmatmul__".split()
 )
 """Tensor methods written in Python that are recorded as one node."""

@@ -196,5 +196,5 @@ def recordable(node: fx.Node) -> bool:
 _LOOKUP = re.compile(r"aten\._?(unsafe_)?index(_put)?_?\.")
 _WAITS = re.compile(
     r"linalg|cholesky|svd|eig|lu_|geqrf|ormqr|triangular_solve|lstsq|nonzero|masked_select|masked_scatter|unique|bincount|histc|ctc_loss|_cudnn_rnn|nms"
-    r"|segment_reduce|backward_of_|\.isin\.|\.normal\.(Tensor|float)_Tensor"  # standard deviations are looked at
+    r"|segment_reduce|backward_of_|magneto\.check_|\.isin\.|\.normal\.(Tensor|float)_Tensor"  # standard deviations are looked at
 )

@@ -105,5 +105,6 @@ LOOKING: dict[Any, Callable[..., Any]] = {
     "as_strided": _from_its_own_place(torch.Tensor.as_strided),
     "as_strided_": _from_its_own_place(torch.Tensor.as_strided_),
     **WAYS,
+    **{call.__name__: way for call, way in WAYS.items() if getattr(torch.Tensor, getattr(call, "__name__", ""), None) is call},
 }
 """By what a node of a captured graph calls: functions, and names of methods."""

@@ -108,6 +108,7 @@ def fake_call(
         if fn in VALUE_METHODS:
             raise DataDependent(f"Tensor.{fn}")
         method: Callable[..., Any] = getattr(torch.Tensor, fn)
+        method = BY_ID.get(id(method), method)
         fn = method
     elif id(fn) in BY_ID:
         fn = BY_ID[id(fn)]

@@ -135,10 +135,8 @@ def propagate_gradients(
                 env[node] = _placeholder(probe(node.meta["val"], EXAMPLE))
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                if isinstance(node.target, str):
-                    env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-                else:
-                    env[node] = BY_ID.get(id(node.target), node.target)(*args, **kwargs)
+                plain: Any = getattr(type(args[0]), node.target) if isinstance(node.target, str) else node.target
+                env[node] = BY_ID.get(id(plain), plain)(*args, **kwargs)
         outputs, seeds, inputs, *replaced = fx.map_arg(arguments, env.__getitem__)
         if order is not None:
             for index, leaf in enumerate(inputs):

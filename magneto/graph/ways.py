@@ -187,6 +187,32 @@ def _istft(*args: Any, **kwargs: Any) -> Any:
         return torch.istft(*args, **kwargs)
 
 
+class _Positive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`cov` asks whether the number of degrees of freedom is none, to warn."""
+
+    def dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return False if func is torch.ops.aten.equal.default else func(*args, **(kwargs or {}))
+
+
+_Positive.__torch_dispatch__ = _Positive.dispatch  # type: ignore[assignment,method-assign]  # see FakeMode
+
+
+def _known_degrees(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`cov` or `corrcoef` without weights: how many observations there are is in the shape."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        x: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        correction = kwargs.get("correction", 1)
+        weights = kwargs.get("fweights"), kwargs.get("aweights")
+        plain = isinstance(x, torch.Tensor) and x.ndim in (1, 2) and type(correction) is int and weights == (None, None)
+        if not plain or x.shape[-1] <= max(correction, 0) or torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return call(*args, **kwargs)
+        with _Positive():  # type: ignore[no-untyped-call]
+            return call(*args, **kwargs)
+
+    return called
+
+
 def _pad(*args: Any, **kwargs: Any) -> Any:
     """A circular pad is a concatenation per dimension, of parts of the same memory: the lowering makes it a lookup."""
     given: dict[str, Any] = {**dict(zip(("input", "pad", "mode"), args, strict=False)), **kwargs}
@@ -280,6 +306,7 @@ WAYS: dict[Callable[..., Any], Callable[..., Any]] = {
     call: _contiguous_unless_recorded(call)
     for call in (torch.max_pool1d, torch.nn.functional.max_pool1d, torch.ops.aten.max_pool1d.default)
 }
+WAYS.update((call, _known_degrees(call)) for call in (torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef))
 WAYS.update(dict.fromkeys((torch.istft, torch.ops.aten.istft.default), _istft))
 WAYS.update(dict.fromkeys((torch.nn.functional.one_hot, torch.ops.aten.one_hot.default), _one_hot))
 WAYS.update(dict.fromkeys((torch.nn.functional.pad, torch._C._nn.pad), _pad))

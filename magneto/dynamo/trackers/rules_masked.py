@@ -340,8 +340,12 @@ def _gather(m: Machine, of: MaskedTracker, dim: Tracker, index: Tracker) -> Any:
 
 def _masked_select(m: Machine, v: TensorTracker, mask: Tracker) -> Any:
     """As indexing does, for a mask of the tensor's own shape."""
-    alike = isinstance(mask, TensorTracker) and mask.meta.ndim == v.meta.ndim
-    return NotImplemented if not alike or (found := select(m, v, mask)) is None else found
+    if not isinstance(mask, TensorTracker) or mask.meta.ndim != v.meta.ndim:
+        return NotImplemented
+    sizes = mask.meta.sizes()
+    if sizes and sizes == v.meta.sizes() and None not in sizes and m.known(mask) is not None:
+        return m.apply(operator.getitem, v, mask)
+    return NotImplemented if (found := select(m, v, mask)) is None else found
 
 
 for _name, _row in (("detach", _detach), ("gather", _gather)):

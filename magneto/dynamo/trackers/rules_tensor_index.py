@@ -66,8 +66,11 @@ def _one(m: Machine, place: Tracker) -> Tracker:
 def known_index(m: Machine, key: Tracker, v: TensorTracker, dim: int = 0) -> Tracker:
     """The index of `v` (of its dimension `dim` and those behind) as torch takes it. Boolean masks select a number of elements known only at run time, unless the mask is known."""
     if isinstance(key, TupleTracker) and key.cls is tuple:
-        parts = key.items(m)
-        return TupleTracker([known_index(m, part, v, at) for part, at in zip(parts, _dims(parts, v.meta.ndim), strict=True)])
+        parts, found = key.items(m), list[Tracker]()
+        for part, at in zip(parts, _dims(parts, v.meta.ndim), strict=True):
+            known = known_index(m, part, v, at)
+            found += known.items(m) if isinstance(known, TupleTracker) and isinstance(part, TensorTracker) else [known]
+        return TupleTracker(found)
     if isinstance(key, TensorTracker) and (not key.meta.ndim or key.meta.dtype in (torch.bool, torch.uint8)):
         value = m.known(key)
         if value is not None and value.dtype in (torch.bool, torch.uint8) and value.ndim:
@@ -99,10 +102,11 @@ def _taken(part: Tracker) -> int:
 
 
 def _by_number(m: Machine, mask: torch.Tensor, v: TensorTracker, dim: int) -> Tracker:
-    """A known mask of one dimension as the numbers of the elements it selects."""
-    if mask.ndim != 1 or dim >= v.meta.ndim or v.meta.shape[dim] != len(mask):
+    """A known mask as the numbers of the elements it selects, for each of its dimensions."""
+    if mask.shape != tuple(v.meta.shape[dim : dim + mask.ndim]) or (mask.ndim > 1 and mask.dtype is not torch.bool):
         m.graph_break("B105", operation="indexing with a boolean mask")
-    return m.node(torch.tensor, [mask.nonzero().flatten().tolist()], {"dtype": torch.int64})
+    places = [m.node(torch.tensor, [one.tolist()], {"dtype": torch.int64}) for one in mask.nonzero(as_tuple=True)]
+    return places[0] if len(places) == 1 else TupleTracker(places)
 
 
 @rule(operator.setitem, TensorTracker, Tracker, Tracker)

@@ -9,20 +9,28 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from magneto.dynamo import trackers
+from magneto.dynamo.trackers.base import Tracker
 from magneto.graph import TensorMeta, UnknownMeta, UnknownNumber
+
+if TYPE_CHECKING:
+    from magneto.dynamo.machine.recorder import Recorder
 
 MAX_NODES = 200
 MAX_ELEMENTS = 1 << 14
 METADATA_ONLY = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full size_of".split())
 """Operations that look at their tensor's metadata alone."""
 UNDEFINED = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_".split())
+
+OF_NUMBERS = frozenset("nonzero argwhere bincount combinations masked_select repeat_interleave unique_consecutive _unique2".split())
+"""Operations whose results have sizes that depend on numbers."""
 
 
 def known_value(node: fx.Node, kept: set[fx.Node], random: set[fx.Node]) -> tuple[torch.Tensor | None, AbstractSet[fx.Node]]:
@@ -134,3 +142,47 @@ def _run(needed: set[fx.Node], wanted: fx.Node) -> torch.Tensor | None:
         return None
     found = load(wanted)
     return found if isinstance(found, torch.Tensor) else None
+
+
+def known_result(recorder: Recorder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tracker | None:
+    """What an operation of OF_NUMBERS gives for tensors that the region makes out of constants, as constants."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if name not in OF_NUMBERS or recorder.transformed or hasattr(recorder, "around"):
+        return None
+    found_args = [(key, _number_or_tensor(recorder, arg)) for key, arg in (*enumerate(args), *kwargs.items())]
+    given = {key: value[0] for key, value in found_args if value is not None}
+    if len(given) < len(found_args) or "out" in kwargs:
+        return None
+    call = getattr(torch.Tensor, target) if isinstance(target, str) else target
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = call(*(given[i] for i in range(len(args))), **{key: given[key] for key in kwargs})
+    except Exception:
+        return None
+    results = found if type(found) is tuple else (found,)
+    if not all(isinstance(one, torch.Tensor) and one.numel() <= MAX_ELEMENTS for one in results):
+        return None
+    if not all(bool(one.isfinite().all()) and not one.is_complex() for one in results):
+        return None
+    made = [_constant(recorder, one) for one in results]
+    return trackers.TupleTracker(made) if type(found) is tuple else made[0]
+
+
+def _number_or_tensor(recorder: Recorder, arg: Any) -> tuple[Any] | None:
+    """The value of an argument in a tuple, None where it is not known."""
+    if isinstance(arg, trackers.TensorTracker):
+        value = recorder.known(arg) if arg.cls is torch.Tensor and not arg.meta.requires_grad else None
+        return None if value is None else (value,)
+    const = arg.try_const() if isinstance(arg, Tracker) else None
+    if isinstance(arg, Tracker):
+        return None if const is None else (const.value,)
+    return (arg,) if arg is None or type(arg) in (int, bool, float) else None
+
+
+def _constant(recorder: Recorder, value: torch.Tensor) -> Tracker:
+    """A tensor of these numbers and this layout."""
+    if value.ndim == 2 and not value.is_contiguous() and value.t().is_contiguous():
+        return recorder.node("t", [_constant(recorder, value.t())], {}, True)
+    made = recorder.node(torch.tensor, [value.tolist()], {"dtype": value.dtype}, False)
+    return recorder.node("reshape", [made, tuple(value.shape)], {}, True) if not value.numel() and value.ndim > 1 else made

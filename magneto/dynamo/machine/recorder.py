@@ -18,7 +18,7 @@ from magneto.dynamo.guards.rows import Kind, TensorRow
 from magneto.dynamo.guards.source import Source
 from magneto.dynamo.guards.state import state_payload
 from magneto.dynamo.machine.assume import check_node
-from magneto.dynamo.machine.known import known_value
+from magneto.dynamo.machine.known import known_result, known_value
 from magneto.dynamo.machine.selected import Selected, Selections
 from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import Tracker
@@ -177,7 +177,7 @@ class Recorder:
                     if settled is None:
                         result = self._propagate(fn, fake_args, fake_kwargs, tensors, True)
         except DataDependent as problem:
-            machine.graph_break("B011", name=_name(target), reason=str(problem))
+            return known_result(self, target, args, kwargs) or machine.graph_break("B011", name=_name(target), reason=str(problem))
         except SizeUnknown as problem:
             self._refused(problem, target, fake_args, fake_kwargs)
         except (UnsupportedFake, NotImplementedError) as problem:

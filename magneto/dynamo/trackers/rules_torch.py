@@ -227,6 +227,8 @@ if torch.distributed.is_available():
 @rule((torch.where, torch.Tensor.where), TensorTracker)
 def where(m: Machine, condition: TensorTracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if not args and not kwargs and not m.unknown_sizes:
+        if m.known(condition) is not None:
+            return m.node("nonzero", [condition], {"as_tuple": True}, method=True)
         m.graph_break("B105", operation="torch.where(condition)")
     return NotImplemented
 
@@ -234,6 +236,8 @@ def where(m: Machine, condition: TensorTracker, /, *args: Tracker, **kwargs: Tra
 @rule((torch.repeat_interleave, torch.Tensor.repeat_interleave), TensorTracker, TensorTracker)
 def repeat_interleave(m: Machine, v: Tracker, repeats: Tracker, /, *args: Tracker, **kwargs: Tracker) -> Any:
     if "output_size" not in kwargs and not m.unknown_sizes:
+        if isinstance(repeats, TensorTracker) and repeats.meta.ndim == 1 and (known := m.known(repeats)) is not None:
+            return m.apply(torch.repeat_interleave, v, repeats, *args, output_size=m.const(int(known.sum())), **kwargs)
         m.graph_break("B105", operation="torch.repeat_interleave with a tensor of counts")
     return NotImplemented
 

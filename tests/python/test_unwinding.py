@@ -10,6 +10,8 @@ import sys
 import pytest
 import torch
 
+import magneto
+from tests.compare import same
 from tests.python.programs import Program, Programs, X, check
 
 programs = Programs()
@@ -406,3 +408,31 @@ def test_the_recursion_limit_leaves_nothing_handled() -> None:
 
     assert magneto.optimize("eager")(f)(torch.ones(2))[1] == (None, None, None)
     assert sys.exc_info() == (None, None, None)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_generator_with_too_many_values_is_closed_before_the_handler(held: bool) -> None:
+    def three(x, log):
+        try:
+            yield x
+            yield x + 1
+            yield x + 2
+        finally:
+            log.append("closed")
+
+    def program(x):
+        log, kept = [], None
+        values = three(x, log)
+        if held:
+            kept = values
+        try:
+            first, second = three(x, log) if not held else values
+        except ValueError as error:
+            log.append(str(error))
+        said = list(log)
+        rest = next(kept, None) if kept is not None else None
+        return said, rest, x * 2
+
+    compiled = magneto.optimize("eager")(program)
+    for _ in range(2):
+        same(program, compiled, torch.ones(3))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from magneto import _C
+from magneto.base.errors import GraphBreak
 from magneto.dynamo import trackers
 from magneto.dynamo.bytecode.decode import VERSION, Instruction
 from magneto.dynamo.guards.rows import Kind
@@ -18,6 +19,7 @@ from magneto.dynamo.machine.frame import NULL, HeldTracker, SymFrame
 from magneto.dynamo.machine.handlers_control import can_be_spread
 from magneto.dynamo.machine.lifetime import let_go
 from magneto.dynamo.machine.opcode_table import opcode, opcodes
+from magneto.dynamo.machine.signals import Restart
 from magneto.dynamo.trackers.base import Tracker
 from magneto.dynamo.trackers.object import payload_of
 
@@ -502,8 +504,12 @@ def _unpackable(m: M, v: Tracker) -> Tracker:
 
 @opcode("UNPACK_SEQUENCE", "sequence -- values*")
 def unpack_sequence(m: M, f: SymFrame, i: Instruction) -> None:
-    items = list(itertools.islice(trackers.each(m, _unpackable(m, f.pop())), i.arg + 1))
+    v = f.pop()
+    items = list(itertools.islice(trackers.each(m, _unpackable(m, v)), i.arg + 1))
     if len(items) > i.arg:
+        if isinstance(v, trackers.GeneratorTracker) and m.generator_run(v).pending():
+            reason = GraphBreak("B101", m.user_stack(), callee="unpacking", reason="too many values of a generator, which is closed then")
+            raise Restart(m.frames[-1].count, reason, True)
         m.raise_exception(ValueError(f"too many values to unpack (expected {i.arg})"))
     if len(items) < i.arg:
         m.raise_exception(ValueError(f"not enough values to unpack (expected {i.arg}, got {len(items)})"))

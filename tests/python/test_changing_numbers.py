@@ -137,7 +137,8 @@ def quotients_of_integers(x, n):
 
 @case(FLOATS)
 def between(x, s):
-    return torch.lerp(x, x + 1, s), x.lerp(x.exp(), s), x.clone().lerp_(x.sin(), 1 - s), x.half().lerp(x.half() + 1, 0.5)
+    first = x[0, 0], x[0, 0].clone().lerp_(x[1, 1], 1 - s), x[0, 0].double().lerp(x[1, 1].double(), s)
+    return *first, torch.lerp(x, x + 1, s), x.lerp(x.exp(), s), x.clone().lerp_(x.sin(), 1 - s), x.half().lerp(x.half() + 1, 0.5)
 
 
 @case((3, 4, 5.5, 6.5, True, 2**40, -7, 2, 3.0), graphs=7)

@@ -155,7 +155,7 @@ prefer(torch.as_tensor, ItemTracker)(_tensor_of)
 def _interpolated(fn: Any) -> None:
     def body(m: Machine, v: TensorTracker, end: TensorTracker, weight: Tracker, /, **options: Tracker) -> Any:
         """The kernels for a number and for a tensor compute the same, in these types."""
-        held = graph_number(m, weight) if not options and v.meta.dtype in (torch.float32, torch.float64) and v.meta.ndim else None
+        held = graph_number(m, weight) if not options and v.meta.dtype in (torch.float32, torch.float64) else None
         return NotImplemented if held is None else m.apply(fn, v, end, m.node("to", [held, v.meta.dtype], {}, method=True))
 
     prefer(fn, TensorTracker, TensorTracker, ItemTracker)(body)

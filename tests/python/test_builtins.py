@@ -769,6 +769,8 @@ def identity_and_ids(x):
         p.method is p.method,
         p.method == p.method,
         p.static is p.static,
+        (torch.mul == torch.mul, torch.mul == torch.add, torch.mul == torch.Tensor.mul, torch.mul != math.sin, len == None, len != "len"),  # noqa: E711
+        (torch.add in (torch.mul, torch.Tensor.add, torch.add), math.cos in [math.sin], {torch.mul: 1, len: 2}.get(torch.mul)),
         x is x,
         type(p) is type(Plain()),
         tuple() is tuple(),

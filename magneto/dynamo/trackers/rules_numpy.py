@@ -276,6 +276,10 @@ def _of_number(m: Machine, fn: Any, args: Sequence[Tracker], kwargs: Mapping[str
     return _compute(m, f"({texts[0]}).{fn.__name__}({', '.join(texts[1:])})", [])
 
 
+_OF_TENSORS: dict[str, Any] = {"{}.item()": torch.Tensor.item, "float({})": float, "int({})": int}
+"""Conversions of one number that give what they give for a tensor that holds it."""
+
+
 def _known(m: Machine, v: ArrayTracker, compute: Callable[[Any], Any], template: str) -> Any:
     real = v.real
     if isinstance(v, DrawnArray) and (found := v.asked(m, compute, template)) is not NotImplemented:
@@ -283,7 +287,7 @@ def _known(m: Machine, v: ArrayTracker, compute: Callable[[Any], Any], template:
     if real is None:
         value = m.known(v.tensor)
         if value is None:
-            return NotImplemented
+            return m.apply(_OF_TENSORS[template], v.tensor) if template in _OF_TENSORS and not v.shape() else NotImplemented
         real = value.numpy()[()] if v.number else value.numpy()
     try:
         return m.const(compute(real))

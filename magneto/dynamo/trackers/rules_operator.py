@@ -18,7 +18,7 @@ from magneto.dynamo.trackers.base import MISSING, Raised, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_bool, is_numpy_scalar
 from magneto.dynamo.trackers.container import DequeTracker, ListTracker, SequenceTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import fold, pure, rule
-from magneto.dynamo.trackers.function import BoundMethodTracker
+from magneto.dynamo.trackers.function import BoundMethodTracker, BuiltinTracker
 from magneto.dynamo.trackers.host import HostNumber
 from magneto.dynamo.trackers.item import ItemTracker
 from magneto.dynamo.trackers.iterator import each, iterate
@@ -403,6 +403,8 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
         return m.truth(m.apply(operator.eq, a.referent, b.referent))
     if isinstance(a, BoundMethodTracker) and isinstance(b, BoundMethodTracker):
         return same(m, a.fn, b.fn) and same(m, a.owner, b.owner)
+    if isinstance(a, BuiltinTracker) and isinstance(b, BuiltinTracker) and type(a.obj) is type(b.obj) is types.BuiltinFunctionType:
+        return bool(a.obj == b.obj)
     kinds = {_kind(v.python_type()) for v in (left, right)}
     for v in (a, b):
         cls = v.python_type()
@@ -414,7 +416,7 @@ def equal(m: Machine, a: Tracker, b: Tracker) -> bool:
 
 
 _ONE_KIND = {frozenset: set, bool: int, float: int, complex: int}
-_KINDS = {list, tuple, dict, set, str, int, bytes, range, slice, type(None), types.MethodType, *_ONE_KIND}
+_KINDS = {list, tuple, dict, set, str, int, bytes, range, slice, type(None), types.MethodType, types.BuiltinFunctionType, *_ONE_KIND}
 """Builtin types whose == with a value of another kind says False, or asks the other."""
 
 

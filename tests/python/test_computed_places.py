@@ -57,10 +57,37 @@ def writes_the_base(x: torch.Tensor, i: torch.Tensor) -> object:
 
 
 def columns(x: torch.Tensor, i: torch.Tensor) -> object:
-    return x[:, i] + 1
+    y = torch.stack([x, x.sin(), x * 2])
+    a, b = y[:, i], y[:, :, i]
+    layouts = a.stride(), b.is_contiguous(), a.exp(), (b + 1).T, a.mT.stride()
+    return x[:, i] + 1, y[:, i, 1:] * 2, y[:, :, i, None] - x, y[:, i, 2].sum(), y[0][:, i.int()] * x[i], layouts
 
 
-PROGRAMS = {table: 0, narrow: 0, searches: 0, writes: 0, returns: 1, writes_the_view: 1, writes_the_base: 1, columns: 1}
+def returns_a_column(x: torch.Tensor, i: torch.Tensor) -> object:
+    return x[:, i], x + 1
+
+
+def views_a_column(x: torch.Tensor, i: torch.Tensor) -> object:
+    y = x.view(2, 2, 4)[:, i % 2]
+    try:
+        return y.view(-1) * 2
+    except RuntimeError as error:
+        return str(error), y + 1
+
+
+def writes_a_column(x: torch.Tensor, i: torch.Tensor) -> object:
+    x[:, i].mul_(2)
+    return x + 1
+
+
+def writes_behind_a_column(x: torch.Tensor, i: torch.Tensor) -> object:
+    y = x[:, i]
+    x.mul_(3)
+    return y * 1
+
+
+PROGRAMS = {table: 0, narrow: 0, searches: 0, writes: 0, columns: 0, views_a_column: 0, returns: 1, writes_the_view: 1, writes_the_base: 1}
+PROGRAMS |= {returns_a_column: 1, writes_a_column: 1, writes_behind_a_column: 1}
 """And how often they break."""
 
 
@@ -101,7 +128,15 @@ def test_a_place_out_of_range(backend: str) -> None:
         x[0, i * 1]
         return x.add_(1)
 
-    for one in (program, assigned, unread):
+    def column(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x[:, i] * 2
+
+    def unread_column(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        x[:, i * 1]
+        return x.add_(1)
+
+    for one in (program, assigned, unread, column, unread_column):
         _, error = outcome(magneto.optimize(backend)(one), ((torch.ones(3, 3), torch.tensor(3)), {}))
         assert isinstance(error, IndexError)
         assert str(error) == str(outcome(one, ((torch.ones(3, 3), torch.tensor(3)), {}))[1])
@@ -112,7 +147,7 @@ def test_gradients(backend: str) -> None:
     def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         y = x * 2
         y[i] = x[0] * x[i, 1]
-        return (y[i] * x[i]).sum() + y.sin().sum()
+        return (y[i] * x[i]).sum() + y.sin().sum() + (x[:, i] * y[:, i]).cos().sum() + x.view(3, 2, 2)[:, i - 1].prod()
 
     found = []
     for call in (program, magneto.optimize(backend)(program)):

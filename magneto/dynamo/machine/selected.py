@@ -47,7 +47,7 @@ class Selections(list[Selected]):
     def pruned(self) -> None:
         """Eager raises where a place is out of range, though nobody reads what is there."""
         for one in self:
-            if one.reason is not None and one.copy.node is not None and one.copy.node._erased:
+            if one.reason is not None and one.copy.node is not None and _unread(one.copy.node):
                 one.restart()
 
     def read(self, value: trackers.TensorTracker) -> None:
@@ -74,3 +74,8 @@ class Selections(list[Selected]):
 def _used(tensor: trackers.TensorTracker) -> bool:
     """Whether the graph has read or written it so far."""
     return tensor.node is not None and bool(tensor.node.users)
+
+
+def _unread(node: fx.Node) -> bool:
+    """Whether the graph does nothing with a copy but to lay it out as the view is."""
+    return node._erased or all(user.target == "copy_" and user.args[0] is node and not user.users for user in node.users)

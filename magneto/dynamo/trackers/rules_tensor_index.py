@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from magneto.dynamo.trackers import masked, places
-from magneto.dynamo.trackers.base import Tracker
+from magneto.dynamo.trackers.base import Const, Tracker
 from magneto.dynamo.trackers.constant import ConstTracker, is_numpy_scalar
 from magneto.dynamo.trackers.container import ListTracker, TupleTracker
 from magneto.dynamo.trackers.dispatch import rule
@@ -16,6 +16,7 @@ from magneto.dynamo.trackers.number_size import size_of
 from magneto.dynamo.trackers.rules_subscript import is_slice
 from magneto.dynamo.trackers.tensor import TensorTracker
 from magneto.dynamo.trackers.torch_calls import lower
+from magneto.graph import UnknownMeta
 
 if TYPE_CHECKING:
     from magneto.dynamo.machine.protocol import Machine
@@ -39,10 +40,47 @@ def tensor_getitem(m: Machine, v: TensorTracker, key: Tracker) -> Tracker:
             m.select(made, base)  # type: ignore[arg-type]
         elif _is_int(parts[0]):
             made = m.node(operator.getitem, [made, lower(m, parts[0])], {})
+        elif (column := _column(m, made, parts)) is not None:
+            whole = parts[: _ahead(parts)]
+            made, parts = column, [*whole, *parts[len(whole) + 1 :]]
+            if len(parts) == len(whole):
+                return made
+            continue
         else:
             break
         parts = parts[1:]
     return m.node(operator.getitem, [made, lower(m, TupleTracker(parts))], {}) if parts else made
+
+
+LAID_OUT = 1 << 16  # elements of a tensor of which a column is laid out as eager's view is
+
+
+def _ahead(parts: list[Tracker]) -> int:
+    """How many whole dimensions come first."""
+    return next((at for at, part in enumerate(parts) if not (is_slice(part) and part.try_const() == Const(slice(None)))), len(parts))
+
+
+def _column(m: Machine, v: TensorTracker, parts: list[Tracker]) -> TensorTracker | None:
+    """`v[:, place]`, whatever comes behind; None for other keys."""
+    dim = _ahead(parts)
+    if (
+        dim == 0
+        or dim >= min(len(parts), v.meta.ndim)
+        or not _is_place(parts[dim])
+        or v.meta.numel > LAID_OUT
+        or isinstance(v.meta, UnknownMeta)
+    ):
+        return None
+    strides = v.meta.strides[:dim] + v.meta.strides[dim + 1 :]
+    column = m.node("squeeze", [m.node(operator.getitem, [v, (*[slice(None)] * dim, _one(m, parts[dim]))], {}), dim], {}, method=True)
+    assert isinstance(column, TensorTracker)
+    if column.meta.strides != strides:  # the program can tell
+        options = {"dtype": v.meta.dtype, "device": v.meta.device}
+        laid = m.node(torch.empty_strided, [column.meta.shape, strides], options)
+        column = m.node("copy_", [laid, column], {}, method=True)
+        assert isinstance(column, TensorTracker)
+    m.select(column, v)
+    return column
 
 
 def _parts(m: Machine, key: Tracker) -> list[Tracker]:

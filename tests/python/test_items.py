@@ -298,6 +298,44 @@ def test_nothing_is_assumed_where_a_write_cannot_be_taken_back():
         assert magneto.stats()["breaks"] == breaks
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_whole_step_that_fails_a_check_leaves_parameters_and_statistics(backend):
+    def trained(compiled):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 6, bias=False), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 3))
+        optimiser = torch.optim.Adam(net.parameters(), 0.1)
+
+        @compiled
+        def step(x, action):
+            chosen = torch.distributions.Categorical(logits=net(x))
+            loss = -chosen.log_prob(action).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        breaks = []
+        for bad in (0, 0, 0, 1, 0, 2, 0):
+            x, action = torch.randn(5, 4), torch.randint(0, 3, (5,))
+            x[0, 0] = float("nan") if bad == 1 else x[0, 0]
+            action[1] = 7 if bad == 2 else action[1]
+            try:
+                yield step(x, action)
+            except ValueError as error:
+                yield list(str(error)[:40].encode())
+            breaks.append(magneto.stats()["breaks"])
+            yield [t.clone() for t in net.state_dict().values()], [p.grad.clone() for p in net.parameters()], torch.get_rng_state()
+            yield [{k: t.clone() for k, t in state.items()} for state in optimiser.state.values()]
+            if bad:
+                net[1].reset_running_stats()
+        yield breaks[2]
+
+    *expected, _ = trained(lambda fn: fn)
+    *found, breaks = trained(magneto.optimize(backend))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+    assert not breaks
+
+
 def test_what_may_raise_is_assumed_not_to():
     """Quotients, exponentials and logarithms are in the region until a number does not allow them; then the program's own error comes from its line."""
 

@@ -24,7 +24,12 @@ def likeness(kernel: FusedKernel) -> Hashable:
         )
         for m in kernel.members
     )  # fmt: skip
-    return tuple(d.size for d in kernel.rows), tuple(d.size for d in kernel.cols), members, tuple(map(to.name, (*kernel.reads(), *kernel.stored)))
+    return (
+        tuple(d.size for d in kernel.rows),
+        tuple(d.size for d in kernel.cols),
+        members,
+        tuple(map(to.name, (*kernel.reads(), *kernel.stored))),
+    )
 
 
 class Renaming:

@@ -47,6 +47,8 @@ def _clean_state() -> Iterator[None]:
         import torch
 
         torch.manual_seed(0)
+        if "torch.distributions" in sys.modules:  # torch._dynamo turns the checks off for the whole process
+            torch.distributions.Distribution.set_default_validate_args(__debug__)
         _reset_compiler()
         before = _thread_state()
     yield

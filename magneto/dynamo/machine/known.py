@@ -184,5 +184,5 @@ def _constant(recorder: Recorder, value: torch.Tensor) -> Tracker:
     """A tensor of these numbers and this layout."""
     if value.ndim == 2 and not value.is_contiguous() and value.t().is_contiguous():
         return recorder.node("t", [_constant(recorder, value.t())], {}, True)
-    made = recorder.node(torch.tensor, [value.tolist()], {"dtype": value.dtype}, False)
+    made = recorder.node(torch.tensor, [value.tolist()], {"dtype": value.dtype, "device": value.device}, False)
     return recorder.node("reshape", [made, tuple(value.shape)], {}, True) if not value.numel() and value.ndim > 1 else made

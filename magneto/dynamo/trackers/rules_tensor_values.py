@@ -127,7 +127,6 @@ def asarray(m: Machine, data: TensorTracker, /, **kwargs: Tracker) -> Any:
     return m.apply(torch.asarray, m.node("detach", [data], {}, method=True), **kwargs)
 
 
-@functools.cache
 @rule(torch.bincount, TensorTracker)
 @rule(torch.Tensor.bincount, TensorTracker)
 def bincount(m: Machine, x: TensorTracker, /, weights: Tracker | None = None, minlength: Tracker | None = None, **kwargs: Tracker) -> Any:
@@ -175,6 +174,7 @@ def _whole_numbers(m: Machine, v: Tracker | None) -> Tracker | None:
     return m.apply(torch.tensor, v, dtype=m.const(torch.int64)) if v is not None and whole else None
 
 
+@functools.cache
 def _as_it_is() -> bool:
     """Whether torch.asarray keeps requires_grad of a tensor where nothing is said."""
     with warnings.catch_warnings():
